@@ -22,6 +22,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -169,14 +170,13 @@ def _ours(wait_for_it: bool) -> Sample:
     import torch
 
     from trainkit.checkpoint import storage
-    from trainkit.config.schema import Checkpoints
-    from trainkit.speed.clock import Clock
+    from trainkit.config.run_request import Order, load
     from trainkit.tracking.run_folder import RunFolder
-    from trainkit.tracking.tracker import Silent
-    from trainkit.training.events import Agenda
-    from trainkit.training.loss_meter import Tally
-    from trainkit.training.run_logger import Witness
-    from trainkit.training.state import State
+    from trainkit.training.checkpoint_writer import CheckpointWriter
+    from trainkit.training.events import EventSchedule
+    from trainkit.training.loss_meter import LossMeter
+    from trainkit.training.run_logger import RunLogger
+    from trainkit.training.state import TrainState
 
     class Folder(RunFolder):
         """A folder without a record of its run."""
@@ -186,32 +186,32 @@ def _ours(wait_for_it: bool) -> Sample:
 
     training, folder = Training(), Folder(Path(tempfile.mkdtemp()))
     agenda, tally = (
-        Agenda({}, lambda x: x, lambda *what: None),
-        Tally(SimpleNamespace(device=torch.device("cpu"), at_once=True)),
+        EventSchedule({}, lambda x: x, lambda *what: None),
+        LossMeter(SimpleNamespace(device=torch.device("cpu"), at_once=True)),
     )
-    state = State(training.net, training.optimizer, None, None, None, agenda, tally, {})
-    recipe = SimpleNamespace(checkpoints=Checkpoints(keep_last=1))
-    run = Witness(recipe, "", "", folder, Silent(), True, lambda: False, clock=Clock())
+    state = TrainState(training.net, training.optimizer, None, None, None, agenda, tally, {})
+    recipe = load(Order(Path("recipes/convnext.yaml"), ("checkpoints.keep_last=1",)))
+    writer = CheckpointWriter(recipe, RunLogger(recipe, folder, main=True))
 
     def save() -> None:
-        run.settle()
+        writer.settle()
         state.step = training.steps
         copies, scalars = state.freeze(keep=True)
-        run.commit(state.step, copies, scalars, [])
+        writer.begin(state.step, copies, scalars)
         if wait_for_it:
-            run.settle()
+            writer.settle()
 
-    def load() -> dict[str, Any]:
+    def read() -> dict[str, Any]:
         path, _ = storage.newest_valid(folder.checkpoints)
         return storage.read(path).tensors["model"]
 
-    def done() -> bool:
-        return run._commit is None or not run._commit.is_alive()
+    def ahead() -> None:
+        threading.Thread(target=state.allocator(), daemon=True).start()
 
     try:
-        return measured(training, save, lambda: run.copied("optimizer"), done, load, lambda: run.expect(state))
+        return measured(training, save, writer.wait_for_copies, lambda: not writer.writing, read, ahead)
     finally:
-        run.close()
+        writer.settle()
         shutil.rmtree(folder.path)
 
 

@@ -24,7 +24,6 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +34,9 @@ import torch
 from trainkit.config.run_request import Order, load
 from trainkit.distributed.runtime import Machine
 from trainkit.speed.clock import STEP, Clock
-from trainkit.tracking.run_folder import RunFolder
-from trainkit.tracking.tracker import Silent
 from trainkit.training import trainer
-from trainkit.training.run_logger import Witness
-from trainkit.training.throughput_monitor import EVERY, Observer
+from trainkit.training.throughput_monitor import EVERY, ThroughputMonitor
+from trainkit.training.trainer import Trainer
 
 TOY = Path(__file__).resolve().parents[1] / "tests" / "plugin" / "toy.yaml"
 UPDATES = 300
@@ -86,29 +83,22 @@ class Timed(Clock):
         return sum(medians[name, False] - medians[name, True] for name in (*STEP, "step")) / 1e3
 
 
-def trained() -> tuple[Observer, Timed]:
-    """The observer of a training that has just ended, and its clock."""
+def trained() -> tuple[ThroughputMonitor, Timed]:
+    """The monitor of a training that has just ended, and its clock."""
     sys.path.insert(0, str(TOY.parent))
-    kept: list[tuple[Observer, Timed]] = []
-
-    class Kept(Observer):
-        def __init__(self, recipe, plan, clock, *rest):
-            super().__init__(recipe, plan, clock, *rest)
-            kept.append((self, clock))
-
     length = [f"train.length={UPDATES} steps", "train.batch_size=16", "train.micro_batch=16"]
     recipe = load(Order(TOY, [*length, "evaluations={}", "best=null", "log.every=50 steps"], ("toy",)))
     machine = Machine(recipe)
-    before = trainer.Observer, trainer.Clock
-    trainer.Observer, trainer.Clock = Kept, Timed
+    before, trainer.Clock = trainer.Clock, Timed
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            run = Witness(recipe, "", "", RunFolder(Path(folder)), Silent(), True, lambda: False)
-            run.say, run.commit = (lambda text: None), (lambda *what: None)
-            trainer.train(recipe, recipe.data.open(recipe.seed), machine, run)
+        with Trainer(recipe, recipe.data.open(recipe.seed), machine) as training:
+            training.open()
+            for _ in range(training.plan.steps):
+                training.step()
+                training.after_step()
     finally:
-        trainer.Observer, trainer.Clock = before
-    return kept[0]
+        trainer.Clock = before
+    return training.monitor, training.clock
 
 
 def hot(sides: dict[str, Callable[[int], None]], steps: int, rounds: int) -> dict[str, float]:
@@ -134,7 +124,7 @@ def cold(steps: int) -> float:
     return clock.a_step
 
 
-def looks(observer: Observer, clock: Clock, steps: int) -> tuple[float, float]:
+def looks(observer: ThroughputMonitor, clock: Clock, steps: int) -> tuple[float, float]:
     """Microseconds of processor time of a look and of a log line, over steps of 10 ms."""
     rng = np.random.default_rng(0)
     times = iter((time.perf_counter() + np.cumsum(rng.lognormal(0, 0.15, (6 * steps, 1)) * STEP_US / 6e6)).tolist())

@@ -150,10 +150,10 @@ def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:
 def asking(evaluations: Sequence[str]) -> float:
     """Nanoseconds for which a step asks whether anything is due, with these evaluations every 10 epochs."""
     from trainkit.config.units import Gate, Span
-    from trainkit.training.events import Agenda
+    from trainkit.training.events import EventSchedule
 
     gates = {name: Gate(Span(10, "epochs"), 37, 64) for name in evaluations}
-    agenda = Agenda({"log": Gate(Span(50, "steps"), 37, 64), **gates}, lambda thing: thing, lambda *_: None)
+    agenda = EventSchedule({"log": Gate(Span(50, "steps"), 37, 64), **gates}, lambda thing: thing, lambda *_: None)
     asked = timeit.repeat("step >= agenda.next", globals={"step": 1, "agenda": agenda}, number=100_000, repeat=20)
     return min(asked) / 100_000 * 1e9
 

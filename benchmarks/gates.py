@@ -24,7 +24,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr
-from pathlib import Path
 
 import torch
 from contest import Contest, Sample, Target
@@ -81,14 +80,14 @@ def callback_gates() -> Sample:
 
 def our_gates() -> Sample:
     from trainkit.config.units import Gate, Span
-    from trainkit.training.events import Agenda
+    from trainkit.training.events import EventSchedule
 
     happened: list[tuple[int, str]] = []
 
     def act() -> None:
         happened.clear()
         gates = {name: Gate(Span(every, "steps"), 100, 64) for name, every in PERIODS.items()}
-        agenda = Agenda(gates, lambda thing: thing, lambda *what: None)
+        agenda = EventSchedule(gates, lambda thing: thing, lambda *what: None)
         for step in range(1, STEPS + 1):
             if step >= agenda.next:
                 happened.extend((step, name) for name in agenda.ask(step, 0.0, 0.0))
@@ -124,14 +123,12 @@ def our_bar() -> Sample:
     from types import SimpleNamespace
 
     from trainkit.config.schema import Log
-    from trainkit.tracking.run_folder import RunFolder
-    from trainkit.tracking.tracker import Silent
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
 
     recipe = SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=64))
 
     def act() -> None:
-        run = Witness(recipe, "", "", RunFolder(Path()), Silent(), True, lambda: False)
+        run = RunLogger(recipe, main=True)
         for step in range(1, STEPS + 1):
             run.progress(step, STEPS)
             if step % LOG == 0:

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import ArcFace, MarginHead, class_loss, cosines, margin_logits, margin_loss
-from trainkit.losses.online_softmax import Rivals
+from trainkit.losses.online_softmax import MarginTerms
 
 BATCH, EMBEDDING, SCALE, MARGIN = 512, 512, 64.0, 0.45
 CLASSES, MOST = 85_742, 2_000_000
@@ -95,7 +95,7 @@ def ours(centres: Tensor, margin: float) -> Loss:
         frozen.weight = centres
         frozen.unit()
 
-        def score(x: Tensor, label: Tensor) -> Rivals:
+        def score(x: Tensor, label: Tensor) -> MarginTerms:
             return frozen.scores(x, label, SCALE)
 
     def loss(x: Tensor, label: Tensor) -> Tensor:

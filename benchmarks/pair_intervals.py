@@ -67,7 +67,9 @@ def intervals(
         return {name: after[name] - before[name] for name in one}
 
     drawn = significance.resampled(units, differences, draws)
-    gaps = {name: significance.bootstrapped(other[name] - one[name], drawn[name], units.independent) for name in one}
+    gaps = {
+        name: significance.bootstrap_interval(other[name] - one[name], drawn[name], units.independent) for name in one
+    }
     single = saved_rows.intervals(first, one, draws)[0]
     return {name: interval for name, interval in gaps.items() if interval}, single
 

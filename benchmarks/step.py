@@ -11,9 +11,8 @@ caches. The weights must end equal.
 `bare` is the loop that one writes by hand: it clips, sets the learning rate, sums loss and accuracy, and appends the
 metrics to a file. `trainkit` is `trainkit train` with what it has by default: journal and MLflow store, clock and
 observer, gates for an evaluation and checkpoints, a signal to stop, a check of every update for values that are not
-finite, a progress bar in a terminal. From the start it has the courier that a training gets when its metrics have taken
-three seconds. `accelerate` and `fabric` are loops as their documents show them, `transformers` and `lightning` their
-trainers; all with their progress bar, and with the cheapest writer of metrics that they have.
+finite, a progress bar in a terminal. `accelerate` and `fabric` are loops as their documents show them, `transformers`
+and `lightning` their trainers; all with their progress bar, and with the cheapest writer of metrics that they have.
 """
 
 from __future__ import annotations
@@ -242,9 +241,7 @@ def trainkit(case: str) -> Sample:
         (folder / "step.yaml").write_text(RECIPE)
         from trainkit.config.run_request import Order
         from trainkit.experiments.launch import launch
-        from trainkit.tracking import upload_process
 
-        upload_process.WORTH_SECONDS = 0.0
         out, sys.stdout = sys.stdout, sys.stderr
         try:
             launch(Order(folder / "step.yaml", (), ("step",)), stop_signal.stop_flag())

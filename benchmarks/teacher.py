@@ -107,29 +107,30 @@ def side(word: str) -> Sample:
     from trainkit.tracking.run_folder import RunFolder
     from trainkit.tracking.tracker import Silent
     from trainkit.training import teacher_cache, trainer
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
 
     said: list[dict[str, float]] = []
 
-    class Kept(Witness):
+    class Kept(Silent):
         """Keeps each line; there is no store, whose libraries would take longer than the training."""
 
-        def line(self, step: int, steps: int, learned: dict[str, float], measured: dict[str, float]) -> None:
-            said.append({**learned, **measured})
+        def log(self, step: int, metrics: dict) -> None:
+            if "train/loss" in metrics:
+                said.append(dict(metrics))
 
     trainer.Clock = functools.partial(Clock, now=time.process_time)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["ACCELERATE_USE_CPU"] = "true"
         recipe = run_request.load(run_request.Order(_prepare(home, word)))
-        run = Kept(
-            recipe, "", "", RunFolder(home), Silent(), True, lambda: False,
-            {"teacher": home / "teacher.safetensors"}, outputs=home / "outputs",
-        )  # fmt: skip
+        logger = RunLogger(recipe, RunFolder(home), Kept(), main=True)
+        weights = {"teacher": home / "teacher.safetensors"}
         machine = Machine(recipe)
         machine.configure(recipe)
         began = time.process_time()
-        trainer.train(recipe, recipe.data.open(recipe.seed), machine, run)
+        data = recipe.data.open(recipe.seed)
+        with trainer.Trainer(recipe, data, machine, logger, weights=weights, cache=home / "outputs") as training:
+            training.fit()
         whole = time.process_time() - began
         losses = [line["train/loss"] for line in said]
         if len(losses) != STEPS:

@@ -1,3 +1,3 @@
-"""trainkit: training for computer vision in which every run proves what it did."""
+"""trainkit: training for computer vision with reproducible, fully tracked runs."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The one kind of exception a user sees as a sentence instead of a traceback, and how such sentences list things."""
+"""Define the exception that users see as a sentence and not as a traceback, and the lists in such sentences."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EXIT_CODE = 2
 
 
 class UserError(Exception):
-    """A mistake that the user can mend. Commands print it without a traceback and exit with code 2.
+    """An error that the user can correct. Commands print it without a traceback and exit with code 2.
 
     `where` names the place (file, row, key path), `found` what is there, `expected` what should be there, and `remedy`
     what to do.
     """
 
     told = False
-    """Another process says it: the same mistake is not printed by each."""
+    """True where another process reports it: the same error is not printed by each."""
 
     def __init__(self, where: str, found: str, expected: str = "", remedy: str = ""):
         self.where, self.found, self.expected, self.remedy = where, found, expected, remedy
@@ -42,7 +42,7 @@ _REFUSED = _FULL | {errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENA
 
 
 def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | None:
-    """What a disk that is full, failing or read-only raised, or that holds no such name, as a sentence; else None.
+    """Return the error of a disk that is full, failing or read-only, or refuses a name, as a UserError; else None.
 
     `where` is a place on that disk, for errors that name no file: those of writing to one that is open.
     """
@@ -67,31 +67,31 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def visible(text: str) -> str:
-    """Text for a terminal, which obeys what stands in it: names of files and classes are anybody's.
+    """Escape control characters of a text for the terminal: names of files and classes are anybody's.
 
-    What begins an order to it, goes back in a line, turns the direction of writing, or stands for a byte that is not
-    UTF-8 is shown as in Python's source.
+    Terminal escapes, carriage returns, changes of the writing direction and bytes that are not UTF-8 are shown as in
+    Python's source.
     """
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def few(names: Iterable[str], most: int = 5) -> str:
-    """The first names and how many more there are: `a, b, c, d, e and 7 more`."""
+    """Join the first names and the number of the others: `a, b, c, d, e and 7 more`."""
     listed = list(names)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def listing(texts: Iterable[str], most: int = 20) -> str:
-    """The first texts, each on a line of its own, and how many more there are."""
+    """Join the first texts, each on a line of its own, and the number of the others."""
     every = list(texts)
     lines = every[:most] + ([f"and {len(every) - most} more"] if len(every) > most else [])
     return "".join(f"\n  {line}" for line in lines)
 
 
 def number_of(count: int, many: str, one: str = "") -> str:
-    """A number and what is counted: `2 masks without a picture`, `1 mask without a picture`.
+    """Return a count with its noun: `2 masks without a picture`, `1 mask without a picture`.
 
-    Of one it is `one`; as given what `many` is but for the last letter of its first word.
+    The singular is `one`, by default `many` without the last `s` of its first word.
     """
     first, space, rest = many.partition(" ")
     return f"{count} {many if count != 1 else one or first.removesuffix('s') + space + rest}"

@@ -129,19 +129,19 @@ class Search:
     galleries: tuple[np.ndarray, ...]
     """int64 rows of each trial's gallery; scores are means over the trials."""
     queries: Mapping[str, np.ndarray]
-    """Name of each list to int64 (queries, 5): the row of each modality of `modalities.MODALITIES`, -1 for none."""
+    """Name of each list to int64 (queries, 5): the row of each modality of `interfaces.MODALITIES`, -1 for none."""
     ids: tuple[str, ...]
     """Name of each record in its source."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Lists whose scores are averaged: `modal_1` to those of one modality. Of the groups the mean is the headline."""
     by_person: bool = False
-    """Whether CMC counts persons in place of gallery records, as SYSU-MM01's protocol does."""
+    """Count persons in place of gallery records in CMC, as SYSU-MM01's protocol does."""
     hides: Literal["person", "place"] = "person"
-    """Whose records of its own place a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
+    """Records of its own place that a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
     """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
     strict: bool = False
-    """Of re-ranking: see `metrics.rerank`."""
+    """Of re-ranking: see `metrics.k_reciprocal`."""
 
     def __post_init__(self):
         _one_length(self, "person", "place")
@@ -164,7 +164,7 @@ class Segmentation:
     ids: tuple[str, ...]
     """Name of each row: of the case, or of the case and the patch."""
     patients: tuple[str, ...]
-    """Whose each row is."""
+    """Patient of each row."""
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers; that numbered 0 is the background."""
     kind: Literal["whole", "patches", "overlays"]
@@ -206,7 +206,7 @@ class Scenes:
 
 
 Protocol = Pairs | Templates | Identification
-"""What a packed evaluation set may hold; the others are made from the labels of a set."""
+"""Protocols that a packed evaluation set may hold; the others are made from the labels of a set."""
 
 
 def _one_length(protocol: object, *names: str) -> None:

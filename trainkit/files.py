@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and follow no symbolic link."""
+"""Write files atomically, and follow no symbolic link."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 
-def write_aside(path: Path, text: str) -> None:
-    """Write a text file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
+def write_aside(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, and a crash, sees all of it or the old one; then it is there for good."""
     out = path.with_name(f".{path.name}.new")
     try:
-        with open(out, "w", encoding="utf-8", opener=through_no_link) as file:
-            file.write(text)
+        with open(out, "wb", opener=through_no_link) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(out, path)
@@ -25,15 +25,20 @@ def write_aside(path: Path, text: str) -> None:
 
 
 def through_no_link(path: str, flags: int) -> int:
-    """Opens a file for `open`; not what a link that somebody laid under its name leads to. Raises OSError."""
+    """Open a file as `opener` of `open`. Raises OSError for a symbolic link, which others may have laid there."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable (a rename is not, before this). Windows cannot open folders, and need not."""
+    """Sync the names in a folder to the disk: a rename is not before. Windows cannot open folders, and need not."""
     if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(folder)
+
+
+def sync_file(path: Path) -> None:
+    """Sync a file that is closed to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,8 @@
-"""The two protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
+"""The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
+
+`Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
+`isinstance`: `NormalisesBatch`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks, `ThreadSafeFetch`,
+`ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -15,7 +19,7 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `mirrors` | bool, B 3 or B 2        | spatial axes over whose mirror images a prediction is averaged           |
 | `scales`  | float32, B S            | factors on the size of a picture at which predictions are averaged       |
 | `window`  | int64, B 2              | height and width of the windows a picture is seen through; 0: as a whole |
-| `modality` | int64, B              | what kind of record a sample is: its place in `modalities.MODALITIES`    |
+| `modality` | int64, B              | kind of record of a sample: its place in `MODALITIES`                    |
 | `image.M` | as `image`              | in place of `image`, the pictures of modality M: b <= B of them          |
 | `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
 | `queries` | int64, Q 5              | rows that ask for a person together, one a modality; -1: not with this   |
@@ -26,11 +30,11 @@ are the rows of the batch. `queries` come with training batches alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -44,7 +48,7 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Meta:
-    """What a data set is, as far as a task may know it."""
+    """Properties of a data set that a task may know."""
 
     classes: int
     """Number of classes in the training split."""
@@ -56,11 +60,11 @@ class Meta:
     spacing: tuple[float, ...] = ()
     """mm from voxel to voxel along depth, height and width, in the median; empty for pictures."""
     axes: str = ""
-    """Which way depth, height and width run in the body: `yzx` for coronal slices; empty for pictures."""
+    """Directions of depth, height and width in the body: `yzx` for coronal slices; empty for pictures."""
     resampled: tuple[float, ...] = ()
     """mm from voxel to voxel to which all volumes were resampled; empty where they are as in their files."""
     modalities: tuple[str, ...] = ()
-    """What kinds of records there are, in the order of `modalities.MODALITIES`; empty where there is but one."""
+    """Kinds of records, in the order of `MODALITIES`; empty where there is but one."""
     vocabulary: int = 0
     """Token ids that `text` may hold, 0 among them; 0 without text. The highest ends a caption."""
     text_length: int = 0
@@ -68,7 +72,7 @@ class Meta:
     class_colours: tuple[tuple[int, int, int], ...] = ()
     """Red, green and blue of each class in label maps; empty where the data has no colours of its own."""
     distances: bool = False
-    """Whether training batches have `distance`."""
+    """True where training batches have `distance`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,17 @@ class Source:
 
     weights: str | None = None
     recipe: str | None = None
+
+
+class RowOrder(Protocol):
+    """Rows of one epoch, int64 (updates, batch_size): an array, or what computes parts of one when asked for them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Updates, and rows of each."""
+        ...
+
+    def __getitem__(self, key: tuple[int, slice], /) -> np.ndarray: ...
 
 
 class Split(Protocol):
@@ -93,22 +108,56 @@ class Split(Protocol):
     at_once: int | None
     """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
 
         Only `order[update, first:last]` is asked, so what computes its rows when they are asked for will do. A pure
         function of its arguments and the seed. The loop cuts each row into micro-batches and ranks, so a recipe means
         the same on any number of processes, and resuming or skipping costs nothing.
         """
+        ...
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the samples at `indices` as host tensors, with `index` and `view` among the keys.
 
         `view` asks for one version of each sample; None leaves the choice to the epoch.
         """
+        ...
 
     def on_device(self, batch: Batch) -> Batch:
         """Finish a batch where it lives: normalise, augment."""
+        ...
+
+
+@runtime_checkable
+class ThreadSafeFetch(Protocol):
+    """A split that says whether any thread may call `fetch`; of others only the thread that trains may."""
+
+    @property
+    def any_thread(self) -> bool:
+        """True where `fetch` draws from no generator of the process."""
+        ...
+
+
+@runtime_checkable
+class ComparableSplit(Protocol):
+    """A split that can be searched for samples and people that another split has too."""
+
+    name: str
+    digest: str
+
+    def held(self) -> Any:
+        """The `trainkit.data.leakage.Held` of its samples: prints of their content, subjects, names."""
+        ...
+
+
+@runtime_checkable
+class ImageSplit(Protocol):
+    """A split whose images can be shown."""
+
+    def picture(self, row: int) -> np.ndarray | None:
+        """Pixels of a sample as people see them, uint8 (height, width, 3); None where it is no image."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -126,13 +175,15 @@ class Opened:
 
 @runtime_checkable
 class Data(Protocol):
-    """What is learned from. An implementation is a dataclass whose fields are the YAML block."""
+    """A data set. An implementation is a dataclass whose fields are the YAML block."""
 
     def open(self, seed: int) -> Opened:
         """Find and check the files. Raises UserError naming file and row."""
+        ...
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet, for `--check`; empty when all is there."""
+        ...
 
 
 @dataclass
@@ -178,11 +229,11 @@ class At:
 
 @dataclass
 class Loss:
-    """What the loop asks of a micro-batch: the sum over samples, what it is divided by, and scalars to log."""
+    """Loss of a micro-batch: the sum over samples, its divisor, and scalars to log."""
 
     sum: Tensor
     weight: float | Tensor
-    """What the sum runs over: the number of samples; as a tensor, pixels or whatever else may differ by rank."""
+    """Divisor of the sum: the number of samples; as a tensor, of pixels or whatever else may differ by rank."""
     logs: dict[str, Tensor] = field(default_factory=dict)
     """Means over the micro-batch, detached, kept on the device; the same keys on every rank. A key that only some
     batches have is written down as the mean over those."""
@@ -209,23 +260,82 @@ class Scores:
 
 
 class Task(Protocol):
-    """What is learned. An implementation is a dataclass whose fields are the YAML block."""
+    """Networks, losses and scores. An implementation is a dataclass whose fields are the YAML block."""
 
     def needs(self) -> dict[str, Source]:
         """Weights that must exist before `build`, by name."""
+        ...
 
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """Make the networks. `found` holds a file for each of `needs`, or nothing, where one that is trained already is
         put together again. Raises UserError when weights do not fit."""
+        ...
 
     def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
         """Loss of one micro-batch. Calls `net(...)`, never `net.forward(...)`."""
+        ...
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """One row per sample of the batch, in its order; `net` is `parts.learns`, its average, or a frozen network."""
+        ...
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Score a whole evaluation set from the rows of all its samples, each exactly once, ordered by index."""
+        ...
+
+
+@runtime_checkable
+class NormalisesBatch(Protocol):
+    """A task that says what its batch norms see; of others nothing is known, and nothing refused."""
+
+    @property
+    def batch_norm(self) -> Literal["batch", "sync"] | None:
+        """Samples that are normalised together: of a process's micro-batch, of all processes'; None: each alone."""
+        ...
+
+    @property
+    def batch_norm_least(self) -> int:
+        """Least number of samples that must be normalised together; 1 before `build`."""
+        ...
+
+
+@runtime_checkable
+class Exportable(Protocol):
+    """A task whose network can be exported with its preprocessing in it."""
+
+    def deployable(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+        """Module from RGB pixels 0 .. 255, float (B, 3, H, W), to class scores (B, classes, H, W).
+
+        `build` has been called; `mean` and `std` are those of the data, of pixels 0 to 1.
+        """
+        ...
+
+
+@runtime_checkable
+class LabelsVolumes(Protocol):
+    """A task that gives every voxel of a whole volume a class."""
+
+    def label_map(
+        self, net: nn.Module, image: Tensor, shape: Sequence[int], mirrors: Sequence[bool] = (False, False, False)
+    ) -> Tensor:
+        """Classes, uint8 (D0, H0, W0), on the grid of `shape`, of one prepared volume (1, 1, D, H, W)."""
+        ...
+
+
+@runtime_checkable
+class LabelsImages(Protocol):
+    """A task that gives every pixel of an image a class."""
+
+    def probabilities(
+        self,
+        net: nn.Module,
+        image: Tensor,
+        scales: Sequence[float] = (1.0,),
+        mirrors: Sequence[bool] = (False, False),
+        window: Sequence[int] = (0, 0),
+    ) -> Tensor:
+        """Class probabilities, float32 (B, classes, H, W), of normalised images (B, 3, H, W)."""
+        ...
 
 
 MODALITIES = ("rgb", "nir", "cp", "sk", "text")

@@ -1,4 +1,4 @@
-"""Words of others in Markdown: names of classes, runs and files are shown as they are, and are no markup."""
+"""Escape texts for Markdown, so that names of classes, runs and files are no markup."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MARKUP = re.compile(r"[\\`*\[\]<>&|~$]|(?<!\w)_|_(?!\w)|^[#+=-]")
 
 
 def plain(text: object) -> str:
-    """A text in a sentence, on one line."""
+    """Escape a text that stands in a sentence; returns one line."""
     return _MARKUP.sub(r"\\\g<0>", _line(text))
 
 
 def code(text: object) -> str:
-    """A text as code, on one line."""
+    """Format a text as inline code."""
     line = _line(text)
     ticks = _fence(line, 1)
     space = " " if line.strip("` ") != line or not line else ""
@@ -23,7 +23,7 @@ def code(text: object) -> str:
 
 
 def block(text: object, language: str = "") -> str:
-    """Lines of code."""
+    """Format lines as a block of code."""
     ticks = _fence(str(text), 3)
     return f"{ticks}{language}\n{visible(str(text))}\n{ticks}"
 

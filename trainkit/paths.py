@@ -1,4 +1,4 @@
-"""Where the paths of a recipe begin, and folders that are not for everybody."""
+"""Resolve paths of a recipe, and make folders that only their owner can enter."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from trainkit.errors import UserError
 
 
 def data_root() -> Path:
-    """Where relative paths begin: `$TRAINKIT_DATA` when it is set, else the current folder."""
+    """Return the folder at which relative paths begin: `$TRAINKIT_DATA` when it is set, else the current one."""
     return Path(os.environ.get("TRAINKIT_DATA") or ".").absolute()
 
 
 def locate(path: str) -> Path:
-    """A path of a recipe as a place on this machine."""
+    """Return a path of a recipe as an absolute path of this machine."""
     return data_root() / Path(path).expanduser()
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again: `$XDG_CACHE_HOME/trainkit`, else `~/.cache/trainkit`."""
+    """Return the user's cache folder: `$XDG_CACHE_HOME/trainkit`, else `~/.cache/trainkit`. Raises UserError."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainkit"
     except RuntimeError:
@@ -39,10 +39,10 @@ def make_private(folder: Path) -> None:
 
 
 def keep_compiled_private() -> None:
-    """Have torch.compile keep what it compiles in a folder of this user; where the user has named one, that stays.
+    """Set torch.compile's cache to a folder of this user, unless the environment names one.
 
-    By itself it takes `torchinductor_<user>` in the folder for temporary files: on a machine that is shared whoever is
-    there first can make that, and what lies in it is unpickled and run.
+    Its default, `torchinductor_<user>` in the folder for temporary files, can be made by any user of a shared machine,
+    and what lies in it is unpickled and run.
     """
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return

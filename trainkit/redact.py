@@ -1,4 +1,4 @@
-"""Keeping secrets out of what leaves the process: parameters, tags, artifacts, error texts, addresses."""
+"""Keep secrets out of what leaves the process: parameters, tags, artifacts, error texts, addresses."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ import contextlib
 import logging
 import re
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from trainkit.errors import visible
 
 HIDDEN = "[hidden]"
 
-_WORDS = frozenset(
-    (
-        "token",
-        "secret",
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "key",
-        "cred",
-        "creds",
-        "auth",
-        "authorization",
-        "cookie",
-    )
-)
+_WORDS = frozenset({
+    "token", "secret", "password", "passwd", "passphrase", "pwd", "key", "cred", "creds", "auth", "authorization",
+    "cookie",
+})  # fmt: skip
 _ENDINGS = ("token", "secret", "password", "passwd", "apikey", "accesskey", "privatekey", "credential", "credentials")
 
 _VALUE = r"""\\?"[^"\n]*"|\\?'[^'\n]*'|[^\s,;&"'}\])]+"""
@@ -65,14 +55,14 @@ _SHAPES = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a dotted key names a secret: `hub.api_key`, `HF_TOKEN`, but not `max_tokens` or `keep`."""
+    """Return True for a dotted key that names a secret: `hub.api_key`, `HF_TOKEN`, but not `max_tokens` or `keep`."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     words = [word for word in re.split(r"[^a-zA-Z0-9]+", spaced.lower()) if word]
     return any(word in _WORDS or word.endswith(_ENDINGS) for word in words)
 
 
 def without_secrets(text: str) -> str:
-    """The text without user-info in addresses, values of secret names, and what has the shape of a credential."""
+    """Return a text without user-info in addresses, values of secret names, and what has the shape of a credential."""
     text = _SHAPES.sub(HIDDEN, text)
     text = _USER_INFO.sub(lambda found: found[1] or "", text)
     for pattern in (_COOKIE, _NAMED, _WORD):
@@ -81,7 +71,7 @@ def without_secrets(text: str) -> str:
 
 
 def holds_secret(key: str, value: object) -> bool:
-    """Whether a setting is a secret, by its name (`hub_token`, `apiKey`; not `key`, which may be a column's) or looks.
+    """Return True for a setting that is a secret, by its name (`hub_token`, `apiKey`; not `key`) or its shape.
 
     Empty text and [hidden] are none.
     """
@@ -93,25 +83,31 @@ def holds_secret(key: str, value: object) -> bool:
 
 
 def hide_in_logs() -> None:
-    """From now on let no log line or warning of this process, of any library, show a secret or order a terminal."""
+    """Hide secrets and terminal escapes in all log lines and warnings of this process, of any library, from now on."""
     make, form = logging.getLogRecordFactory(), warnings.formatwarning
-    if getattr(make, "hides_secrets", False):
+    if isinstance(make, _Hiding):
         return
+    logging.setLogRecordFactory(_Hiding(make))
+    warnings.formatwarning = lambda *words, **more: visible(without_secrets(form(*words, **more)))
 
-    def hiding(*args: Any, **more: Any) -> logging.LogRecord:
-        record = make(*args, **more)
+
+@dataclass(frozen=True)
+class _Hiding:
+    """Makes log records, without secrets, by another factory."""
+
+    make: Callable[..., logging.LogRecord]
+
+    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
+        record = self.make(*args, **more)
         with contextlib.suppress(TypeError, ValueError):  # words that do not fit their places: logging says so itself
             record.msg, record.args = visible(without_secrets(record.getMessage())), ()
         if record.exc_info:
             record.exc_text = visible(without_secrets(logging.Formatter().formatException(record.exc_info)))
         return record
 
-    hiding.hides_secrets = True  # type: ignore[attr-defined]
-    logging.setLogRecordFactory(hiding)
-    warnings.formatwarning = lambda *words, **more: visible(without_secrets(form(*words, **more)))
-
 
 def without_user_info(address: str) -> str:
-    """An address, mistyped or not, without what stands before its last @, but for the scheme."""
-    scheme, rest = re.fullmatch(r"(?is)((?:[a-z][a-z0-9+.-]*[:;]?)?[/\\]+|)(.*)", address).groups()  # type: ignore[union-attr]
-    return scheme + rest.rpartition("@")[2]
+    """Return an address, mistyped or not, without what stands before its last @, but for the scheme."""
+    scheme = re.match(r"(?is)(?:[a-z][a-z0-9+.-]*[:;]?)?[/\\]+|", address)
+    begin = scheme.end() if scheme is not None else 0
+    return address[:begin] + address[begin:].rpartition("@")[2]

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, stream, epoch, sample, step, rank): nothing random has to be saved to resume.
+"""Draw random numbers as a pure function of (seed, stream, epoch, sample, step, rank): resuming needs no saved state.
 
 A generator that is carried along is state: it must be saved, and it ties a sample's augmentation to the number of
 workers and ranks. Here every draw is a hash of where it stands, so an interrupted run continues with the same bits and
@@ -16,17 +16,18 @@ import torch
 
 _WORD, _GOLDEN_INT = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(_GOLDEN_INT)
+_Words = np.ndarray | np.uint32
 
 
 def _scramble(x: np.ndarray) -> np.ndarray:
-    """The SplitMix64 finaliser (Steele et al., OOPSLA 2014): a bijection of 64-bit words that mixes every bit."""
+    """Apply the SplitMix64 finaliser (Steele et al., OOPSLA 2014): a bijection of 64-bit words that mixes every bit."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _hashed(seed: int, stream: str, parts: Iterable[int]) -> int:
-    """What `words` gives for numbers alone, with Python's integers: numpy takes about ten times as long."""
+    """Compute one of `words` from numbers alone, with Python's integers: numpy takes about ten times as long."""
     state = seed & _WORD
     for part in (zlib.crc32(stream.encode()), *parts):
         state = (state + _GOLDEN_INT * (int(part) + 1)) & _WORD
@@ -37,8 +38,8 @@ def _hashed(seed: int, stream: str, parts: Iterable[int]) -> int:
 
 
 def words(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
-    """64 hashed bits for each combination of `parts` (integers or integer arrays that broadcast), uint64."""
-    numbers = list(itertools.takewhile(lambda part: isinstance(part, int | np.integer), parts))
+    """Draw 64 bits for each combination of `parts` (integers or integer arrays that broadcast), uint64."""
+    numbers = [int(part) for part in itertools.takewhile(lambda part: isinstance(part, int | np.integer), parts)]
     state = np.asarray([_hashed(seed, stream, numbers)], dtype=np.uint64)
     with np.errstate(over="ignore"):
         for part in parts[len(numbers) :]:
@@ -47,17 +48,17 @@ def words(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
 
 
 def uniform(seed: int, stream: str, *parts: int | np.ndarray) -> np.ndarray:
-    """A draw in [0, 1) for each combination of `parts`, float64. Streams with different names are independent."""
+    """Draw from [0, 1) for each combination of `parts`, float64. Streams with different names are independent."""
     return (words(seed, stream, *parts) >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
 def number(seed: int, stream: str, *parts: int) -> int:
-    """One hashed integer in [0, 2^63)."""
+    """Draw one integer in [0, 2^63)."""
     return _hashed(seed, stream, parts) >> 1
 
 
 def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
-    """The order of an epoch: a permutation of 0 .. size-1, int64."""
+    """Return the order of an epoch: a permutation of 0 .. size-1, int64."""
     return np.random.Generator(np.random.Philox(key=number(seed, "order", epoch))).permutation(size)
 
 
@@ -71,7 +72,7 @@ time takes 1.5 times as long, of 1 << 15 and of 1 << 17, whose arrays leave the 
 
 
 def order(seed: int, epoch: int, size: int, batch_size: int) -> np.ndarray | Shuffled:
-    """Rows 0 .. size-1 of an epoch in an order of its own, int64 (updates, batch_size), by `order[update, first:last]`.
+    """Return rows 0 .. size-1 in the order of an epoch, int64 (updates, batch_size), by `order[update, first:last]`.
 
     What fills no batch is left out. Below `LAZY_FROM` rows an array, from there on a `Shuffled`.
     """
@@ -120,7 +121,7 @@ _ONE, _FIFTEEN, _HALF, _MIX = (np.array(number, np.uint32) for number in (1, 15,
 def permuted(
     seed: int, stream: str, key: int | np.ndarray, size: int | np.ndarray, positions: int | np.ndarray
 ) -> np.ndarray:
-    """Where a permutation of 0 .. size-1 sends `positions`, int64, without a table: it begins at once at any size.
+    """Permute `positions` of 0 .. size-1 without a table, int64: it begins at once at any size.
 
     Each `key` is another permutation. key, size (1 .. 2^31) and positions (0 .. size-1) broadcast.
 
@@ -134,23 +135,23 @@ def permuted(
     shape = np.broadcast_shapes(base.shape if np.ndim(key) else (), np.shape(size), np.shape(positions))
     # Numbers stay numbers, which takes a third of the time; the rest is laid out flat.
     base = _flat(base, shape) if np.ndim(key) else base[0]
-    size = _flat(np.asarray(size, np.int64), shape) if np.ndim(size) else np.int64(size)
-    if np.max(size, initial=1) > 1 << 31 or np.min(size, initial=1) < 1:
-        raise ValueError(f"sizes from {np.min(size)} to {np.max(size)}; 1 to 2^31 are needed")
-    turn = ((base >> np.uint64(11)) * (size / (1 << 53))).astype(np.uint32)
-    bits = (np.frexp(size)[1] // 2).astype(np.uint32)
-    size, keys = size.astype(np.uint32), (base.astype(np.uint32), (base >> np.uint64(32)).astype(np.uint32))
+    sizes = _flat(np.asarray(size, np.int64), shape) if np.ndim(size) else np.int64(size)
+    if np.max(sizes, initial=1) > 1 << 31 or np.min(sizes, initial=1) < 1:
+        raise ValueError(f"sizes from {np.min(sizes)} to {np.max(sizes)}; 1 to 2^31 are needed")
+    turn = ((base >> np.uint64(11)) * (sizes / (1 << 53))).astype(np.uint32)
+    bits = (np.frexp(sizes)[1] // 2).astype(np.uint32)
+    sizes, keys = sizes.astype(np.uint32), (base.astype(np.uint32), (base >> np.uint64(32)).astype(np.uint32))
     x = _flat(np.asarray(positions).astype(np.uint32, copy=False), shape) + turn
-    x = np.minimum(x, x - size)  # below 0 an unsigned number is a large one
-    return _moved(x, size, bits, keys).astype(np.int64).reshape(shape)
+    x = np.minimum(x, x - sizes)  # below 0 an unsigned number is a large one
+    return _moved(x, sizes, bits, keys).astype(np.int64).reshape(shape)
 
 
 def _flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return (array if array.shape == shape else np.broadcast_to(array, shape)).reshape(-1)
 
 
-def _moved(x: np.ndarray, size: np.ndarray, bits: np.ndarray, keys: tuple[np.ndarray, ...]) -> np.ndarray:
-    """A bijection of 0 .. size-1, on a grid of 2^bits columns. All uint32; x is overwritten."""
+def _moved(x: np.ndarray, size: _Words, bits: _Words, keys: tuple[_Words, _Words]) -> np.ndarray:
+    """Apply a bijection of 0 .. size-1, on a grid of 2^bits columns. All uint32; x is overwritten."""
     width = _ONE << bits
     last, over, below = size >> bits, size & (width - _ONE), size + width - _ONE
     row, column = x >> bits, np.bitwise_and(x, width - _ONE, out=x)
@@ -196,5 +197,5 @@ def reseed(device: torch.device, seed: int, step: int, micro: int, rank: int) ->
 
 
 def generator(seed: int, stream: str) -> torch.Generator:
-    """A CPU generator for drawing initial weights of state that is built once."""
+    """Return a CPU generator for drawing initial weights of state that is built once."""
     return torch.Generator().manual_seed(number(seed, stream))

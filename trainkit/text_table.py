@@ -6,16 +6,14 @@ from collections.abc import Sequence
 
 _CLASSES = 12
 """Classes in a table; all are in MLflow."""
-
-
 _WHOLE = 12
 """Scores of all classes together in a table of several runs; all are in MLflow."""
 
 
 def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
-    """Which of the names of scores are of all classes together; a kind that there is of each; and its first twelve.
+    """Split names of scores into those of all classes together, the first kind per class, and its first twelve names.
 
-    `dice.sr` is that of a class; of several kinds the first is taken.
+    `dice.sr` is the kind `dice` of a class.
     """
     whole = [name for name in names if "." not in name]
     each = [name for name in names if "." in name]
@@ -24,9 +22,9 @@ def split(names: Sequence[str]) -> tuple[list[str], str, list[str]]:
 
 
 def chosen(names: Sequence[str], evaluation: str) -> tuple[list[str], int]:
-    """Of the scores of an evaluation those that a table of several runs shows, and how many more there are.
+    """Return the scores of an evaluation that a table of several runs shows, and the number of the others.
 
-    The ends of a run's own intervals are neither.
+    The ends of a run's own intervals count as neither.
     """
     own = [name for name in names if name.startswith(f"{evaluation}/") and not name.endswith(("_low", "_high"))]
     whole, _, classes = split(own)
@@ -35,7 +33,7 @@ def chosen(names: Sequence[str], evaluation: str) -> tuple[list[str], int]:
 
 
 def numbers(values: Sequence[float]) -> list[str]:
-    """Values of one kind as words: counts without fractions, all else to four places; from 10 two, from 1,000 none."""
+    """Format values of one kind: counts without fractions, all else to four places; from 10 two, from 1,000 none."""
     places = 0 if all(value != value or float(value).is_integer() for value in values) else None
     words = []
     for value in values:
@@ -46,7 +44,7 @@ def numbers(values: Sequence[float]) -> list[str]:
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of words as lines in columns, the first flush left and the others flush right."""
+    """Format rows as lines with aligned columns, the first flush left and the others flush right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     padded = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
               for row in rows]  # fmt: skip

@@ -451,7 +451,7 @@ def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatc
     client = store.client()
     experiment = client.get_experiment_by_name("toy").experiment_id
     (kept,) = client.search_runs([experiment], "attributes.run_name = 'comparison'")
-    assert kept.data.tags[comparing.COMPARED] == f"{runs['plain'].name}, {runs['slow'].name}"
+    assert kept.data.tags[compare_report.COMPARED] == f"{runs['plain'].name}, {runs['slow'].name}"
     assert kept.info.status == "FINISHED" and kept.data.metrics == {}
     assert "worse beyond chance" in kept.data.tags["mlflow.note.content"]
     files = {entry.path for entry in client.list_artifacts(kept.info.run_id)}

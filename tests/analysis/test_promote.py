@@ -23,7 +23,7 @@ from trainkit.analysis.promote import Check
 from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.config.schema import Promote
-from trainkit.diagnostics import preflight, stepped_process
+from trainkit.diagnostics import preflight, stepping_child
 from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.tracking import journal
@@ -184,7 +184,7 @@ def test_bounds_of_guessing_are_in_the_journal(runs):
 def test_where_the_score_has_no_bound_those_of_its_evaluation_count(metric, scores, bounds, passed, why):
     points = {f"lfw/{name}": [journal.Point(3, 0.0, 0), journal.Point(7, v, 0)] for name, v in scores.items()}
     history = journal.History(points, [journal.Event(0, 3, "chance", bounds)] if bounds else [])
-    check = promote._beyond_guessing(promote._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history))
+    check = promote._above_chance_level(promote._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history))
     assert check.passed is passed
     assert re.search(why, check.why)
 
@@ -233,10 +233,10 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
 def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, runs, compared, monkeypatch):
     promote.promote(store, runs.other, Promote(name="average"))
     compared()
-    real = promote._recipe
+    real, other = promote.diff.read, runs.other.recipe
     for best, words in (("val/ema/accuracy", "those that val/ema/accuracy chose"), (None, "its last")):
         change = {"best": best and {"metric": best}}
-        monkeypatch.setattr(promote, "_recipe", lambda run, c=change: real(run) | (c if run == runs.other else {}))
+        monkeypatch.setattr(promote.diff, "read", lambda path, c=change: real(path) | (c if path == other else {}))
         decision = promote.promote(store, runs.good, Promote(name="average"))
         why = f"of run {runs.other.name} other weights have it, {words}"
         assert decision.refused and decision.checks == (Check("score", False, why),)
@@ -452,7 +452,7 @@ def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatc
     plain, asking = (loader.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
     assert loader.digest(plain) == loader.digest(asking)
-    trials = [preflight._shortened(asking, None), stepped_process.paced(asking, ())]
+    trials = [preflight._shortened(asking, None), stepping_child.shortened(asking, ())]
     assert all(trial.promote is None for trial in trials), "they have no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)

@@ -72,16 +72,16 @@ def left(tmp_path) -> list[str]:
 def test_a_file_is_brought_once_and_found_the_next_time(web, tmp_path):
     web[URL] = (200, {}, CONTENT)
     file = recipe(tmp_path, one("deep/teacher.pth"), one("deep/teacher.pth"))
-    assert list(download.fetch(file)) == [f"{tmp_path}/data/deep/teacher.pth: downloaded"]
+    assert list(download.download(file)) == [f"{tmp_path}/data/deep/teacher.pth: downloaded"]
     assert (tmp_path / "data" / "deep" / "teacher.pth").read_bytes() == CONTENT
-    assert list(download.fetch(file)) == [f"{tmp_path}/data/deep/teacher.pth: already there"]
+    assert list(download.download(file)) == [f"{tmp_path}/data/deep/teacher.pth: already there"]
     assert web["asked"] == [URL] and left(tmp_path) == ["deep/teacher.pth"]
 
 
 def test_a_file_with_another_hash_is_not_kept(web, tmp_path):
     web[URL] = (200, {}, CONTENT[:-1])
     with pytest.raises(UserError, match=f"SHA-256 .* expected {SHA}; the file is not kept") as caught:
-        list(download.fetch(recipe(tmp_path, one())))
+        list(download.download(recipe(tmp_path, one())))
     assert caught.value.where == URL and left(tmp_path) == []
 
 
@@ -90,19 +90,19 @@ def test_a_file_of_the_users_is_not_written_over(web, tmp_path):
     file = recipe(tmp_path, one())
     (tmp_path / "data" / "teacher.pth").write_bytes(b"mine")
     with pytest.raises(UserError, match=r"another content.*move it away"):
-        list(download.fetch(file))
+        list(download.download(file))
     assert (tmp_path / "data" / "teacher.pth").read_bytes() == b"mine" and web["asked"] == []
 
 
 def test_a_redirect_to_https_is_followed_and_one_to_anything_else_is_never_asked(web, tmp_path):
     web["https://other.example/t"] = (200, {}, CONTENT)
     web[URL] = (302, {"Location": "https://other.example/t"}, b"")
-    assert "downloaded" in next(download.fetch(recipe(tmp_path, one("a.pth"))))
+    assert "downloaded" in next(download.download(recipe(tmp_path, one("a.pth"))))
     for other in ("http://models.example/teacher.pth", "ftp://models.example/t"):
         web[URL], web[other] = (302, {"Location": other}, b""), (200, {}, CONTENT)
         web["asked"].clear()
         with pytest.raises(UserError, match=f"leads to {other}"):
-            list(download.fetch(recipe(tmp_path, one("b.pth"))))
+            list(download.download(recipe(tmp_path, one("b.pth"))))
         assert web["asked"] == [URL] and left(tmp_path) == ["a.pth"]
 
 
@@ -110,7 +110,7 @@ def test_a_redirect_to_https_is_followed_and_one_to_anything_else_is_never_asked
 def test_a_server_that_refuses_is_named(web, tmp_path, status):
     web[URL] = (status, {}, b"sorry")
     with pytest.raises(UserError, match=f"{URL}: cannot be downloaded: .*{status}"):
-        list(download.fetch(recipe(tmp_path, one())))
+        list(download.download(recipe(tmp_path, one())))
     assert left(tmp_path) == []
 
 
@@ -127,7 +127,7 @@ def test_a_download_that_breaks_off_leaves_nothing(web, tmp_path, monkeypatch, f
     web[URL] = (200, {}, CONTENT)
     monkeypatch.setattr(io, "BytesIO", Breaks)
     with pytest.raises(UserError, match=r"cannot be downloaded: .*(reset|timed out|No space left)"):
-        list(download.fetch(recipe(tmp_path, one())))
+        list(download.download(recipe(tmp_path, one())))
     assert left(tmp_path) == []
 
 
@@ -138,11 +138,11 @@ def test_what_a_teachers_recipe_names_is_brought_too(web, tmp_path):
     task = "{name: adadistill, student: {name: mobilefacenet}, teacher: {net: {name: iresnet18}, recipe: teacher.yaml}}"
     text = recipe(tmp_path, name="student").read_text()
     student.write_text(text.replace("{name: embed, net: {name: mobilefacenet}}", task))
-    assert "downloaded" in next(download.fetch(student)) and left(tmp_path) == ["teacher.pth"]
+    assert "downloaded" in next(download.download(student)) and left(tmp_path) == ["teacher.pth"]
 
 
 def test_a_recipe_that_names_nothing_says_so(web, tmp_path):
-    assert list(download.fetch(recipe(tmp_path))) == [f"{tmp_path}/r.yaml: names nothing to download"]
+    assert list(download.download(recipe(tmp_path))) == [f"{tmp_path}/r.yaml: names nothing to download"]
 
 
 def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web, tmp_path, monkeypatch):
@@ -160,12 +160,12 @@ def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web
     file = recipe(tmp_path, extra=", evaluate: {a: 'hf://some/faces@v1'}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set; unset it for this command"):
-        list(download.fetch(file))
+        list(download.download(file))
     assert brought == []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    assert list(download.fetch(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"] and brought == ["some/faces"]
+    assert list(download.download(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"] and brought == ["some/faces"]
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    assert list(download.fetch(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"], "what is here needs no network"
+    assert list(download.download(file)) == [f"hf://some/faces@v1: {tmp_path}/hub"], "what is here needs no network"
 
 
 def test_nothing_downloads_but_fetch_import_and_copies():
@@ -180,7 +180,7 @@ def test_nothing_downloads_but_fetch_import_and_copies():
 
 def test_only_https_may_be_named(tmp_path):
     with pytest.raises(UserError, match="an https address is needed"):
-        list(download.fetch(recipe(tmp_path, DownloadOverHttp())))
+        list(download.download(recipe(tmp_path, DownloadOverHttp())))
 
 
 class DownloadOverHttp:

@@ -24,7 +24,7 @@ from torch import nn
 from tests.training.test_trainer import same
 from trainkit.checkpoint import state_dict, storage
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config.run_request import Order, load
 from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine
@@ -32,9 +32,12 @@ from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
-from trainkit.training import optimizer, trainer
-from trainkit.training.run_logger import Witness
-from trainkit.training.state import State
+from trainkit.training import optimizer
+from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.checkpointer import Checkpointer, Resume
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
+from trainkit.training.trainer import Trainer
 
 QUIET = ("evaluations={}", "best=null", "log.every=100 steps", "train.length=12 steps")
 
@@ -46,23 +49,22 @@ class Folder(RunFolder):
         pass
 
 
-def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent | None = None) -> Witness:
-    """The toy recipe, trained without a store: its witness."""
+def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent | None = None) -> RunLogger:
+    """The toy recipe, trained without a store: its logger."""
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
     folder.mkdir(exist_ok=True)
     given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
     recipe = load(Order(TOY, list(given.values()), ("toy",)))
-    witness = Witness(recipe, "", "", Folder(folder), tracker or Silent(), True, lambda: False, checkpoint=at)
-    try:
-        trainer.train(recipe, recipe.data.open(recipe.seed), Machine(recipe), witness)
-    finally:
-        witness.close()
-    return witness
+    logger = RunLogger(recipe, Folder(folder), tracker or Silent(), main=True)
+    data = recipe.data.open(recipe.seed)
+    with Trainer(recipe, data, Machine(recipe), logger, resume=Resume(at)) as trainer:
+        trainer.fit()
+    return logger
 
 
-def steps(witness: Witness) -> list[int]:
-    return sorted(int(path.name.split("-")[1]) for path in witness.folder.checkpoints.glob("step-*"))
+def steps(logger: RunLogger) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in logger.folder.checkpoints.glob("step-*"))
 
 
 @pytest.fixture
@@ -81,14 +83,14 @@ def frozen(monkeypatch):
     """By step, what a checkpoint must hold, copied while the training stands still."""
     kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
 
-    def freeze(self, keep, plain=State.freeze):
+    def freeze(self, keep, plain=TrainState.freeze):
         copies, scalars = plain(self, keep)
         kept[self.step] = {
             file: {name: tensor.clone() for name, tensor in members.items()} for file, members in copies.files.items()
         }
         return copies, scalars
 
-    monkeypatch.setattr(State, "freeze", freeze)
+    monkeypatch.setattr(TrainState, "freeze", freeze)
     return kept
 
 
@@ -111,8 +113,8 @@ def test_without_the_wait_the_update_is_noticed(tmp_path, monkeypatch):
         return plain(self)
 
     monkeypatch.setattr(Copies, "make", make)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: step > 4 and updated.set())
-    monkeypatch.setattr(Witness, "copied", lambda self, then: None)
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: step > 4 and updated.set())
+    monkeypatch.setattr(Checkpointer, "wait_for_copies", lambda self, then: None)
     with pytest.raises(UserError, match=r"changed while it was copied for a checkpoint"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert not list(tmp_path.glob("checkpoints/step-*"))
@@ -132,7 +134,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatc
         seen.append((step, reached[0]))
         return plain(folder, step, *rest)
 
-    monkeypatch.setattr(Witness, "progress", progress)
+    monkeypatch.setattr(RunLogger, "progress", progress)
     monkeypatch.setattr(storage, "write", write)
     trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, at_end: false}", "train.length=11 steps")
     assert [step for step, _ in seen] == [4, 8] and all(later >= step + 2 for step, later in seen)
@@ -217,7 +219,7 @@ def test_a_checkpoint_refused_at_the_last_step_is_tried_again_at_the_end(tmp_pat
 def test_a_recipe_may_ask_that_a_full_disk_ends_the_training(tmp_path, monkeypatch):
     reached = []
     refusing(monkeypatch, 8)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.append(step), time.sleep(0.01)))
     with pytest.raises(CheckpointError, match=r"1\.0 MB free; free some space"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50, failing: stop}", "train.length=1000 steps")
     assert 8 <= reached[-1] < 40, "a few steps later"
@@ -259,7 +261,7 @@ def test_what_ends_a_training_waits_for_the_checkpoint_under_way(tmp_path, monke
         return plain(*what)
 
     monkeypatch.setattr(storage, "write", write)
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: 1 / (5 - step))
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: 1 / (5 - step))
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
     assert storage.newest_valid(tmp_path / "checkpoints")[0].name == "step-000000004"
@@ -301,9 +303,9 @@ def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(
     kept.append(4, {"train/loss": 1.0})
     before = kept.position
     recipe = load(Order(TOY, QUIET, ("toy",)))
-    witness = Witness(recipe, "", "", Folder(tmp_path), Written(), True, lambda: False)
-    witness.commit(4, Copies(), {}, [])
-    witness.settle()
+    writer = CheckpointWriter(recipe, RunLogger(recipe, Folder(tmp_path), Written(), main=True))
+    writer.begin(4, Copies(), {"best": []})
+    writer.settle()
     assert storage.read(tmp_path / "checkpoints" / "step-000000004").state["journal"] == before < kept.position
 
 
@@ -329,7 +331,7 @@ def test_copies_of_every_kind_share_a_room_and_the_next_use_it_again():
         torch.randn(5, generator=g).bfloat16(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.randn(6, 4).t(), torch.randn(9)[::2], torch.randn(1).double(), torch.randn(3, dtype=torch.complex64),
     ]  # fmt: skip
-    room = state_dict.Room()
+    room = state_dict.CopyBuffers()
     made = room.copies(some)
     assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(made, some, strict=True))
     assert all(copy.is_contiguous() for copy in made)
@@ -365,9 +367,9 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
 
 
-def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.Room, dict]:
+def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.CopyBuffers, dict]:
     """A room, and the bytes for copies of tensors of these sizes."""
-    return state_dict.Room(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
+    return state_dict.CopyBuffers(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
 
 
 def resident(memory: torch.Tensor) -> float:
@@ -386,7 +388,7 @@ def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     assert resident(state_dict._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
         "given when first touched"
     )
-    room.get(wanted)
+    room.allocate(wanted)
     (held,) = room._memory.values()
     assert resident(held) == 1.0
     tensors = [torch.rand(5_000_000), torch.rand(1), torch.rand(5_000_000)]
@@ -394,14 +396,14 @@ def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
     assert made[0].data_ptr() == held.data_ptr()
     assert made[2].data_ptr() + made[2].nbytes == held.data_ptr() + held.nbytes
     assert all(torch.equal(copy, tensor) for copy, tensor in zip(made, tensors, strict=True))
-    room.get({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
+    room.allocate({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
     assert torch.equal(made[2], tensors[2]), "copies in it are left alone"
 
 
 def test_no_memory_is_got_ahead_where_it_is_short(monkeypatch):
     room, wanted = got(1_000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=15_000))
-    room.get(wanted)
+    room.allocate(wanted)
     assert not room._memory
     assert room.copies([torch.ones(1_000)])[0].sum() == 1_000
 
@@ -417,7 +419,7 @@ def test_copies_wait_for_memory_that_is_being_got(monkeypatch):
         return plain(device, size)
 
     monkeypatch.setattr(state_dict, "_fresh", slow)
-    thread = threading.Thread(target=room.get, args=(wanted,))
+    thread = threading.Thread(target=room.allocate, args=(wanted,))
     thread.start()
     begun.wait(30)
     made = room.copies([torch.arange(100.0)])
@@ -438,23 +440,23 @@ def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tm
     """All of it, moments of the optimizer and averages included, and only where a checkpoint comes before the end."""
     asked, used, reached = [], [], [0]
 
-    def get(self, wanted, plain=state_dict.Room.get):
+    def get(self, wanted, plain=state_dict.CopyBuffers.allocate):
         asked.append((reached[0], wanted))
         plain(self, wanted)
 
-    def copies(self, tensors, plain=state_dict.Room.copies):
+    def copies(self, tensors, plain=state_dict.CopyBuffers.copies):
         used.append(state_dict.sizes(tensors))
         return plain(self, tensors)
 
-    monkeypatch.setattr(Witness, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
-    monkeypatch.setattr(state_dict.Room, "get", get)
-    monkeypatch.setattr(state_dict.Room, "copies", copies)
+    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
+    monkeypatch.setattr(state_dict.CopyBuffers, "allocate", get)
+    monkeypatch.setattr(state_dict.CopyBuffers, "copies", copies)
     ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")
     assert steps(ran)[-1] == 12
     if not ahead:
         assert asked == []
         return
-    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two rooms"
+    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two buffers"
     assert sorted(sum(wanted.values()) for _, wanted in asked) == sorted(sum(size.values()) for size in used[:2])
 
 

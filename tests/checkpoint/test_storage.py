@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from trainkit import files
-from trainkit.checkpoint import state_dict, storage
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint import state_dict, storage, verification
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.errors import UserError
 from trainkit.tracking import store
 
@@ -86,7 +86,7 @@ def test_every_kind_of_tensor_and_number_comes_back_bit_for_bit(tmp_path):
     assert path.name == "step-000000012" and loaded.step == 12 and loaded.recipe_text == "name: ü\n"
     assert same(loaded.tensors, contents(3))
     assert loaded.state == state and list(loaded.state["nested"]) == ["z", "a"]
-    assert storage.verify(path) == []
+    assert verification.verify(path) == []
     manifest = json.loads((path / "MANIFEST.json").read_text())
     for name, entry in manifest["files"].items():
         content = (path / name).read_bytes()
@@ -199,8 +199,8 @@ def calls_of(scenario: Callable, folder: Path) -> int:
     """How many calls of the system that matter a scenario makes."""
     faulty = Faulty(lambda count, name, call, *args: call())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "os", faulty)
-        patch.setattr(store, "os", faulty)
+        for module in (storage, verification, store):
+            patch.setattr(module, "os", faulty)
         scenario(folder)
     return faulty.count
 
@@ -242,7 +242,7 @@ def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(pro
                         call(args[0], args[1][: len(args[1]) // 2])
                     os.kill(os.getpid(), signal.SIGKILL)
 
-                storage.os = store.os = Faulty(die)
+                storage.os = verification.os = store.os = Faulty(die)
                 try:
                     scenario(folder)
                 finally:
@@ -284,8 +284,8 @@ def test_an_error_of_any_system_call_costs_no_older_checkpoint(
 
             faulty = Faulty(fail)
             with monkeypatch.context() as patched:
-                patched.setattr(storage, "os", faulty)
-                patched.setattr(store, "os", faulty)
+                for module in (storage, verification, store):
+                    patched.setattr(module, "os", faulty)
                 try:
                     scenario(folder)
                 except CheckpointError as error:
@@ -391,7 +391,7 @@ def test_the_same_step_may_be_written_twice_and_the_later_wins(tmp_path):
 def test_a_damaged_checkpoint_of_the_same_step_is_replaced(tmp_path):
     (save(tmp_path, 1) / "state.json").write_text("{}")
     save(tmp_path, 1)
-    assert os.listdir(tmp_path) == ["step-000000001"] and storage.verify(tmp_path / "step-000000001") == []
+    assert os.listdir(tmp_path) == ["step-000000001"] and verification.verify(tmp_path / "step-000000001") == []
 
 
 # ------------------------------------------------------------------------------------------------ damage (C1 - C3)
@@ -417,8 +417,8 @@ def undetected_flips(path: Path, flips: int) -> int:
     rng = random.Random(1)
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     manifest = files.pop("MANIFEST.json")
-    found = {name: (len(content), storage._sha256(content)) for name, content in files.items()}
-    assert storage._differences(manifest, found) == []
+    found = {name: (len(content), verification.sha256(content)) for name, content in files.items()}
+    assert verification.differences(manifest, found) == []
     everything = {**files, "MANIFEST.json": manifest}
     names = rng.choices(list(everything), [len(content) for content in everything.values()], k=flips)
     undetected = 0
@@ -426,9 +426,11 @@ def undetected_flips(path: Path, flips: int) -> int:
         flipped = bytearray(everything[name])
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
         if name == "MANIFEST.json":
-            problems = storage._differences(bytes(flipped), found)
+            problems = verification.differences(bytes(flipped), found)
         else:
-            problems = storage._differences(manifest, {**found, name: (len(flipped), storage._sha256(bytes(flipped)))})
+            problems = verification.differences(
+                manifest, {**found, name: (len(flipped), verification.sha256(bytes(flipped)))}
+            )
         undetected += not problems
     return undetected
 
@@ -440,7 +442,8 @@ def test_ten_thousand_flipped_bits_are_all_seen(tmp_path):
 def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
     path = save(tmp_path / "a", 1)
     blind = SimpleNamespace(update=lambda content: None, hexdigest=lambda: "0" * 64)
-    monkeypatch.setattr(storage, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
+    for module in (storage, verification):
+        monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
     path = save(tmp_path / "b", 1)
     assert undetected_flips(path, 1_000) > 300, "the test above would pass without a verifier"
 
@@ -448,11 +451,11 @@ def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
 def test_every_single_bit_of_a_manifest_counts(tmp_path):
     path = save(tmp_path, 1)
     manifest = (path / "MANIFEST.json").read_bytes()
-    found = {f.name: storage._fingerprint(f) for f in path.iterdir() if f.name != "MANIFEST.json"}
+    found = {f.name: verification.fingerprint(f) for f in path.iterdir() if f.name != "MANIFEST.json"}
     for position in range(8 * len(manifest)):
         flipped = bytearray(manifest)
         flipped[position // 8] ^= 1 << position % 8
-        assert storage._differences(bytes(flipped), found), f"bit {position}"
+        assert verification.differences(bytes(flipped), found), f"bit {position}"
 
 
 def test_flipped_bits_on_disk_stop_verify_and_read(tmp_path):
@@ -464,11 +467,11 @@ def test_flipped_bits_on_disk_stop_verify_and_read(tmp_path):
         flipped = bytearray(whole)
         flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         file.write_bytes(flipped)
-        assert storage.verify(path)
+        assert verification.verify(path)
         with pytest.raises(CheckpointError, match=r"not used|newer trainkit|reads 1"):
             storage.read(path)
         file.write_bytes(whole)
-    assert storage.verify(path) == []
+    assert verification.verify(path) == []
 
 
 def swap(path: Path, name: str) -> None:
@@ -499,7 +502,7 @@ def list_files(path: Path, **files: bytes) -> None:
     for name, content in files.items():
         (path / name).write_bytes(content)
     entries = {name: (len(content), hashlib.sha256(content).hexdigest()) for name, content in files.items()}
-    (path / "MANIFEST.json").write_bytes(storage._manifest(entries))
+    (path / "MANIFEST.json").write_bytes(verification.encoded_manifest(entries))
 
 
 DAMAGES = {
@@ -545,7 +548,7 @@ def test_a_folder_that_is_not_what_was_written_is_refused_with_the_reason(tmp_pa
     with pytest.raises(CheckpointError) as caught:
         storage.read(newer)
     assert reason in str(caught.value)
-    assert "DAMAGED" in storage.describe(newer) if newer.is_dir() else True
+    assert "DAMAGED" in verification.describe(newer) if newer.is_dir() else True
 
 
 @pytest.mark.parametrize(
@@ -563,12 +566,12 @@ def test_a_damaged_tensor_file_under_a_manifest_that_agrees_is_still_a_sentence(
     list_files(path, model__safetensors=header)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: is no safetensors file"):
         storage.read(path)
-    assert "step-000000002" in storage.describe(path)
+    assert "step-000000002" in verification.describe(path)
 
 
 def test_nothing_there_is_nothing_found(tmp_path):
     assert storage.newest_valid(tmp_path / "none") == (None, [])
-    assert storage.verify(tmp_path / "none") == [f"{tmp_path / 'none'}: cannot be read: No such file or directory"]
+    assert verification.verify(tmp_path / "none") == [f"{tmp_path / 'none'}: cannot be read: No such file or directory"]
     with pytest.raises(CheckpointError, match="No such file"):
         storage.read(tmp_path / "none")
 
@@ -597,7 +600,7 @@ def test_pickled_files_are_refused_and_never_opened_as_pickles(tmp_path):
         for name in names:
             path = save(run, position + 1)
             (path / name).write_bytes(bomb)
-            assert f"{name}: not in the manifest" in storage.verify(path)[0]
+            assert f"{name}: not in the manifest" in verification.verify(path)[0]
             with pytest.raises(CheckpointError):
                 storage.read(path)
         for name in ("model__safetensors", "state__json", "recipe__yaml"):
@@ -605,7 +608,7 @@ def test_pickled_files_are_refused_and_never_opened_as_pickles(tmp_path):
             with pytest.raises(CheckpointError):
                 storage.read(run / "step-000000002")
         for path in run.iterdir():
-            storage.describe(path)
+            verification.describe(path)
         storage.newest_valid(run), storage.prune(run, 1), storage.clean(run)
     assert not sentinel.exists()
     pickle.loads(payload)
@@ -671,7 +674,7 @@ def test_cleaning_spares_the_living_and_all_that_is_not_ours(tmp_path):
 
 def test_describe_says_what_is_inside(tmp_path):
     state = {"identity": {"recipe": "abc123"}, "best": {"val/dice": 0.7654321}, "versions": {"torch": "2.14"}}
-    text = storage.describe(storage.write(tmp_path, 40, contents(1), state, ""))
+    text = verification.describe(storage.write(tmp_path, 40, contents(1), state, ""))
     for part in (
         "step         40",
         "abc123",

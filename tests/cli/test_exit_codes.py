@@ -95,12 +95,11 @@ def idle(monkeypatch, tmp_path, store):
     monkeypatch.setattr(stop_signal, "stop_flag", lambda: Never())
     from trainkit.diagnostics import benchmark, preflight, sync_audit, throughput_limits
     from trainkit.experiments import launch
-    from trainkit.speed import claims
     from trainkit.tracking import ui
 
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None: None)
-    for module in (throughput_limits, claims, benchmark, preflight, sync_audit):
+    for module in (throughput_limits, benchmark, preflight, sync_audit):
         answer = [] if module in (throughput_limits, sync_audit) else 0
         monkeypatch.setattr(module, "command", lambda *words, answer=answer, **more: answer)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

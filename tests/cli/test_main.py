@@ -19,7 +19,7 @@ from runs import PLUGIN, ROOT, TOY, newest, run
 
 from trainkit import errors
 from trainkit.autoconfig import new_recipe
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import verification
 from trainkit.cli import main, train
 from trainkit.config import loader
 from trainkit.tracking.store import Store
@@ -96,7 +96,7 @@ def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
 
 def test_help_names_every_verb_and_every_verb_has_help():
     text = ask("--help")
-    for verb in ("check", "compare", "cp", "data", "fetch", "ls", "run", "show", "ui"):
+    for verb in ("bench", "check", "compare", "cp", "data", "download", "limits", "ls", "run", "show", "ui"):
         assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
     assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify", "check"))
     assert ask("--version").strip().endswith(__import__("trainkit").__version__)
@@ -113,7 +113,7 @@ def test_help_names_every_verb_and_every_verb_has_help():
         (["check", "nosuch.yaml"], "no such file"),
         (["show", "nosuch.yaml"], "no such file"),
         (["show", "nosuch"], "run 'nosuch': not in"),
-        (["fetch", "nosuch.yaml"], "no such file"),
+        (["download", "nosuch.yaml"], "no such file"),
         (["cp", "nosuch.yaml", "x.yaml"], "no such file"),
         (["data", "info", "nosuch"], "nosuch: does not exist"),
         (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
@@ -130,6 +130,24 @@ def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, 
     said = ask(*words, code=2)
     assert said.startswith("error: ") and said.count("error: ") == 1 and message in said and "Usage" not in said
     assert list(tmp_path.iterdir()) == [], "nothing was made"
+
+
+@pytest.mark.parametrize(("old", "new"), [("ladder", "bench"), ("ceilings", "limits"), ("fetch", "download")])
+def test_a_renamed_command_is_found_by_its_old_name_with_a_hint(old, new):
+    done = CliRunner().invoke(main.main, [old, "nosuch.yaml"])
+    hint, error = done.stderr.splitlines()[0], done.stderr.partition("\n")[2]
+    assert hint == f"hint: trainkit {old} is called trainkit {new} now; the old name goes with 1.0"
+    assert done.exit_code == 2 and error == CliRunner().invoke(main.main, [new, "nosuch.yaml"]).stderr
+    assert f"\n  {old} " not in ask("--help")
+
+
+def test_run_is_called_train_too_and_takes_the_name_of_a_shipped_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ask("train", "adadistill", "--check") == ask("run", "adadistill", "--check")
+
+
+def test_what_became_of_claims_is_said():
+    assert "run python -m benchmarks.claims" in ask("claims", "--list", code=2)
 
 
 def test_a_process_that_does_not_lead_signs_its_message(monkeypatch):
@@ -296,9 +314,9 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
     assert "already exists" in ask("cp", "face_teacher", "mine.yaml", code=2) and Path("mine.yaml").read_text() == text
 
 
-def test_fetch_says_when_there_is_nothing_to_fetch(tmp_path):
+def test_download_says_when_there_is_nothing_to_download(tmp_path):
     shutil.copy(ROOT / "recipes" / "face_teacher.yaml", tmp_path)
-    assert "names nothing to download" in ask("fetch", str(tmp_path / "face_teacher.yaml"))
+    assert "names nothing to download" in ask("download", str(tmp_path / "face_teacher.yaml"))
 
 
 # Data
@@ -366,7 +384,7 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")
     shown = ask("show", str(path))
-    assert shown.strip() == storage.describe(path) and shown in text
+    assert shown.strip() == verification.describe(path) and shown in text
     assert ask("show", "toy-s0") == ask("show", facts["run_id"]) == ask("show", str(ran.folder.path)) == text
     assert Store.locate().find("toy").info().status == "FINISHED", "looking changed nothing"
     damaged = path / "model.safetensors"

@@ -11,7 +11,7 @@ import torch
 from trainkit.config.units import Curve, Gate, Safeguard, Span, Warmup
 from trainkit.config.validation import validate
 from trainkit.tracking.journal import Event
-from trainkit.training.events import Agenda, recorded_decisions
+from trainkit.training.events import EventSchedule, recorded_decisions
 
 EPOCH, BATCH = 40, 16
 
@@ -283,7 +283,7 @@ def test_a_gate_in_epochs_stays_at_ends_of_epochs_when_stretched():
 
 
 def agenda(gates, notes, recorded=None):
-    return Agenda(
+    return EventSchedule(
         gates, lambda thing: thing, lambda step, name, data: notes.append(Event(0, step, name, data)), recorded
     )
 
@@ -302,7 +302,7 @@ def test_an_agenda_without_gates_is_never_asked():
     assert agenda({}, []).next == Gate.NEVER
 
 
-def drive(plan: Agenda, pace, first: int, last: int) -> list[tuple[int, list[str]]]:
+def drive(plan: EventSchedule, pace, first: int, last: int) -> list[tuple[int, list[str]]]:
     held = []
     for step in range(first, last + 1):
         if step >= plan.next and (names := plan.ask(step, pace(step), 0.5)):
@@ -346,14 +346,14 @@ def test_an_agenda_continues_from_a_checkpoint():
 
 def test_the_main_process_decides_for_all():
     """What rank 0 shares counts, not what this rank would have decided."""
-    plan = Agenda({"a": gate("7 s")}, lambda mine: ({"a": (True, 99)}, 5.0), lambda *_: None)
+    plan = EventSchedule({"a": gate("7 s")}, lambda mine: ({"a": (True, 99)}, 5.0), lambda *_: None)
     assert plan.ask(1, 0.0, 0.5) == ["a"] and plan.next == 99
     assert plan.gates["a"].last == 5.0, "the clock is that of rank 0, too"
 
 
 def test_a_timed_gate_keeps_its_distance_in_time_whatever_the_event_is():
     """Half the wall-clock goes into other events, and the pace halves midway: a checkpoint still comes every 30 min."""
-    plan, now, held = Agenda({"checkpoint": gate("30 min")}, lambda mine: mine, lambda *_: None), 0.0, []
+    plan, now, held = EventSchedule({"checkpoint": gate("30 min")}, lambda mine: mine, lambda *_: None), 0.0, []
     for step in range(1, 20_000):
         pace = 1.0 if step < 6_000 else 2.0
         now += 2 * pace

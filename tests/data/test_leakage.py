@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trainkit.data import leakage
-from trainkit.data.leakage import ALIKE, CELLS, Held, across, cells, chosen, copies, edges, leaks, look, twins
+from trainkit.data.leakage import (
+    ALIKE,
+    CELLS,
+    Held,
+    cells,
+    copies,
+    edges,
+    label_conflicts,
+    leaks,
+    look_alikes,
+    sampled_rows,
+    thumbnails,
+)
 from trainkit.data.storage.image_store import Packed, Writer
 
 SIDE = 48
@@ -78,7 +90,7 @@ def test_copies_are_those_that_loops_find(samples, others):
     there = np.asarray(others, np.uint64)
     by_hand = [[k, others.index(content)] for k, (content, _) in enumerate(samples) if content in others]
     assert copies(prints, there).tolist() == by_hand
-    found = across(prints, label)
+    found = label_conflicts(prints, label)
     assert all(prints[a] == prints[b] and label[a] != label[b] for a, b in found)
     several = {c for c, _ in samples if len({kind for content, kind in samples if content == c}) > 1}
     assert {int(prints[a]) for a, _ in found} == several
@@ -136,7 +148,7 @@ def test_what_is_found_is_what_comparing_all_pairs_in_loops_finds(monkeypatch):
     table = np.asarray([[alike(a, b) for b in there] for a in here])
     for blocks in ((256, 4096), (3, 5)):
         monkeypatch.setattr(leakage, "_BLOCK", blocks)
-        found = twins(here, there)
+        found = look_alikes(here, there)
         assert sorted(found.here) == [k for k in range(len(here)) if table[k].max() >= ALIKE] == list(range(10))
         assert (found.compared, found.plain, found.mirrored.any()) == (15, 0, False)
         assert (np.diff(found.alike) <= 0).all()
@@ -152,18 +164,18 @@ def test_what_is_found_is_what_comparing_all_pairs_in_loops_finds(monkeypatch):
 def test_a_picture_is_known_again_compressed_smaller_or_darker_and_mirrored(change):
     train = small(*(field(seed) for seed in range(20)))
     changed = [again(field(seed), **change) for seed in range(20)]
-    found = twins(small(*changed), train)
+    found = look_alikes(small(*changed), train)
     assert sorted(found.here) == list(range(20)) and (found.here == found.there).all() and not found.mirrored.any()
     both = small(*changed[:10], *(pixels[:, ::-1] for pixels in changed[10:]))
-    found = twins(both, train, mirrored=True)
+    found = look_alikes(both, train, mirrored=True)
     assert sorted(found.here) == list(range(20)) and (found.here == found.there).all()
     assert (found.mirrored == (found.here >= 10)).all()
 
 
 def test_other_pictures_and_unless_asked_for_mirrored_ones_are_not_taken_for_copies():
     train = small(*(field(seed) for seed in range(100)))
-    assert len(twins(small(*(field(seed) for seed in range(200, 300))), train, mirrored=True).here) == 0
-    assert len(twins(small(*(field(seed)[:, ::-1] for seed in range(30))), train).here) == 0
+    assert len(look_alikes(small(*(field(seed) for seed in range(200, 300))), train, mirrored=True).here) == 0
+    assert len(look_alikes(small(*(field(seed)[:, ::-1] for seed in range(30))), train).here) == 0
 
 
 def test_both_the_cells_and_their_differences_have_to_be_alike():
@@ -174,21 +186,21 @@ def test_both_the_cells_and_their_differences_have_to_be_alike():
     for (a, b), unlike in ((shaded, "edges"), (drawn, "cells")):
         products = {"edges": float((edges(a) * edges(b)).sum()), "cells": np.corrcoef(a.ravel(), b.ravel())[0, 1]}
         assert products.pop(unlike) < ALIKE - 0.05 and min(products.values()) > ALIKE
-        assert len(twins(a, b).here) == 0 and len(twins(a, a).here) == 1
+        assert len(look_alikes(a, b).here) == 0 and len(look_alikes(a, a).here) == 1
 
 
 def test_what_is_too_plain_is_counted_and_not_compared():
     plain = np.full((2, CELLS, CELLS), 200, np.uint8)
     plain[1, :8] += 3
-    found = twins(np.concatenate([plain, small(field(1))]), np.concatenate([plain, small(field(1))]))
+    found = look_alikes(np.concatenate([plain, small(field(1))]), np.concatenate([plain, small(field(1))]))
     assert (found.plain, found.compared, found.here.tolist(), found.there.tolist()) == (2, 3, [2], [2])
-    assert len(twins(plain[:0], plain[:0]).here) == 0 == len(twins(small(field(1)), plain).here)
+    assert len(look_alikes(plain[:0], plain[:0]).here) == 0 == len(look_alikes(small(field(1)), plain).here)
 
 
 def test_one_look_under_two_classes():
     some = small(field(1), field(2), again(field(1)), field(3), again(field(2)))
     label = np.asarray([0, 1, 1, 0, 1])
-    found = twins(some, some, (label, label))
+    found = look_alikes(some, some, (label, label))
     assert sorted(zip(found.here.tolist(), found.there.tolist(), strict=True)) == [(0, 2), (2, 0)]
 
 
@@ -197,22 +209,22 @@ def test_one_look_under_two_classes():
 
 def test_of_a_large_set_a_fixed_part_is_looked_at(tmp_path, monkeypatch):
     data = packed(tmp_path / "set", [field(seed, (16, 16)) for seed in range(40)])
-    assert chosen(data).tolist() == list(range(40))
+    assert sampled_rows(data).tolist() == list(range(40))
     monkeypatch.setattr(leakage, "PICTURES", 12)
-    part = chosen(data)
-    assert len(part) == 12 and (np.diff(part) > 0).all() and (chosen(data) == part).all()
-    assert part.tolist() != list(range(12)) and len(chosen(data, whole=True)) == 40
+    part = sampled_rows(data)
+    assert len(part) == 12 and (np.diff(part) > 0).all() and (sampled_rows(data) == part).all()
+    assert part.tolist() != list(range(12)) and len(sampled_rows(data, whole=True)) == 40
     monkeypatch.setattr(leakage, "BYTES", {"decoded": 6 * 16 * 16 * 3, "encoded": 0})  # the file has a header
-    assert set(chosen(data).tolist()) <= set(part.tolist()) and len(chosen(data)) == 5
-    assert len(look(data).rows) == 5
+    assert set(sampled_rows(data).tolist()) <= set(part.tolist()) and len(sampled_rows(data)) == 5
+    assert len(thumbnails(data).rows) == 5
 
 
 def test_pairs_beyond_the_bound_are_not_compared_and_that_is_told(monkeypatch):
     some = np.repeat(small(field(1)), 300, 0)
     monkeypatch.setattr(leakage, "PAIRS", 20 * 100)
-    found = twins(some, some[:20])
+    found = look_alikes(some, some[:20])
     assert found.compared == 100 and sorted(found.here) == list(range(0, 300, 3))
-    assert twins(some, some[:20], whole=True).compared == 300 == twins(some, some[:6]).compared
+    assert look_alikes(some, some[:20], whole=True).compared == 300 == look_alikes(some, some[:6]).compared
 
 
 @pytest.mark.parametrize("form", ["decoded", "encoded", "own sizes"])
@@ -220,7 +232,7 @@ def test_looks_are_kept_and_read_again_without_a_picture(tmp_path, monkeypatch, 
     sides = [(20 + seed % 3 * (form == "own sizes"), 24) for seed in range(9)]
     pictures = [field(seed, side) for seed, side in enumerate(sides)]
     data = packed(tmp_path / "set", pictures, "decoded" if form == "decoded" else "encoded", form == "own sizes")
-    first = look(data, tmp_path / "cache")
+    first = thumbnails(data, tmp_path / "cache")
     assert (first.cells == small(*pictures)).all() and first.rows.tolist() == list(range(9))
 
     def never(*_):
@@ -229,13 +241,13 @@ def test_looks_are_kept_and_read_again_without_a_picture(tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(Packed, "fetch", never)
         patch.setattr(Packed, "pictures", never)
-        assert (look(data, tmp_path / "cache").cells == first.cells).all()
+        assert (thumbnails(data, tmp_path / "cache").cells == first.cells).all()
     (file,) = (tmp_path / "cache").iterdir()
     for damage in (b"", b"PK\x03\x04 no archive", file.read_bytes()[:-100]):
         file.write_bytes(damage)
-        assert (look(data, tmp_path / "cache").cells == first.cells).all()
+        assert (thumbnails(data, tmp_path / "cache").cells == first.cells).all()
     (tmp_path / "no folder").write_text("")
-    assert (look(data, tmp_path / "no folder").cells == first.cells).all()
+    assert (thumbnails(data, tmp_path / "no folder").cells == first.cells).all()
 
 
 def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
@@ -246,7 +258,7 @@ def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
         file.seek(-3 * size, 2)
         file.write(bytes(size))
     data = _unchecked(tmp_path / "set")
-    found = look(data, tmp_path / "cache")
+    found = thumbnails(data, tmp_path / "cache")
     assert found.rows.tolist() == [0, 1, 2, 4, 5]
     assert len(found.damaged) == 1 and "row 3 (3.png)" in found.damaged[0]
     assert not (tmp_path / "cache").exists()  # once mended, it is looked at again

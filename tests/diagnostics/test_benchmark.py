@@ -22,7 +22,7 @@ from runs import PLUGIN, TOY, run
 
 from trainkit.config import loader, yaml_editor
 from trainkit.config.run_request import Order, load
-from trainkit.diagnostics import benchmark, stepped_process, switches
+from trainkit.diagnostics import benchmark, stepped_process, stepping_child, switches
 from trainkit.diagnostics.benchmark import Start, State
 from trainkit.diagnostics.stepped_process import Block, PaceError, Ready
 from trainkit.errors import UserError
@@ -71,7 +71,7 @@ def child(monkeypatch, tmp_path, said: list[dict], *words: str) -> list[dict]:
     monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(json.dumps(word) + "\n" for word in said)))
     answers: list[dict] = []
-    stepped_process._train([str(TOY), "--plugin=toy", *words], time.time(), lambda answer: answers.append(dict(answer)))
+    stepping_child.run([str(TOY), "--plugin=toy", *words], time.time(), lambda answer: answers.append(dict(answer)))
     return answers
 
 
@@ -100,7 +100,7 @@ def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "updates": 5}\n'))
-    stepped_process._train([str(TOY), "--plugin=toy"], time.time(), tell)
+    stepping_child.run([str(TOY), "--plugin=toy"], time.time(), tell)
     block = told[-1]["block"]
     assert set(block["phases"]) == {"data", "transfer", "forward", "backward", "optimizer", "eval", "checkpoint", "log"}
     assert block["seconds"] == pytest.approx(sum(block["phases"].values()))
@@ -133,11 +133,11 @@ def test_checkpoints_that_are_kept_are_written(monkeypatch, tmp_path):
 
 def test_a_paced_recipe_has_no_end_and_holds_nothing():
     recipe = load(toy("log.figures=1 epoch", "log.profile={at: 5}"))
-    out = stepped_process.paced(recipe, ())
+    out = stepping_child.shortened(recipe, ())
     assert out.evaluations == {} and out.best is None and out.checkpoints.every is None
     assert out.train.length.steps(4, 16) == 10**8
     assert out.log.figures is None and out.log.profile is None and out.log.ceilings == "off"
-    assert stepped_process.paced(recipe, ("evaluations",)).evaluations == recipe.evaluations
+    assert stepping_child.shortened(recipe, ("evaluations",)).evaluations == recipe.evaluations
 
 
 # ---- ratios ----------------------------------------------------------------------------------------------------------

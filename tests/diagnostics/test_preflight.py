@@ -19,6 +19,7 @@ from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import checkpoint_cost
 from trainkit.tracking.store import Store
 from trainkit.training import plan
+from trainkit.training.run_logger import RunLogger
 from trainkit.training.teacher_cache import Building
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -84,7 +85,7 @@ def long(monkeypatch):
     def progress(self, step, steps):
         time.sleep(0.01)
 
-    monkeypatch.setattr(preflight._Trial, "progress", progress)
+    monkeypatch.setattr(RunLogger, "progress", progress)
     monkeypatch.setattr(preflight, "SECONDS", 0.6)
     return "train.length=1000 steps", "checkpoints={every: 500 steps}"
 
@@ -197,5 +198,5 @@ def test_an_evaluation_that_would_fail_at_the_end_fails_now(quick):
 
 
 def test_a_training_of_three_updates_is_refused(tmp_path, quick):
-    with pytest.raises(UserError, match=r"ended after 2 updates; expected more than 3"):
+    with pytest.raises(UserError, match=r"a training of 2 updates; expected more than 3"):
         flown(tmp_path, "train.length=2 steps", "checkpoints={every: null, at_end: false}")

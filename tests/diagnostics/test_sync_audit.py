@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import textwrap
 import time
@@ -23,6 +24,7 @@ from trainkit.diagnostics.sync_emulation import Following
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.speed import sync_points
+from trainkit.speed.clock import Clock
 from trainkit.speed.sync_points import Probe
 
 CPU = torch.device("cpu")
@@ -204,7 +206,7 @@ def test_leaving_updates_out_costs_one_wait_a_step(length, watched):
     found = toy("train.nonfinite=skip", length=length)
     assert found.steps == watched
     (place,) = found.inside()
-    assert (place.code, place.what, place.phase) == ("bool(finite)", "bool(tensor)", "optimizer")
+    assert (place.code, place.what, place.phase) == ("bool(update.finite)", "bool(tensor)", "optimizer")
     assert place.where.startswith("trainkit/training/trainer.py:") and found.per_step() == 1
 
 
@@ -284,23 +286,16 @@ def test_the_verb_says_what_was_found(waiting):
 
 def test_being_watched_changes_no_bit(tmp_path):
     """Neither what is computed nor where it comes to: the weights after a few updates are the same."""
-    from trainkit.training import trainer
+    from trainkit.training.trainer import Trainer
 
     ends = []
     for watched in (False, True):
         recipe = load(TOY, ["train.length=6 steps", "evaluations={}", "best=null"], ("toy",))
-        machine = Machine(recipe)
         log = sync_points.Log()
-        witness = sync_audit._Watched(recipe, tmp_path, {}, log, 99)
-        data = recipe.data.open(recipe.seed)
-        kept = []
-        witness.commit = lambda step, copies, *rest, **more: kept.append(copies.make())  # noqa: B023
-        if watched:
-            with Following(log.seen, log.asks):
-                trainer.train(recipe, data, machine, witness)
-        else:
-            trainer.train(recipe, data, machine, witness)
-        ends.append(kept[-1])
+        watching = Following(log.seen, log.asks) if watched else contextlib.nullcontext()
+        with watching, Trainer(recipe, recipe.data.open(recipe.seed), Machine(recipe)) as trainer:
+            sync_audit.watch(trainer, log, 6)
+            ends.append(trainer.state.freeze(keep=True)[0].make())
     assert ends[0].keys() == ends[1].keys()
     for group, tensors in ends[0].items():
         assert all(torch.equal(tensor, ends[1][group][name]) for name, tensor in tensors.items())
@@ -350,22 +345,20 @@ def test_a_call_that_cuda_warns_of_is_named_and_timed(cuda):
 
 
 def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
-    from trainkit.training import trainer
+    from trainkit.training.trainer import Trainer
 
     recipe = load(TOY, ["task={name: warning}", "train.length=9 steps"], ("toy", "waits"))
-    machine, probe, found = Machine(recipe), Probe(torch.device("cuda")), []
-
-    class Witness(sync_audit._Watched):
-        def progress(self, step, steps):
+    with warnings.catch_warnings(), Trainer(recipe, recipe.data.open(0), Machine(recipe)) as trainer:
+        warnings.simplefilter("ignore")
+        probe = Probe(torch.device("cuda"), trainer.clock)
+        trainer.open()
+        for step in range(1, 9):
+            trainer.step()
             if step == 3:
                 probe.start(step)
             elif step == 7:
-                found.append(probe.stop(step))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.train(recipe, recipe.data.open(0), machine, Witness(recipe, tmp_path, {}, sync_points.Log(), 99))
-    assert found[0].per_step == 2 and found[0].places == (waiting[4],) and cuda == [0, "warn", 0]
+                found = probe.stop(step)
+    assert found.per_step == 2 and found.places == (waiting[4],) and cuda == [0, "warn", 0]
 
 
 def test_one_who_counts_does_not_keep_it_from_another(cuda):
@@ -378,7 +371,7 @@ def test_one_who_counts_does_not_keep_it_from_another(cuda):
 
 
 def test_a_probe_on_a_cpu_does_nothing(cuda):
-    probe = Probe(CPU)
+    probe = Probe(CPU, Clock())
     probe.start(3)
     assert probe.stop(7) is None and cuda == [0]
 

@@ -203,7 +203,7 @@ def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     store = Store(tmp_path, "")
     run_folder = store.new_run("toy", 0, "abc")
     rank_failures.stacks(run_folder.path, 0).write_text("Timeout (0:00:10)!\n")
-    assert post_mortem.word(run_folder).startswith("process 0 hung"), "and was not killed for want of memory"
+    assert post_mortem.cause_of_death(run_folder).startswith("process 0 hung"), "and was not killed for want of memory"
     run_folder.release()
     rank_failures.stacks(folder.path, 1).write_text("")
     assert rank_failures.left(folder.path) == "", "of one that was killed, no time had run out"

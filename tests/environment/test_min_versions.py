@@ -20,9 +20,9 @@ from trainkit.errors import UserError
 
 BELOW = {
     "torch": "2.10.0+cu128", "pillow": "12.2.0", "mlflow": "3.17.1", "datasets": "5.1.0", "pyarrow": "23.0.0",
-    "filelock": "3.20.0", "accelerate": "1.14.1", "monai": "1.5.1",
+    "filelock": "3.20.0", "monai": "1.5.1",
 }  # fmt: skip
-"""The last version below each floor."""
+"""The last version below each minimum."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_is_installed_here_is_taken_and_asking_takes_milliseconds():
 
 @pytest.mark.parametrize("package", BELOW)
 def test_a_version_below_a_floor_is_refused_with_what_is_needed_and_why(installed, package):
-    (floor,) = (floor for floor in min_versions.FLOORS if floor.package == package)
+    (floor,) = (floor for floor in min_versions.MINIMUMS if floor.package == package)
     installed[package] = BELOW[package]
     with pytest.raises(UserError) as refused:
         min_versions.check()
@@ -101,7 +101,7 @@ def test_all_that_is_too_old_is_said_at_once(installed):
 def test_what_is_optional_may_be_absent_and_nothing_else(installed):
     installed["monai"] = None
     min_versions.check()
-    for floor in min_versions.FLOORS:
+    for floor in min_versions.MINIMUMS:
         installed[floor.package] = None
         if not floor.optional:
             with pytest.raises(UserError, match=f"{floor.package} is not installed"):
@@ -206,21 +206,21 @@ def test_pyproject_asks_for_the_same():
         found = re.match(r"([A-Za-z0-9_-]+)>=([0-9.]+)(,|$)", line)
         if found:
             asked.setdefault(found[1].lower(), set()).add(found[2])
-    for floor in min_versions.FLOORS:
+    for floor in min_versions.MINIMUMS:
         assert asked[floor.package] == {floor.version}
     assert project["requires-python"] == ">=" + ".".join(map(str, min_versions.PYTHON))
 
 
 def test_the_pinned_versions_are_above_the_floors():
     pins = dict(line.lower().split("==") for line in (ROOT / "constraints.txt").read_text().split())
-    for floor in min_versions.FLOORS:
+    for floor in min_versions.MINIMUMS:
         assert min_versions._release(pins[floor.package]) >= min_versions._release(floor.version)
 
 
 def test_the_page_on_security_has_the_same_table():
     page = (ROOT / "SECURITY.md").read_text()
     rows = {row[0]: row[1:] for row in re.findall(r"^\| `([a-z]+)` \| ([0-9.]+) \| (.+) \|$", page, re.MULTILINE)}
-    assert rows == {floor.package: (floor.version, floor.why) for floor in min_versions.FLOORS}
+    assert rows == {floor.package: (floor.version, floor.why) for floor in min_versions.MINIMUMS}
 
 
 def test_the_tests_that_the_page_names_are_there():

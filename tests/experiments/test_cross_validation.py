@@ -257,7 +257,7 @@ def test_scores_that_are_means_over_samples_are_recognised_and_pooled_with_inter
     assert mean == pytest.approx(np.nanmean(np.nanmean(dice, 0)), rel=1e-6)
     draw = np.random.default_rng(7)
     again = [np.nanmean(np.nanmean(dice[draw.integers(0, 28, 28)], 0)) for _ in range(4000)]
-    assert (low, high) == pytest.approx(np.quantile(again, significance.tails(28)), abs=0.006)
+    assert (low, high) == pytest.approx(np.quantile(again, significance.tail_probabilities(28)), abs=0.006)
     assert out.tables["v"]["fold"].tolist() == [0] * 9 + [1] * 12 + [2] * 7
     assert len(set(out.tables["v"]["id"])) == 28
     # Folds of different sizes: the mean over folds is another number than that over all samples.

@@ -41,23 +41,23 @@ def folder(tmp_path):
 
 
 def test_it_says_how_far_it_came_and_what_memory_it_held(folder, tmp_path):
-    said = post_mortem.word(folder(), tmp_path / "no.events")
+    said = post_mortem.cause_of_death(folder(), tmp_path / "no.events")
     assert "process 4711 on " in said and "died without a word, at step 7 or later" in said
     assert "signal 9), likely for want of memory (it held up to 3.25 GB, 97 % of the machine's memory" in said
-    assert "perhaps for want of memory" in post_mortem.word(folder(full=40.0), tmp_path / "no.events")
+    assert "perhaps for want of memory" in post_mortem.cause_of_death(folder(full=40.0), tmp_path / "no.events")
     (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\n")
-    said = post_mortem.word(folder(full=40.0), tmp_path / "memory.events")
+    said = post_mortem.cause_of_death(folder(full=40.0), tmp_path / "memory.events")
     assert "likely" in said and "the kernel has killed 2 processes of this container" in said
 
 
 def test_a_machine_that_was_started_anew_is_not_called_a_want_of_memory(folder, tmp_path):
-    said = post_mortem.word(folder(after=-3600.0), tmp_path / "no.events")
+    said = post_mortem.cause_of_death(folder(after=-3600.0), tmp_path / "no.events")
     assert said.endswith("the machine has been started anew since") and "memory" not in said
 
 
 @pytest.mark.parametrize("status", ["KILLED", "FAILED", "FINISHED"])
 def test_a_run_that_said_how_it_ended_is_not_spoken_of(folder, status):
-    assert post_mortem.word(folder(status=status)) == ""
+    assert post_mortem.cause_of_death(folder(status=status)) == ""
 
 
 @pytest.mark.usefixtures("store")

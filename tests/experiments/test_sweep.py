@@ -145,7 +145,7 @@ class Rule:
 
 def test_a_run_that_falls_behind_ends_after_its_evaluation_and_is_used_again_as_it_is(store, monkeypatch, capsys):
     monkeypatch.setattr(optuna_search, "require", lambda: None)
-    monkeypatch.setattr(optuna_search, "Adviser", Rule)
+    monkeypatch.setattr(optuna_search, "Study", Rule)
     Rule.made.clear()
     words = ("train.length=9 steps", "evaluations={val: {every: 3 steps, at_start: true}}", "optim.lr=0.05,0.001,0.01")
     assert sweep(*words, pruner="median") == 0
@@ -400,7 +400,7 @@ def score(setting: dict[str, str]) -> float:
 
 
 def proposed(count: int, draws: int = 0) -> list[dict[str, str]]:
-    adviser, settings = optuna_search.Adviser(AXES, Sweep(tpe=count, draws=draws), "max"), []
+    adviser, settings = optuna_search.Study(AXES, Sweep(tpe=count, draws=draws), "max"), []
     for number in range(count):
         settings.append(adviser.begin(number))
         if number % 7 == 3:
@@ -422,7 +422,7 @@ def test_proposals_repeat_and_get_better():
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_the_median_rule_ends_what_is_worse_than_the_median_of_five_or_more(mode):
     pytest.importorskip("optuna")
-    adviser, draw = optuna_search.Adviser([], Sweep(pruner="median"), mode), np.random.default_rng(5)
+    adviser, draw = optuna_search.Study([], Sweep(pruner="median"), mode), np.random.default_rng(5)
     sign = 1 if mode == "max" else -1
     finished: list[list[float]] = []
     pruned = 0
@@ -445,7 +445,7 @@ def test_the_median_rule_ends_what_is_worse_than_the_median_of_five_or_more(mode
 
 def test_halving_keeps_the_best_quarter():
     pytest.importorskip("optuna")
-    adviser = optuna_search.Adviser([], Sweep(pruner="halving"), "max")
+    adviser = optuna_search.Study([], Sweep(pruner="halving"), "max")
     kept = []
     for number, value in enumerate(np.random.default_rng(2).permutation(32) / 32):
         adviser.begin(number)

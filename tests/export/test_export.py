@@ -26,6 +26,7 @@ from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.export import export, files, latency
 from trainkit.export import scenes as export_scenes
+from trainkit.export.agreement import compare_pixels
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 
@@ -133,13 +134,13 @@ def test_nothing_is_written_over(name, tmp_path):
 
 
 def test_a_file_that_disagrees_is_not_left(name, tmp_path, monkeypatch):
-    honest = export_scenes._rebuilt
+    honest = export_scenes.rebuilt
 
     def shifted(*given):
         net = honest(*given)
         return lambda x: net(x) + 0.1 * torch.arange(x.shape[3])
 
-    monkeypatch.setattr(export_scenes, "_rebuilt", shifted)
+    monkeypatch.setattr(export_scenes, "rebuilt", shifted)
     with pytest.raises(UserError, match=r"model\.safetensors: does not find what the trained network finds"):
         export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not list((tmp_path / "out").iterdir())
@@ -227,13 +228,13 @@ def test_agreement_counts_pixels():
         return out
 
     with pytest.raises(UserError, match=r"logits within 1 \(they reach 1\), 99.5 % of the pixels"):
-        export_scenes._agree("it", found, trained, [seen], True)
-    same = export_scenes._agree("it", trained, trained, [seen, seen], False)
+        compare_pixels("it", found, trained, [seen], True)
+    same = compare_pixels("it", trained, trained, [seen, seen], False)
     assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)
     with pytest.raises(UserError, match="does not find"):
-        export_scenes._agree("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
+        compare_pixels("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
     with pytest.raises(UserError, match="logits of"):
-        export_scenes._agree("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
+        compare_pixels("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
 
 
 def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch):
@@ -255,37 +256,29 @@ def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch)
     assert "16 x 24 pixels, CPU" in text and "| compiled | fp32 | cannot be compiled here: no C++ compiler |" in text
 
 
-class Pictures(list):
-    def first(self):
-        return self[0]
-
-    def get(self, at):
-        return self[at]
-
-
 @pytest.mark.slow
 def test_onnx_takes_any_sides_or_says_which(tmp_path, monkeypatch):
     about = {"run": "r", "names": ["a"], "input": "i", "output": "o", "multiple": 32}
-    seen = Pictures(255 * torch.rand(3, 1, 3, 64, 96, generator=torch.Generator().manual_seed(0)))
+    seen = list(255 * torch.rand(3, 1, 3, 64, 96, generator=torch.Generator().manual_seed(0)))
     file, net = tmp_path / "model.onnx", Tiny().eval()
-    agreed, sides, notes = export_scenes._onnx(file, net, seen, False, about)
-    assert (sides, notes, agreed.pictures) == ("any", [], 3) and agreed.largest < 1e-4
+    agreed, sides, notes = export_scenes.write_checked(file, net, seen, False, about)
+    assert (sides, notes, agreed.pictures) == ({"sides": "any"}, [], 3) and agreed.largest < 1e-4
     other = 255 * torch.rand(2, 3, 33, 50)
     with torch.no_grad():
-        torch.testing.assert_close(export_scenes.session(file)(other), net(other), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(files.session(file)(other)["logits"], net(other), rtol=1e-4, atol=1e-5)
 
     # What is written for any sides and errs at some is replaced.
-    honest = export_scenes.session
+    honest = files.session
     calls = []
 
     def wrong_at_first(file, device="cpu"):
         calls.append(1)
         run = honest(file, device)
-        return (lambda x: run(x) + 1) if len(calls) == 1 else run
+        return (lambda x: {"logits": run(x)["logits"] + 1}) if len(calls) == 1 else run
 
-    monkeypatch.setattr(export_scenes, "session", wrong_at_first)
-    agreed, sides, notes = export_scenes._onnx(file, net, seen, False, about)
-    assert sides == "64 x 96" and "does not find" in notes[0] and agreed.same == 1
+    monkeypatch.setattr(files, "session", wrong_at_first)
+    agreed, sides, notes = export_scenes.write_checked(file, net, seen, False, about)
+    assert sides == {"sides": "64 x 96"} and "does not find" in notes[0] and agreed.same == 1
     with pytest.raises(Exception, match="dimension"):
         honest(file)(other)
 

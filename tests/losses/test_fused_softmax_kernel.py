@@ -17,7 +17,7 @@ from runs import ROOT
 from trainkit.losses import online_softmax
 from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import ArcFace, margin_loss
-from trainkit.losses.online_softmax import rivals
+from trainkit.losses.online_softmax import margin_terms
 
 B, C, D = 33, 129, 64
 
@@ -181,12 +181,12 @@ def test_the_loss_asks_the_kernel_with_the_plain_version_until_it_has_it(monkeyp
     grads = []
     for _ in range(3):
         leaf = x.clone().requires_grad_()
-        found = rivals(leaf, centre.bfloat16(), label, 64.0, unit=True)
+        found = margin_terms(leaf, centre.bfloat16(), label, 64.0, unit=True)
         found.others.sum().backward()
         grads.append(leaf.grad)
     assert asked == [(torch.bfloat16, known) for known in (False, True, False, True, False)]
     torch.testing.assert_close(grads[2], grads[0], rtol=1e-4, atol=1e-4)
-    rivals(x, centre, label, 64.0, unit=True)  # float32 asks nobody
+    margin_terms(x, centre, label, 64.0, unit=True)  # float32 asks nobody
     assert len(asked) == 5
 
 
@@ -195,14 +195,14 @@ def test_the_loss_asks_the_kernel_with_the_plain_version_until_it_has_it(monkeyp
 
 def test_products_in_bfloat16_are_those_of_rounded_numbers():
     x, centre, label = drawn(dim=512)
-    found = rivals(x.clone().requires_grad_(), centre.bfloat16(), label, 64.0, unit=True)
+    found = margin_terms(x.clone().requires_grad_(), centre.bfloat16(), label, 64.0, unit=True)
     rounded = x.bfloat16().double(), centre.bfloat16().double(), label
     most, others, _ = written_out(*rounded, 64.0)
     torch.testing.assert_close(found.nearest.double(), most / 64, rtol=0, atol=1e-6)
     torch.testing.assert_close(found.others.double(), others, rtol=0, atol=2e-5)
     target = (rounded[0] * rounded[1][label]).sum(1)
     torch.testing.assert_close(found.target.double(), target, rtol=0, atol=1e-6)
-    assert not torch.equal(found.nearest, rivals(x, centre, label, 64.0, unit=True).nearest)
+    assert not torch.equal(found.nearest, margin_terms(x, centre, label, 64.0, unit=True).nearest)
 
 
 def losses(size: int, classes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

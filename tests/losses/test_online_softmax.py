@@ -20,11 +20,11 @@ from trainkit.interfaces import At, Meta
 from trainkit.losses import online_softmax
 from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, MarginHead, NoMargin, class_head, margin_loss
-from trainkit.losses.online_softmax import Rivals, rivals
+from trainkit.losses.online_softmax import MarginTerms, margin_terms
 from trainkit.models import face_backbones
 from trainkit.speed.flops import Counter
 from trainkit.tasks.adadistill import AdaDistill, Teacher
-from trainkit.tasks.embed import Embed, WithHead, hits
+from trainkit.tasks.embed import Embed, WithHead, batch_accuracy
 
 B, C, D = 12, 101, 16
 MARGINS = [ArcFace(m=0.45), CosFace(m=0.35), AdaFace(m=0.4), ArcFace(m=0.2, scale=3.0), CosFace(scale=300.0)]
@@ -122,7 +122,7 @@ def test_gradients_by_differences():
 
     def total(x, centre):
         # `nearest` hands on no gradient: that of ln sum exp of the logits is all in `others`.
-        found = rivals(F.normalize(x), centre, label, 4.0)
+        found = margin_terms(F.normalize(x), centre, label, 4.0)
         return found.others + 4.0 * found.nearest, found.target
 
     assert torch.autograd.gradcheck(total, (x, centre.requires_grad_()))
@@ -132,7 +132,7 @@ def test_a_batch_of_one_class_of_two_and_samples_at_the_ends_of_the_scale():
     x, centre, _ = drawn("random", torch.float32, classes=2, size=3)
     for label in (torch.tensor([0, 0, 0]), torch.tensor([1, 0, 1])):
         for scale in (1e-3, 1e4):
-            found = rivals(F.normalize(x), centre, label, scale)
+            found = margin_terms(F.normalize(x), centre, label, scale)
             expected = F.normalize(x) @ F.normalize(centre).T
             torch.testing.assert_close(found.target, expected.gather(1, label[:, None])[:, 0])
             torch.testing.assert_close(found.nearest, expected.gather(1, 1 - label[:, None])[:, 0])
@@ -148,7 +148,7 @@ def test_no_sum_of_exponentials_leaves_the_numbers():
             x = F.normalize(torch.arange(1.0, 65.0)[None]).repeat(2, 1).requires_grad_()
             centre = (sign * x.detach()[:1]).repeat(classes, 1)
             assert online_softmax._bounded(scale, centre) == bounded
-            found = rivals(x, centre, label, scale, unit=True)
+            found = margin_terms(x, centre, label, scale, unit=True)
             (grad,) = torch.autograd.grad(found.others.sum(), x)
             torch.testing.assert_close(found.others, torch.full((2,), math.log(classes - 1)), rtol=1e-5, atol=0)
             torch.testing.assert_close(found.nearest, torch.full((2,), sign))
@@ -176,7 +176,7 @@ def test_the_error_in_float32_is_that_of_the_plain_chain(monkeypatch, running, k
         module = MarginHead(classes, 128) if trained else Centres(classes, 128)
         module.weight.data.copy_(exact_centre.detach())
         scores = module(x, label) if trained else module.scores(x, label, margin.scale)
-        assert isinstance(scores, Rivals) == (limit == 1)
+        assert isinstance(scores, MarginTerms) == (limit == 1)
         total, _ = margin_loss(scores, label, margin)
         grads = torch.autograd.grad(total, (x, module.weight) if trained else (x,))
         errors.append([relative(a, b) for a, b in zip((total.detach(), *grads), exact, strict=True)])
@@ -217,7 +217,7 @@ def test_no_tensor_is_as_large_as_the_matrix_and_the_number_of_classes_changes_n
         with Seen() as seen, Counter() as counter:
             score = module(x, label) if trained else module.scores(x, label, 64.0)
             total, _ = margin_loss(score, label, ArcFace())
-            hits(score, label)
+            batch_accuracy(score, label)
             total.backward()
         found[classes] = seen.elements
         # Two products forwards; of trained centres two more, of which one is the first again.
@@ -336,7 +336,7 @@ def test_adadistill_learns_the_same_with_and_without_the_matrix(monkeypatch, tmp
 def test_a_head_without_labels_or_without_a_margin_gives_all_scores():
     x = torch.randn(5, 8)
     assert MarginHead(6, 8)(x).shape == class_head(NoMargin(), 6, 8)(x, torch.arange(5)).shape == (5, 6)
-    assert isinstance(class_head(CosFace(scale=7.0), 6, 8)(x, torch.arange(5)), Rivals)
+    assert isinstance(class_head(CosFace(scale=7.0), 6, 8)(x, torch.arange(5)), MarginTerms)
     assert class_head(CosFace(scale=7.0), 6, 8).scale == 7.0
 
 
@@ -379,8 +379,8 @@ def test_a_compiled_network_and_an_accumulated_gradient():
 
 def test_the_compiler_is_not_imported_for_a_network_that_is_not_compiled():
     code = (
-        "import sys, torch; from trainkit.losses.online_softmax import rivals; "
-        "rivals(torch.eye(3).requires_grad_(), torch.eye(3), torch.arange(3), 2.0); "
+        "import sys, torch; from trainkit.losses.online_softmax import margin_terms; "
+        "margin_terms(torch.eye(3).requires_grad_(), torch.eye(3), torch.arange(3), 2.0); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
-from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, boundary, dice, hard, lovasz, resized
+from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, boundary, dice, lovasz, ohem_weights, resized
 
 NAMES = ("road", "car", "pole", "sky")
 
@@ -182,7 +182,7 @@ def test_hard_pixels_are_those_of_a_sorted_list_with_ties_shared(seed, count, le
     rng = np.random.default_rng(seed)
     ce = torch.from_numpy(rng.integers(0, levels, count) / levels * 2.0)
     valid = torch.from_numpy(rng.random(count) >= ignored)
-    found = hard(ce, valid, probability, least)
+    found = ohem_weights(ce, valid, probability, least)
     values = sorted(ce[valid].tolist(), reverse=True)
     wanted = max(1, math.floor(len(values) * least))
     over = [v for v in values if v > -math.log(probability)]

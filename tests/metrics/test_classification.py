@@ -277,7 +277,7 @@ def test_bound_of_chance_is_the_quantile_of_the_binomial_distribution(trials, p)
     from scipy.stats import binom
 
     quantile = int(binom.ppf(0.999, trials, p))
-    assert classification.by_chance(trials, p) == (quantile / trials if quantile < trials else None)
+    assert classification.chance_level(trials, p) == (quantile / trials if quantile < trials else None)
 
 
 def test_guessing_the_commonest_class_and_at_random_stay_below_the_bound():

@@ -270,7 +270,7 @@ def test_products_of_whole_vectors_are_exact():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(40, 700)) * 10.0 ** rng.integers(-20, 20, (40, 1))
     rows[0], rows[1] = 1, 0
-    vectors = ranking.whole(rows)
+    vectors = ranking.to_integers(rows)
     assert vectors.dtype == np.int32 and not vectors[1].any()
     exact = [[sum(int(a) * int(b) for a, b in zip(x, y, strict=True)) for y in vectors[:6]] for x in vectors]
     found = ranking.Cosines(vectors, vectors[:6]).scores(slice(None), slice(0, 6))
@@ -491,7 +491,7 @@ def plain_reranked(vectors, queries, nearest, averaged, share, strict):
 def test_reranked_distances_equal_those_written_out(nearest, averaged, share, strict):
     rng = np.random.default_rng(nearest)
     rows = rng.normal(size=(50, 6)) + 2 * rng.normal(size=(8, 6))[rng.integers(0, 8, 50)]
-    vectors = ranking.whole(rows)
+    vectors = ranking.to_integers(rows)
     made = Reranked.make(vectors[:20], vectors[20:], ranking.LENGTH, nearest, averaged, share, strict)
     expected = plain_reranked(vectors.astype(np.float64), 20, nearest, averaged, share, strict)
     np.testing.assert_allclose(-made.scores(slice(0, 20), slice(0, 30)), expected, atol=1e-7)
@@ -511,7 +511,7 @@ def test_the_protocol_says_which_overlap_joins_neighbourhoods():
 
 def test_a_reranked_distance_is_the_same_in_any_block(monkeypatch):
     rng = np.random.default_rng(0)
-    vectors = ranking.whole(rng.normal(size=(90, 6)))
+    vectors = ranking.to_integers(rng.normal(size=(90, 6)))
     made = Reranked.make(vectors[:40], vectors[40:], ranking.LENGTH)
     every = made.scores(slice(0, 40), slice(0, 50))
     assert (made.scores(np.array([7, 3]), slice(10, 25)) == every[[7, 3], 10:25]).all()

@@ -79,7 +79,7 @@ def test_map_at_r_of_an_example_worked_by_hand():
     embedding = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     scores = score_retrieval(embedding, Retrieval(label))
     assert scores.rows["map_at_r"][0] == pytest.approx((1 + 2 / 3) / 3)
-    found = retrieval.look_up(embedding, label)
+    found = retrieval.rank_others(embedding, label)
     assert found.r_precision[0] == pytest.approx(2 / 3)
     assert found.rank[0] == 1 and found.nearest[0] == 1
     assert found.relevant.tolist() == [3, 3, 0, 3, 0, 3]

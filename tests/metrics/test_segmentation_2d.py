@@ -18,7 +18,7 @@ from trainkit.evaluation_protocols import Scenes
 from trainkit.interfaces import IGNORED
 from trainkit.metrics import score, segmentation_2d, significance
 from trainkit.metrics.boundary_f_score import boundary_counts
-from trainkit.metrics.segmentation_2d import pixel_counts, score_scenes, seen
+from trainkit.metrics.segmentation_2d import pixel_counts, score_scenes, thumbnail_maps
 from trainkit.tracking.tracker import METRIC_NAME, _write_table
 
 NAMES = ("road", "Traffic sign", "sky", "never")
@@ -39,7 +39,7 @@ def maps(size: int, classes: int, seed: int = 0, shape=(12, 17)) -> tuple[torch.
 
 def gathered(predicted: torch.Tensor, mask: torch.Tensor, classes: int, within: float | None = 1.0) -> dict:
     """Rows as the loop hands them over: float32."""
-    rows = pixel_counts(predicted, mask, classes) | seen(predicted, mask)
+    rows = pixel_counts(predicted, mask, classes) | thumbnail_maps(predicted, mask)
     if within is not None:
         rows |= boundary_counts(predicted, mask, classes, within)
     return {name: values.float() for name, values in rows.items()}
@@ -209,7 +209,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
     for _ in range(1500):
         some = [pair for b in draw.integers(5, size=5) for pair in told[b]]
         by_hand.append(number_mean(iou_by_hand(some, k) for k in range(4)))
-    low, high = np.quantile(by_hand, significance.tails(5))
+    low, high = np.quantile(by_hand, significance.tail_probabilities(5))
     # The same distribution, not the same draws.
     assert scores.metrics["miou_low"] == pytest.approx(low, abs=0.03)
     assert scores.metrics["miou_high"] == pytest.approx(high, abs=0.03)
@@ -222,7 +222,7 @@ def test_pictures_are_drawn_again_and_their_pixels_scored_together():
 def test_the_interval_does_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     rows = gathered(*maps(6, 4), 4)
     whole = score_scenes(rows, protocol(6)).metrics
-    monkeypatch.setattr(segmentation_2d, "_AT_ONCE", 100)
+    monkeypatch.setattr(significance, "_AT_ONCE", 100)
     assert score_scenes(rows, protocol(6)).metrics == pytest.approx(whole)
 
 
@@ -282,7 +282,7 @@ def test_the_most_frequent_mistakes_are_listed_and_the_others_counted(tmp_path: 
 
 def test_small_maps_hold_the_nearest_pixels_in_the_corner_of_a_square():
     predicted, mask = maps(2, 5, shape=(20, 50))
-    rows = seen(predicted, mask, side=10)
+    rows = thumbnail_maps(predicted, mask, side=10)
     assert rows["seen_shape"].tolist() == [[4, 10]] * 2
     for name, whole in (("seen_truth", mask), ("seen_predicted", predicted)):
         small = rows[name]
@@ -292,11 +292,11 @@ def test_small_maps_hold_the_nearest_pixels_in_the_corner_of_a_square():
 
 def test_maps_that_are_small_stay_as_they_are():
     predicted, mask = maps(1, 5, shape=(7, 6))
-    rows = seen(predicted, mask)
+    rows = thumbnail_maps(predicted, mask)
     assert rows["seen_shape"].tolist() == [[7, 6]] and rows["seen_truth"].shape == (1, 320, 320)
     assert torch.equal(rows["seen_truth"][:, :7, :6], mask)
     assert torch.equal(rows["seen_predicted"][:, :7, :6].long(), predicted)
-    assert seen(predicted, mask, side=1)["seen_shape"].tolist() == [[1, 1]]
+    assert thumbnail_maps(predicted, mask, side=1)["seen_shape"].tolist() == [[1, 1]]
 
 
 class Pictures:

@@ -13,8 +13,9 @@ from pyarrow import csv, parquet
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.metrics import score, segmentation_3d
-from trainkit.metrics.segmentation_3d import bootstrap, interval, mean, planes, score_segmentation, words
+from trainkit.metrics import score, significance
+from trainkit.metrics.segmentation_3d import bootstrap, interval, metric_words, planes, score_segmentation
+from trainkit.metrics.significance import nan_mean
 from trainkit.metrics.surface_distance import SCORES, case_scores
 from trainkit.tracking.tracker import METRIC_NAME, _write_table
 
@@ -145,7 +146,7 @@ def test_the_table_of_cases_shows_overlap_and_distance_of_each_organ(tmp_path: P
     read = csv.read_csv(tmp_path / "cases.csv").to_pydict()
     assert read["id"] == [f"case{k}" for k in range(4)] and read["age"][1] in (None, "") and read["age"][2] == 61
     assert {name for name in read if name[:4] in ("dice", "hd95")} == {"dice"} | {
-        f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in words(NAMES[1:])
+        f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in metric_words(NAMES[1:])
     }
     assert read["dice_sr"][0] == pytest.approx(float(found["dice"][0, 0])) and read["dice_sr"][2] in (None, "")
 
@@ -193,7 +194,7 @@ def test_every_metric_may_be_logged():
 
 def test_names_of_organs_become_words_that_differ():
     names = ["SR", "Optic nerve", "optic-nerve", "OPTIC NERVE", "Muskel (li.)", "眼", "sr"]
-    found = words(names)
+    found = metric_words(names)
     assert found == ["sr", "optic_nerve", "optic-nerve", "optic_nerve_4", "muskel_li", "label_6", "sr_7"]
     assert all(METRIC_NAME.fullmatch(f"val/dice.{word}") for word in found) and len(set(found)) == len(names)
 
@@ -224,7 +225,7 @@ def test_the_bootstrap_is_that_of_drawing_case_by_case():
     values[draw.random((6, 3)) < 0.3] = NAN
     values[:, 2] = [NAN, 0.5, NAN, NAN, NAN, NAN]  # in some draws no case has this organ
     drawn, organ = bootstrap(values, list("abcdef"))
-    assert drawn.shape == (segmentation_3d.RESAMPLES,) and organ.shape == (segmentation_3d.RESAMPLES, 3)
+    assert drawn.shape == (significance.DRAWS,) and organ.shape == (significance.DRAWS, 3)
     by_hand = []
     for _ in range(4000):
         some = values[draw.integers(6, size=6)]
@@ -257,7 +258,7 @@ def test_draws_do_not_depend_on_scores_or_on_how_many_are_made_at_once(monkeypat
     drawn = bootstrap(values, groups)[0]
     assert (bootstrap(values, groups)[0] == drawn).all()
     np.testing.assert_allclose(bootstrap(values + 0.1, groups)[0], drawn + 0.1)  # networks are compared on equal draws
-    monkeypatch.setattr(segmentation_3d, "_AT_ONCE", 100)
+    monkeypatch.setattr(significance, "_AT_ONCE", 100)
     np.testing.assert_allclose(bootstrap(values, groups)[0], drawn)
 
 
@@ -269,8 +270,8 @@ def test_one_patient_has_no_interval():
 
 
 def test_a_mean_is_of_what_is_a_number():
-    assert mean(np.array([1.0, NAN, 3.0])) == 2 and math.isnan(mean(np.array([NAN])))
-    np.testing.assert_array_equal(mean(np.array([[1, NAN], [3, NAN]]), 0), [2, NAN])
+    assert nan_mean(np.array([1.0, NAN, 3.0])) == 2 and math.isnan(nan_mean(np.array([NAN])))
+    np.testing.assert_array_equal(nan_mean(np.array([[1, NAN], [3, NAN]]), 0), [2, NAN])
 
 
 # Pictures

@@ -30,7 +30,7 @@ from trainkit.tracking.tracker import _write_table
 
 
 def all_times(units: Units, draws: int) -> np.ndarray:
-    return np.concatenate(list(significance.times(units, draws)))
+    return np.concatenate(list(significance.draw_counts(units, draws)))
 
 
 # ---- Drawing ---------------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def test_sums_and_means_are_those_of_loops():
     values, of = rng.normal(size=(5, 40)), rng.integers(-1, 6, 40)
     of[of == 3] = 2  # a group without rows
     expected = [[sum(line[i] for i in range(40) if of[i] == g) for g in range(6)] for line in values]
-    assert significance.summed(values, of, 6) == pytest.approx(np.array(expected))
-    assert significance.summed(values, np.full(40, -1), 2).tolist() == np.zeros((5, 2)).tolist()
+    assert significance.group_sums(values, of, 6) == pytest.approx(np.array(expected))
+    assert significance.group_sums(values, np.full(40, -1), 2).tolist() == np.zeros((5, 2)).tolist()
     column, often = rng.normal(size=(8, 2)), rng.integers(0, 3, (6, 8)).astype(float)
     column[2, 0] = column[5] = math.nan
     often[0] = [0, 0, 3, 0, 0, 1, 0, 0]
@@ -84,9 +84,8 @@ def test_sums_and_means_are_those_of_loops():
             repeated = [v for v, n in zip(column[:, k], often[d], strict=True) for _ in range(int(n)) if v == v]
             expected = sum(repeated) / len(repeated) if repeated else math.nan
             assert got[d, k] == pytest.approx(expected, nan_ok=True)
-    assert (
-        math.isnan(got[0, 0]) and significance.over(np.array([[1.0, math.nan, 3.0], [math.nan] * 3])).tolist()[0] == 2.0
-    )
+    some = significance.nan_mean(np.array([[1.0, math.nan, 3.0], [math.nan] * 3]))
+    assert math.isnan(got[0, 0]) and some[0] == 2.0
 
 
 # ---- Intervals -------------------------------------------------------------------------------------------------------
@@ -96,15 +95,15 @@ def test_an_interval_is_the_percentiles_widened_for_few_units():
     drawn = np.random.default_rng(1).normal(size=50_000)
     for units, level in ((1000, 0.95), (12, 0.95), (30, 0.99)):
         tail = stats.norm.cdf(math.sqrt(units / (units - 1)) * stats.t.ppf((1 - level) / 2, units - 1))
-        found = significance.bootstrapped(0.1, drawn, units, level)
+        found = significance.bootstrap_interval(0.1, drawn, units, level)
         ends = np.quantile(drawn, (tail, 1 - tail)) - drawn.mean() + 0.1
         assert (found.low, found.high) == pytest.approx(tuple(ends))
-    assert significance.bootstrapped(0.0, drawn, 1000).high == pytest.approx(1.96, abs=0.05)
+    assert significance.bootstrap_interval(0.0, drawn, 1000).high == pytest.approx(1.96, abs=0.05)
 
 
 def test_draws_that_lean_to_one_side_are_centred():
     drawn = np.random.default_rng(1).exponential(size=5000)
-    found, moved = (significance.bootstrapped(0.3, drawn + by, 1000) for by in (0.0, -7.0))
+    found, moved = (significance.bootstrap_interval(0.3, drawn + by, 1000) for by in (0.0, -7.0))
     assert (found.low, found.high) == pytest.approx((moved.low, moved.high))
     assert found.low == pytest.approx(0.3 - 1 + 0.025, abs=0.01) and found.high == pytest.approx(0.3 + 2.69, abs=0.15)
 
@@ -116,7 +115,7 @@ def test_of_few_units_the_interval_is_right_as_often_as_it_says():
     drawn = often @ values / 8
     expanded = plain = 0
     for k in range(400):
-        found = significance.bootstrapped(float(values[:, k].mean()), drawn[:, k], 8)
+        found = significance.bootstrap_interval(float(values[:, k].mean()), drawn[:, k], 8)
         expanded += found.low <= 0 <= found.high
         low, high = np.quantile(drawn[:, k], (0.025, 0.975))
         plain += low <= 0 <= high
@@ -128,7 +127,7 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
     hard = rng.normal(size=400)
     one, other = (hard + rng.exponential(0.3, 400) for _ in range(2))
     drawn = all_times(Units("pictures", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
-    found = significance.bootstrapped(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
+    found = significance.bootstrap_interval(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
     expected = stats.bootstrap(
         (one, other), lambda a, b, axis: (b - a).mean(axis), paired=True, vectorized=True, n_resamples=4000,
         method="percentile", rng=np.random.default_rng(21),
@@ -143,18 +142,21 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
 
 def test_five_units_decide_nothing_and_six_may():
     drawn = np.linspace(0.1, 0.3, 2000)
-    five, six = (significance.bootstrapped(0.2, drawn, units) for units in (5, 6))
+    five, six = (significance.bootstrap_interval(0.2, drawn, units) for units in (5, 6))
     assert five.low > 0 and five.apart == 0 and six.apart == 1
-    assert significance.bootstrapped(0.2, drawn, 6, level=0.99).apart == 0
-    assert significance.bootstrapped(0.2, drawn, 1) is None and significance.bootstrapped(math.nan, drawn, 9) is None
+    assert significance.bootstrap_interval(0.2, drawn, 6, level=0.99).apart == 0
+    assert (
+        significance.bootstrap_interval(0.2, drawn, 1) is None
+        and significance.bootstrap_interval(math.nan, drawn, 9) is None
+    )
 
 
 def test_draws_without_a_score_are_left_out_while_they_are_few():
     drawn = np.linspace(-1, 1, 1000)
     drawn[:40] = math.nan
-    assert significance.bootstrapped(0.0, drawn, 100).low == pytest.approx(-0.92, abs=0.02)
+    assert significance.bootstrap_interval(0.0, drawn, 100).low == pytest.approx(-0.92, abs=0.02)
     drawn[:60] = math.nan
-    assert significance.bootstrapped(0.0, drawn, 100) is None
+    assert significance.bootstrap_interval(0.0, drawn, 100) is None
 
 
 @pytest.mark.parametrize("person", [0.0, 0.5, 1.0])
@@ -171,7 +173,7 @@ def test_intervals_of_pairs_of_people_are_as_wide_as_people_and_pairs_make_them(
             units, lambda t, v=values: dict(enumerate((t @ v / t.sum(1, keepdims=True)).T)), 600
         )
         for k, mean in enumerate(values.mean(0).tolist()):
-            interval = significance.bootstrapped(mean, drawn[k], units.independent)
+            interval = significance.bootstrap_interval(mean, drawn[k], units.independent)
             held.append(interval.low <= 0 <= interval.high)
             said.append(drawn[k].var())
             found.append(mean)
@@ -254,11 +256,11 @@ def kept(scores, tmp_path) -> dict[str, np.ndarray]:
 def check(rows: dict, module: str, logged: dict, names: set[str]) -> bootstrap.Kind:
     """That these rows are known as what they are, and all of them once score what was logged."""
     kind = bootstrap.kind(rows)
-    assert kind.module == module
+    assert kind.units.__module__ == f"trainkit.metrics.{module}"
     whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
     for name in names:
         assert whole[name][0] == pytest.approx(logged[name], rel=1e-9), name
-    assert bootstrap.differing(rows, rows) == ""
+    assert bootstrap.why_not_comparable(rows, rows) == ""
     return kind
 
 
@@ -296,7 +298,7 @@ def test_pictures_of_a_group_are_drawn_together(tmp_path):
     assert str(units) == f"{len(set(group.tolist()))} groups"
     assert {(a == b) for a, b in zip(group[1:] == group[:-1], units.of[1:] == units.of[:-1], strict=True)} == {True}
     other = rows | {"group": rows["group"][::-1]}
-    assert bootstrap.differing(rows, other) == "their rows differ in 'group'"
+    assert bootstrap.why_not_comparable(rows, other) == "their rows differ in 'group'"
 
 
 def pairs(rng, many: int = 120) -> tuple[np.ndarray, Pairs]:
@@ -447,7 +449,7 @@ def test_volumes_are_scored_as_cases_that_are_there_several_times(tmp_path):
     got = kind.resampled(rows, often[None].astype(float))
     assert {name: got[name][0] for name in asked} == pytest.approx({name: again[name] for name in asked})
     # The interval that the run itself logs is of the same draws.
-    drawn = kind.resampled(rows, all_times(units, segmentation_3d.RESAMPLES))["dice_mean"]
+    drawn = kind.resampled(rows, all_times(units, significance.DRAWS))["dice_mean"]
     assert drawn == pytest.approx(segmentation_3d.bootstrap(found["dice"].numpy(), patients)[0])
 
 
@@ -475,9 +477,9 @@ def test_scenes_are_scored_as_pictures_that_are_there_several_times(tmp_path):
     whole = kind.resampled(rows, np.ones((1, 7)))
     classes = {f"{start}.{name}" for start in ("iou", "boundary_f") for name in "abcd"}
     assert classes == {name for name in scores.metrics if "." in name}
-    by_name = bootstrap.named(got, whole, list(scores.metrics))
+    by_name = bootstrap.by_class_name(got, whole, list(scores.metrics))
     assert {name: by_name[name][0] for name in classes} == pytest.approx({name: again[name] for name in classes})
-    assert bootstrap.named(got, whole, ["iou.a", "iou.b"]).keys() == asked, "too few to tell which is which"
+    assert bootstrap.by_class_name(got, whole, ["iou.a", "iou.b"]).keys() == asked, "too few to tell which is which"
 
 
 def test_rows_of_a_task_of_ones_own_have_the_means_of_their_columns():
@@ -493,12 +495,12 @@ def test_rows_of_a_task_of_ones_own_have_the_means_of_their_columns():
 def test_rows_of_other_samples_are_told():
     rng = np.random.default_rng(12)
     first, second = (score_pairs(*pairs(rng)).rows for _ in range(2))
-    assert bootstrap.differing(first, second) == "their rows differ in 'first'"
+    assert bootstrap.why_not_comparable(first, second) == "their rows differ in 'first'"
     short = {name: column[:-1] for name, column in first.items()}
-    assert bootstrap.differing(first, short) == "120 rows against 119"
-    assert bootstrap.differing(first, {"hit": np.ones(120)}) == "they were scored in different ways"
+    assert bootstrap.why_not_comparable(first, short) == "120 rows against 119"
+    assert bootstrap.why_not_comparable(first, {"hit": np.ones(120)}) == "they were scored in different ways"
     better = first | {"distance": first["distance"] / 2}
-    assert bootstrap.differing(first, better) == "", "what came out may differ"
+    assert bootstrap.why_not_comparable(first, better) == "", "what came out may differ"
 
 
 def test_what_is_better_is_known_of_every_score():
@@ -533,7 +535,9 @@ def test_cases_of_a_patient_are_drawn_together_or_the_interval_is_too_narrow():
         units = Units(word, of)
         often = all_times(units, 1000)
         drawn = often @ gaps / often.sum(1, keepdims=True)
-        found = [significance.bootstrapped(float(gaps[:, k].mean()), drawn[:, k], units.count) for k in range(sets)]
+        found = [
+            significance.bootstrap_interval(float(gaps[:, k].mean()), drawn[:, k], units.count) for k in range(sets)
+        ]
         held[word] = np.mean([interval.low <= 0 <= interval.high for interval in found])
     assert 0.91 <= held["patients"] <= 0.97 and held["cases"] < 0.85
 
@@ -549,7 +553,9 @@ def judged(rows: list[dict], draws: int) -> dict[str, int]:
 
     whole = gaps(np.ones((1, size)))
     drawn = significance.resampled(units, gaps, draws)
-    found = {name: significance.bootstrapped(float(whole[name][0]), drawn[name], units.independent) for name in drawn}
+    found = {
+        name: significance.bootstrap_interval(float(whole[name][0]), drawn[name], units.independent) for name in drawn
+    }
     return {name: interval.apart for name, interval in found.items() if interval is not None}
 
 

@@ -320,14 +320,14 @@ def test_shuffled_labels_score_like_guessing():
 def test_chance_is_exceeded_by_about_one_guess_in_a_thousand():
     rng = np.random.default_rng(0)
     same = np.arange(60) % 2 == 0
-    bound = verification.auc_by_chance(np.arange(60), np.arange(60, 120), same)["auc"]
+    bound = verification.auc_chance_level(np.arange(60), np.arange(60, 120), same)["auc"]
     points = [verification.operating_points(s[same], s[~same]).auc for s in rng.random((5000, 60))]
     assert 0 < np.mean(np.array(points) > bound) < 0.004
 
 
 def test_too_few_pairs_promise_nothing_about_chance():
     same = np.array([True] * 5 + [False] * 5)
-    assert verification.auc_by_chance(np.arange(10), np.arange(10, 20), same) == {}
+    assert verification.auc_chance_level(np.arange(10), np.arange(10, 20), same) == {}
 
 
 def test_torch_numpy_and_half_precision_agree():

@@ -6,12 +6,12 @@ from functools import partial
 
 import pytest
 import torch
+from multiply_adds import macs
 from torch import nn
 from torch.nn import functional as F
 
 from trainkit.models import bisenet
 from trainkit.models.bisenet import BiSeNetV1, BiSeNetV2, from_published
-from trainkit.models.face_backbones import macs
 
 BOTH = pytest.mark.parametrize("make", [BiSeNetV1, BiSeNetV2])
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from multiply_adds import macs
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
@@ -24,7 +25,7 @@ from trainkit.models.eye import (
     TokenGrid,
     Transformer,
 )
-from trainkit.models.face_backbones import EyeSpec, Net, TimmSpec, build, macs
+from trainkit.models.face_backbones import EyeSpec, Net, TimmSpec, build
 
 EYE = (3, 32, 64)
 BACKBONES = ("eye_convnext", "eye_baseline")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.models.multi_scale import probabilities, rounded
+from trainkit.models.multi_scale import probabilities, round_up
 
 torch.manual_seed(0)
 COARSE = torch.nn.Conv2d(3, 4, 5, stride=2, padding=2).requires_grad_(False)
@@ -38,13 +38,13 @@ def subsets(mirrors):
 @given(st.floats(0.01, 5000), st.integers(1, 64))
 @settings(deadline=None)
 def test_sides_are_rounded_up_to_multiples(length, multiple):
-    found = rounded(length, multiple)
+    found = round_up(length, multiple)
     assert found % multiple == 0 and found >= max(1, round(length)) and found - multiple < max(1, round(length))
 
 
 def test_what_arithmetic_adds_to_a_side_is_no_further_multiple():
-    assert 1600 * 1.1 > 1760 and rounded(1600 * 1.1, 32) == 1760
-    assert rounded(353, 32) == 384
+    assert 1600 * 1.1 > 1760 and round_up(1600 * 1.1, 32) == 1760
+    assert round_up(353, 32) == 384
 
 
 @pytest.mark.parametrize("corners", [False, True])

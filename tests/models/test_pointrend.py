@@ -14,9 +14,9 @@ from trainkit.config.validation import validate
 from trainkit.models.pointrend import (
     PointHead,
     PointSpec,
-    draw,
-    draw_near,
+    choose_points,
     pixel_centres,
+    points_near_boundaries,
     pooled,
     refine,
     sample,
@@ -78,7 +78,7 @@ def test_uncertainty_is_the_margin_between_the_two_best():
 def test_the_least_sure_of_those_drawn_are_kept_and_the_rest_lie_anywhere():
     spec, logits = PointSpec(points=20, oversample=3.0, importance=0.75), torch.randn(2, 4, 6, 6)
     torch.manual_seed(3)
-    found = draw(logits, spec).numpy()
+    found = choose_points(logits, spec).numpy()
     torch.manual_seed(3)
     candidates, anywhere = torch.rand(2, 60, 2).numpy(), torch.rand(2, 5, 2).numpy()
     for b in range(2):
@@ -104,7 +104,7 @@ def test_the_least_sure_of_those_drawn_are_kept_and_the_rest_lie_anywhere():
 def test_shares_of_the_points_add_up(given, expected):
     spec = PointSpec(**given)
     assert spec.parts == expected and sum(spec.parts) == spec.points
-    found = draw(torch.randn(2, 3, 8, 8), spec, torch.rand(2, 32, 32) * 16)
+    found = choose_points(torch.randn(2, 3, 8, 8), spec, torch.rand(2, 32, 32) * 16)
     assert found.shape == (2, spec.points, 2) and found.min() >= 0 and found.max() <= 1
 
 
@@ -113,7 +113,7 @@ def test_points_near_boundaries_follow_the_distances():
     distance = rng.choice([0.5, 1.0, 2.0, 3.5, 6.0, 16.0], size=(2, 5, 7)).astype(np.float32)
     torch.manual_seed(0)
     count, sigma = 100_000, 2.0
-    found = draw_near(torch.as_tensor(distance), count, sigma).numpy()
+    found = points_near_boundaries(torch.as_tensor(distance), count, sigma).numpy()
     for b in range(2):
         weight = np.exp(-(distance[b].astype(float) ** 2) / (2 * sigma**2))
         x, y = (found[b] * [7, 5]).T
@@ -128,7 +128,7 @@ def test_points_near_boundaries_follow_the_distances():
 
 def test_without_a_boundary_in_sight_points_lie_anywhere():
     torch.manual_seed(0)
-    found = draw_near(torch.full((1, 4, 4), 1e6), 20_000, 1.0)[0]
+    found = points_near_boundaries(torch.full((1, 4, 4), 1e6), 20_000, 1.0)[0]
     assert torch.isfinite(found).all()
     counts = torch.histogramdd(found, [4, 4], range=[0.0, 1, 0, 1]).hist
     assert counts.min() > 1000 and counts.max() < 1500
@@ -139,7 +139,7 @@ def test_the_same_seed_draws_the_same_points():
     drawn = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        drawn.append(draw(logits, PointSpec(points=64, near=0.5), distance))
+        drawn.append(choose_points(logits, PointSpec(points=64, near=0.5), distance))
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
@@ -147,14 +147,14 @@ def test_no_shape_of_what_is_drawn_depends_on_what_tensors_hold():
     """For that a GPU would have to be waited for; tensors without values cannot be asked."""
     spec = PointSpec(points=64, near=0.5)
     with FakeTensorMode():
-        found = draw(torch.randn(2, 3, 8, 8), spec, torch.rand(2, 16, 16))
+        found = choose_points(torch.randn(2, 3, 8, 8), spec, torch.rand(2, 16, 16))
         values = sample(torch.randn(2, 5, 16, 16), found)
     assert found.shape == (2, 64, 2) and values.shape == (2, 5, 64)
 
 
 def test_points_near_boundaries_need_distances():
     with pytest.raises(ValueError, match="need distances"):
-        draw(torch.randn(1, 3, 8, 8), PointSpec(near=0.1))
+        choose_points(torch.randn(1, 3, 8, 8), PointSpec(near=0.1))
 
 
 def doubled(logits: np.ndarray) -> np.ndarray:
@@ -243,7 +243,7 @@ def test_what_the_head_learns_sharpens_the_outline_of_a_disc():
     head = PointHead(spec, 1, 2)
     optimizer = torch.optim.Adam(head.parameters(), 1e-2)
     for _ in range(60):
-        points = draw(coarse, spec)
+        points = choose_points(coarse, spec)
         x, y = (points * 64).long().clamp_max(63).unbind(2)
         loss = F.cross_entropy(head(sample(fine, points), sample(coarse, points)), truth[0][y, x])
         optimizer.zero_grad()

@@ -13,7 +13,7 @@ from trainkit.checkpoint import safe_load
 from trainkit.config.validation import to_tree, validate
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, Meta
-from trainkit.models.lora import Lora, LoraLinear, Rows
+from trainkit.models.lora import BatchModalities, Lora, LoraLinear
 from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, needs
 from trainkit.models.text_encoder import TextEncoder, TextSpec, last_token
 
@@ -267,7 +267,7 @@ def plain_block(x, block, may_see):
 
 def corrected(parts=1, modalities=3, rank=2, alpha=5.0, out=12):
     torch.manual_seed(0)
-    rows, linear = Rows(), nn.Linear(6, out)
+    rows, linear = BatchModalities(), nn.Linear(6, out)
     layer = LoraLinear(linear, rank, alpha, modalities, rows, parts)
     return linear, layer, rows
 

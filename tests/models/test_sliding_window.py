@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.models.sliding_window import LEAST_WEIGHT, sliding, starts, weights_of
+from trainkit.models.sliding_window import LEAST_WEIGHT, sliding_probabilities, window_starts, window_weights
 
 torch.manual_seed(0)
 MIX = torch.nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False)
@@ -30,7 +30,7 @@ def volume(*shape, seed=0):
 @given(st.integers(1, 200), st.integers(1, 64), st.floats(0, 0.95))
 @settings(deadline=None)
 def test_windows_cover_an_axis_and_overlap_as_asked(length, window, overlap):
-    found = starts(length, window, overlap)
+    found = window_starts(length, window, overlap)
     assert found[0] == 0 and found == sorted(set(found))
     assert found[-1] == max(0, length - window)
     gaps = np.diff(found)
@@ -40,11 +40,11 @@ def test_windows_cover_an_axis_and_overlap_as_asked(length, window, overlap):
 
 
 def test_a_gaussian_window_has_a_deviation_of_an_eighth_of_its_sides():
-    weight = weights_of((8, 16, 9), "gaussian").numpy()
+    weight = window_weights((8, 16, 9), "gaussian").numpy()
     for i, j, k in itertools.product(range(8), range(16), range(9)):
         z, y, x = (i - 3.5) / 1, (j - 7.5) / 2, (k - 4) / 1.125
         assert weight[i, j, k] == pytest.approx(max(LEAST_WEIGHT, np.exp(-(z * z + y * y + x * x) / 2)), rel=1e-5)
-    assert (weights_of((2, 3, 4), "constant") == 1).all()
+    assert (window_weights((2, 3, 4), "constant") == 1).all()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "constant"])
@@ -59,7 +59,7 @@ def test_a_gaussian_window_has_a_deviation_of_an_eighth_of_its_sides():
 )
 def test_a_network_that_sees_single_voxels_is_unchanged_by_windows(kind, shape, window, overlap):
     image = volume(*shape)
-    seen = sliding(pointwise, image, window, overlap=overlap, weight=kind, batch_size=3)
+    seen = sliding_probabilities(pointwise, image, window, overlap=overlap, weight=kind, batch_size=3)
     assert seen.shape == (3, *shape) and seen.dtype == torch.float32
     torch.testing.assert_close(seen, pointwise(image)[0].softmax(0), rtol=1e-5, atol=1e-6)
 
@@ -67,7 +67,7 @@ def test_a_network_that_sees_single_voxels_is_unchanged_by_windows(kind, shape, 
 @pytest.mark.parametrize("mirrors", [(True, False, False), (False, True, True), (True, True, True)])
 def test_mirrors_average_over_all_combinations_of_their_axes(mirrors):
     image = volume(6, 8, 10)
-    seen = sliding(MIX, image, (6, 8, 10), mirrors=mirrors)
+    seen = sliding_probabilities(MIX, image, (6, 8, 10), mirrors=mirrors)
     axes = [2 + axis for axis in range(3) if mirrors[axis]]
     parts = []
     for n in range(len(axes) + 1):
@@ -81,8 +81,8 @@ def test_mirrors_average_over_all_combinations_of_their_axes(mirrors):
 
 def test_where_a_network_sees_neighbours_windows_are_weighed_as_a_loop_over_voxels_weighs_them():
     image, window = volume(7, 6, 5), (4, 4, 5)
-    seen = sliding(MIX, image, window, overlap=0.5, batch_size=2).numpy()
-    weight = weights_of(window, "gaussian").numpy()
+    seen = sliding_probabilities(MIX, image, window, overlap=0.5, batch_size=2).numpy()
+    weight = window_weights(window, "gaussian").numpy()
     total, counted = np.zeros((3, 7, 6, 5)), np.zeros((7, 6, 5))
     for a, b in itertools.product((0, 2, 3), (0, 2)):
         part = MIX(image[:, :, a : a + 4, b : b + 4]).softmax(1)[0].numpy()
@@ -99,8 +99,8 @@ def test_windows_at_once_change_speed_and_not_the_result():
         sizes.append(len(x))
         return MIX(x)
 
-    results = [sliding(forward, image, (4, 4, 4), batch_size=size) for size in (1, 5, 1000)]
-    assert max(sizes) == len(starts(11, 4, 0.5)) * len(starts(9, 4, 0.5)) * len(starts(10, 4, 0.5))
+    results = [sliding_probabilities(forward, image, (4, 4, 4), batch_size=size) for size in (1, 5, 1000)]
+    assert max(sizes) == len(window_starts(11, 4, 0.5)) * len(window_starts(9, 4, 0.5)) * len(window_starts(10, 4, 0.5))
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], rtol=0, atol=1e-6)
 
@@ -116,7 +116,7 @@ def test_a_volume_smaller_than_a_window_is_padded_on_both_sides_with_its_lowest_
         return pointwise(x)
 
     image = volume(4, 6, 5)
-    sliding(forward, image, (7, 6, 8))
+    sliding_probabilities(forward, image, (7, 6, 8))
 
 
 @pytest.mark.slow
@@ -142,5 +142,5 @@ def test_the_result_is_monais(kind, shape, window, overlap):
             padding_mode="constant",
             cval=float(image.min()),
         )
-    ours = sliding(MIX, image, window, overlap=overlap, weight=kind)
+    ours = sliding_probabilities(MIX, image, window, overlap=overlap, weight=kind)
     torch.testing.assert_close(ours, theirs[0], rtol=1e-4, atol=1e-5)

@@ -279,7 +279,7 @@ def test_a_sheet_shows_each_picture_above_its_caption():
     images[:, 1] = 40 * np.arange(5)[:, None, None]
     figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
     assert [axes.images[0].get_array()[0, 0].tolist() for axes in figure.axes] == [[0, 40 * k, 0] for k in range(5)]
-    captions = [axes.texts[0].get_text().split("\n") for axes in figure.axes]
+    captions = [text.get_text().split("\n") for text in figure.texts[1:]]
     assert [lines[1] for lines in captions] == ["a → b"] * 5
     assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
     boxes = [axes.get_position() for axes in figure.axes]
@@ -291,17 +291,17 @@ def test_a_sheet_shows_each_picture_above_its_caption():
 def test_pictures_are_shown_as_they_are_or_stretched():
     plain = np.linspace(0, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
     wide = np.concatenate([plain * 4 - 2, plain * 100], 0)
-    assert (embedding_inspection.viewable(plain * 0.5).max(), embedding_inspection.viewable(plain * 0.5).min()) == (
+    assert (embedding_inspection.to_uint8(plain * 0.5).max(), embedding_inspection.to_uint8(plain * 0.5).min()) == (
         128,
         0,
     )
-    shown = embedding_inspection.viewable(wide)
+    shown = embedding_inspection.to_uint8(wide)
     assert shown.shape == (2, 4, 4, 3) and (shown[0] == shown[1]).all() and shown.max() == 255
-    grey = embedding_inspection.viewable(np.full((1, 1, 2, 2), 7, np.uint8))
+    grey = embedding_inspection.to_uint8(np.full((1, 1, 2, 2), 7, np.uint8))
     assert grey.shape == (1, 2, 2, 3) and (grey == 7).all()
-    assert embedding_inspection.viewable(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
+    assert embedding_inspection.to_uint8(np.array([[[[0, 65535]]]], np.uint16))[0, 0, :, 0].tolist() == [0, 255]
     with pytest.raises(ValueError, match="shape"):
-        embedding_inspection.viewable(np.zeros((1, 2, 4, 4)))
+        embedding_inspection.to_uint8(np.zeros((1, 2, 4, 4)))
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,16 @@ def optimizer() -> None:
 
 def averages() -> None:
     """A resumed run begins its average anew."""
-    from trainkit.training.state import State
+    from trainkit.training.state import TrainState
 
-    load = State.load
+    load = TrainState.load
 
     def without(self, *given, **named):
         average, self.average = self.average, None
         load(self, *given, **named)
         self.average = average
 
-    State.load = without
+    TrainState.load = without
 
 
 def fixed_times() -> None:

@@ -20,7 +20,7 @@ from runs import PLUGIN, TOY
 
 from trainkit import files
 from trainkit.autoconfig import download as fetching
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import storage, verification
 from trainkit.config import loader, schema
 from trainkit.data import evaluation_sets, sources
 from trainkit.data.formats import image_decode
@@ -120,8 +120,8 @@ def _packed(root: Path, name: str) -> None:
 
 def _checkpoint(root: Path, name: str) -> None:
     folder = storage.write(root / "run", 1, {"model": {}}, {"best": []}, "a: 1\n")
-    files = {n: storage._fingerprint(folder / n) for n in os.listdir(folder) if n != storage.MANIFEST}
-    (folder / storage.MANIFEST).write_bytes(storage._manifest({**files, name: (0, "0" * 64)}))
+    files = {n: verification.fingerprint(folder / n) for n in os.listdir(folder) if n != storage.MANIFEST}
+    (folder / storage.MANIFEST).write_bytes(verification.encoded_manifest({**files, name: (0, "0" * 64)}))
     storage.read(folder)
 
 
@@ -340,7 +340,7 @@ def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_pa
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
     about = run_folder.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
     (folder.path / "run.json").write_text(json.dumps(asdict(about)))
-    box = upload_queue.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+    box = upload_queue.UploadQueue(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     with caplog.at_level(logging.WARNING):
         box.send(client)
     assert sent == [] and "is not beside it; left out" in caplog.text and not job.exists()
@@ -392,7 +392,7 @@ def test_without_that_wall_it_deletes_the_hidden_folders_of_whatever_it_names(tm
     (folder.path / "outbox").symlink_to(tmp_path / "home")
     folder.claim()
     try:
-        upload_queue.Outbox(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+        upload_queue.UploadQueue(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     finally:
         folder.release()
     assert list((tmp_path / "home").iterdir()) == []

@@ -1,7 +1,7 @@
 """No file runs code, by whatever door it comes in; and every door is known.
 
-Each payload of `hostile` is laid under each name that trainkit opens, and given to each function that opens it: an
-answer or a UserError, and the payload's sentinel never appears. The last tests hold that the list of doors is whole.
+Each payload of `malicious_files` is laid under each name that trainkit opens, and given to each function that opens it:
+an answer or a UserError, and the payload's sentinel never appears. The last tests hold that the list of doors is whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ast
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from PIL import Image
 from runs import ROOT
 
 from trainkit.analysis import projector
-from trainkit.checkpoint import safe_load, storage
+from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.data import evaluation_sets, leakage, sources
@@ -324,7 +323,7 @@ def _scenes(path: Path) -> None:
 
 def _read_checkpoint(path: Path) -> None:
     found, problems = storage.newest_valid(path.parent)
-    storage.describe(path)
+    verification.describe(path)
     if found is None and problems:
         raise UserError(str(path), problems[0])
     storage.read(path)
@@ -351,8 +350,8 @@ def _mend_manifest(path: Path, name: str) -> None:
     """Let a manifest say of a file what is true of it now, as whoever changed the file could."""
     file = path / "manifest.json"
     if (path / storage.MANIFEST).is_file() and name != storage.MANIFEST:
-        files = {n: storage._fingerprint(path / n) for n in sorted(os.listdir(path)) if n != storage.MANIFEST}
-        (path / storage.MANIFEST).write_bytes(storage._manifest(files))
+        files = {n: verification.fingerprint(path / n) for n in sorted(os.listdir(path)) if n != storage.MANIFEST}
+        (path / storage.MANIFEST).write_bytes(verification.encoded_manifest(files))
     elif name == "model.safetensors" and (path / "model.json").is_file():
         told = json.loads((path / "model.json").read_text())
         told["sha256"]["model.safetensors"] = hashed_folder.sha256(path / name)
@@ -364,11 +363,9 @@ def _mend_manifest(path: Path, name: str) -> None:
                 "bytes": (path / name).stat().st_size,
                 "sha256": hashed_folder.sha256(path / name),
             }
-            if manifest["format"] == image_store.FORMAT:
-                manifest["digest"] = image_store.digest_of(manifest["files"], image_store._shape(manifest))
-            else:
-                of = volume_store if manifest["format"] == volume_store.FORMAT else mask_store
-                manifest["digest"] = of.digest_of(manifest)
+            kinds = image_store.Packed, volume_store.PackedVolumes, mask_store.PackedMasks
+            kind = next(kind for kind in kinds if kind.FORM.format == manifest["format"])
+            manifest["digest"] = kind.digest_of(manifest)
             file.write_text(json.dumps(manifest))
 
 
@@ -471,7 +468,7 @@ def test_no_payload_runs_in_the_words_of_a_command(hostile_files, tmp_path, monk
             ["data", "import", path, "out"], ["data", "import", "x.bin", "out", "--evaluation"],
             ["data", "import", path, "out", "--volumes"], ["data", "import", path, "out", "--size", "own"],
             ["data", "info", path], ["data", "verify", path], ["show", path], ["check", path], ["run", path],
-            ["fetch", path], ["predict", "x", path, "out"], ["export", path, "out"], ["compare", path, path],
+            ["download", path], ["predict", "x", path, "out"], ["export", path, "out"], ["compare", path, path],
             ["run", "adadistill", "data.train=x.bin"], ["data", "check", "adadistill", f"data.train={path}"],
             ["run", "adadistill", "--score", path, f"data.train={path}", "data.evaluate={a: x.bin}"],
         ):  # fmt: skip
@@ -494,26 +491,6 @@ def lay_modules(folder: Path, sentinels: Path) -> None:
         (folder / f"{name}.py").write_text(f"open({str(sentinels / f'{name}.ran')!r}, 'w').close()\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("safely", [True, False])
-def test_the_courier_imports_nothing_from_the_folder_of_the_start(tmp_path, store, safely):
-    lay_modules(tmp_path / "start", tmp_path)
-    code = """
-import subprocess, sys
-from trainkit.tracking import upload_process as courier
-from trainkit.tracking.store import Store
-if sys.argv[1] == "False":  # as `python -m` does it by itself
-    begin = subprocess.Popen
-    courier.subprocess.Popen = lambda words, **settings: begin([word for word in words if word != "-P"], **settings)
-courier.Courier(Store.locate()).close()
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-P", "-c", code, str(safely)]
-    done = subprocess.run(words, cwd=tmp_path / "start", env=environment, capture_output=True, text=True, timeout=200)
-    assert (ran(tmp_path) == []) is safely, done.stderr
-    assert not safely or done.returncode == 0, done.stderr
-
-
 # The list of doors is whole
 
 PARSERS = {
@@ -529,7 +506,7 @@ PARSERS = {
 }  # fmt: skip
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
-        "from_pretrained",
+        "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
         "load_state_dict_from_url")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
@@ -543,10 +520,11 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py simplejpeg.decode_jpeg",
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
-    "scene_sources._named": {"data/scenes/sources.py json.loads"},
+    "scene_sources._named": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
-    "insightface_bin.read_bin": {"data/formats/insightface_bin.py pickletools.genops"},
-    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile", "data/formats/nifti.py numpy.frombuffer"},
+    "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
+    "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
+                         "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
     "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
     "volume_sources._table": {"data/volumes/sources.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
@@ -557,19 +535,18 @@ DOORS: dict[str, set[str]] = {
                           "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
                           "data/formats/arrow_tables.py json.loads"},
     "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile"},
-    "people by JSON": {"data/people/layouts.py json.loads"},
+    "people by JSON": {"data/folders.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
     "templates.load_npz": {"data/formats/ijb.py zipfile.ZipFile", "data/formats/ijb.py numpy.load"},
     "pairs.read_csv": {"data/formats/pairs_csv.py csv.reader"},
-    "align.read_landmarks": {"data/faces/align.py json.loads"},
+    "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/image_store.py numpy.memmap"},
-    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer",
-                      "data/storage/map_store.py numpy.memmap"},
-    "volumes, packed": {"data/storage/volume_store.py json.loads", "data/storage/volume_store.py numpy.memmap"},
+    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/hashed_folder.py numpy.memmap"},
+    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
+    "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
-    "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/storage.py json.loads"},
+    "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/verification.py json.loads"},
     "an export": {"export/export.py json.loads"},
     "a run": {"tracking/run_folder.py json.loads", "inference/trained_model.py json.loads",
               "inference/output_folder.py json.loads", "tracking/journal.py json.loads"},
@@ -580,18 +557,17 @@ DOORS: dict[str, set[str]] = {
 }  # fmt: skip
 """By which door payloads come to a call: `file call`."""
 REASONS = {
+    "a file of this package": {"data/scenes/label_maps.py json.loads"},
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",
         "data/loader/worker_pool.py torch.frombuffer",
         "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer",
-        "speed/clock.py numpy.frombuffer",
-        "speed/claim_measurements.py mmap.mmap", "tracking/tracker.py PIL.Image.open",
+        "speed/clock.py numpy.frombuffer", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {
-        "export/images.py timm.create_model", "export/images.py onnxruntime.InferenceSession",
-        "export/latency.py onnxruntime.InferenceSession", "diagnostics/stepped_process.py numpy.load",
-        "config/yaml_editor.py yaml.compose",
+        "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
+        "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
         "inference/table_writer.py pyarrow.parquet.read_table",
         "inference/table_writer.py pyarrow.parquet.read_metadata",
     },

@@ -18,6 +18,8 @@ PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TENSOR_READER = "trainkit/checkpoint/safe_load.py"
 """The one file that may call `torch.load`, and only with `weights_only=True`."""
+PICKLE_READER = "trainkit/data/formats/insightface_bin.py"
+"""The one file that may unpickle, and only by a subclass of `Unpickler` that finds names and objects itself."""
 
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CALLS = {
@@ -54,17 +56,26 @@ def findings(source: str, name: str) -> list[str]:
             full_names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         else:
             continue
-        found += [(node.lineno, f"import {module}") for module in modules if module.split(".")[0] in MODULES]
+        allowed = {"pickle"} if name == PICKLE_READER and isinstance(node, ast.Import) else set()
+        found += [(node.lineno, f"import {m}") for m in modules if m.split(".")[0] in MODULES - allowed]
 
     def dotted(node: ast.expr) -> str:
         if isinstance(node, ast.Name):
             return full_names.get(node.id, node.id)
         return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
+    bases = [(base, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    restricted = {
+        id(base)
+        for base, node in bases
+        if {"find_class", "persistent_load"} <= {own.name for own in node.body if isinstance(own, ast.FunctionDef)}
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             what = dotted(node)
-            if what in LOADERS or what in CALLS or (what == "torch.load" and name != TENSOR_READER):
+            unpickles = what.startswith("pickle.") and not (what == "pickle.Unpickler" and id(node) in restricted)
+            loads = what == "torch.load" and name != TENSOR_READER
+            if unpickles or loads or what in LOADERS or what in CALLS:
                 found.append((node.lineno, what))
             elif isinstance(node, ast.Attribute) and node.attr in METHODS:
                 found.append((node.lineno, f".{node.attr}"))
@@ -145,6 +156,21 @@ def test_the_reader_of_tensors_may_load_under_restriction_only():
     assert findings("import torch; torch.load(f, weights_only=True)", TENSOR_READER) == []
     assert findings("import torch; torch.load(f)", TENSOR_READER)
     assert findings("import torch; torch.load(f, weights_only=False)", TENSOR_READER)
+
+
+def test_the_reader_of_pickles_may_subclass_an_unpickler_that_finds_nothing_by_itself():
+    methods = (
+        "    def find_class(self, module, name):\n        raise E\n    def persistent_load(self, p):\n        raise E\n"
+    )
+    sound = f"import pickle\nclass Own(pickle.Unpickler):\n{methods}"
+    assert findings(sound, PICKLE_READER) == []
+    assert findings(sound, TENSOR_READER)
+    for other in (
+        "import pickle; pickle.loads(b)", "import pickle; pickle.Unpickler(f).load()", "from pickle import Unpickler",
+        "import pickle as p; p.load(f)", "import pickle\nread = pickle.load", sound.replace("find_class", "found"),
+        sound.replace("persistent_load", "other"), sound.replace("Unpickler", "_Unpickler"), "import dill",
+    ):  # fmt: skip
+        assert findings(other, PICKLE_READER), other
 
 
 def dependencies() -> set[str]:

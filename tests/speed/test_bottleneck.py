@@ -47,7 +47,7 @@ def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
         "the loader alone gives 310 samples/s and the network alone 1,900; decoding is 81 % of reading a batch" in text
     )
     assert "untested: more workers than 2 (rung `workers`)" in text
-    assert "trainkit ladder recipes/x.yaml --only workers" in text
+    assert "trainkit bench recipes/x.yaml --only workers" in text
     assert bottleneck.unmeasured(e) == ["not measured: gpu: no GPU"] and "no GPU" not in text
 
 

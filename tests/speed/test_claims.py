@@ -15,14 +15,14 @@ import torch
 from runs import PLUGIN, ROOT
 from torch import nn
 
+from benchmarks.claims import ledger as claims
+from benchmarks.claims import measurements
+from benchmarks.claims.bench import GUIDES, RECIPES, Bench, Found, Guide, Parts, Unable
+from benchmarks.claims.table import CLAIMS, Cannot, Claim, Inside, Shown, Switch, Whole
 from trainkit.config.run_request import Order, load
 from trainkit.diagnostics.stepped_process import Block
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
-from trainkit.speed import claim_measurements as measurements
-from trainkit.speed import claims
-from trainkit.speed.claim_measurements import GUIDES, Bench, Cannot, Found, Guide, Inside, Shown, Switch, Unable, Whole
-from trainkit.speed.claim_table import CLAIMS, Claim
 from trainkit.tracking.store import Store
 
 PAGE = ROOT / "docs" / "claims.md"
@@ -91,7 +91,7 @@ def test_functions_and_recipes_that_are_named_exist():
             assert claim.way.function in measurements.names(), claim.id
     for guide in GUIDES.values():
         for name in (*guide.large, *guide.small):
-            assert (measurements.RECIPES / f"{name}.yaml").is_file(), name
+            assert (RECIPES / f"{name}.yaml").is_file(), name
 
 
 def test_words_of_every_switch_fit_the_recipes_they_are_said_of():
@@ -108,14 +108,14 @@ def test_words_of_every_switch_fit_the_recipes_they_are_said_of():
                 loads.append(own) if held is None else held.update(own)
     for name, loads in together.items():
         for words in loads:
-            load(Order(measurements.RECIPES / f"{name}.yaml", list(words.values())))
+            load(Order(RECIPES / f"{name}.yaml", list(words.values())))
     assert set(together) == {guide.small[-1] for guide in GUIDES.values()}
 
 
 def test_evaluations_that_are_computed_are_in_the_recipes():
     for claim in CLAIMS:
         if isinstance(claim.way, Whole) and claim.way.evaluation:
-            recipe = load(Order(measurements.RECIPES / f"{GUIDES[claim.guide].small[-1]}.yaml"))
+            recipe = load(Order(RECIPES / f"{GUIDES[claim.guide].small[-1]}.yaml"))
             assert claim.way.evaluation in recipe.evaluations, claim.id
 
 
@@ -133,7 +133,7 @@ def test_the_page_is_what_the_code_says():
     heads = [f"| `{c.id}` | {c.said} | {c.promised} |" for c in CLAIMS]
     assert len(rows) == len(heads)
     for line, head in zip(rows, heads, strict=True):
-        assert line.startswith(head), "the page is old: trainkit claims --list --write docs/claims.md"
+        assert line.startswith(head), "the page is old: python -m benchmarks.claims --list --write docs/claims.md"
     for claim in CLAIMS:
         assert f"- `{claim.id}`: {claim.how}.\n" in text
     assert claims._HEAD in text
@@ -389,7 +389,7 @@ def in_process(net: nn.Module, data: torch.Tensor, labels: torch.Tensor, block: 
     recipe = SimpleNamespace(task=SimpleNamespace(loss=loss), train=SimpleNamespace(batch_size=len(data)))
     opened = SimpleNamespace(train=train, block=block)
     rows = np.arange(len(data) // (2 if block > 1 else 1))
-    bench._parts = ("eyes", measurements.Parts(recipe, opened, net, None, rows, torch.device("cpu")))
+    bench._parts = ("eyes", Parts(recipe, opened, net, None, rows, torch.device("cpu")))
     return bench
 
 

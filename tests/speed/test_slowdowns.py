@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.speed.clock import BETWEEN, COMPUTE, PHASES, STEP
-from trainkit.speed.slowdowns import BLOCK, SKIPPED, Detective, find, find_in_lines
+from trainkit.speed.slowdowns import BLOCK, SKIPPED, SlowdownDetector, find
 
 MEAN = np.array([0.05, 0.005, 0.07, 0.14, 0.01, 0, 0, 0, 0])
 """Seconds by phase of a step of the first guide: 930 samples a second in batches of 256."""
@@ -21,9 +21,9 @@ def plain(length: int, seed: int = 0, noise: float = 0.1) -> np.ndarray:
     return MEAN * np.exp(np.random.default_rng(seed).normal(0, noise, (length, len(PHASES))))
 
 
-def watched(rows: np.ndarray, detective: Detective | None = None) -> list:
+def watched(rows: np.ndarray, detective: SlowdownDetector | None = None) -> list:
     """Looks every 25 steps, each at the newest 40 records: (step of the look, drop)."""
-    steps, detective = step_time_traces.as_steps(rows), detective or Detective()
+    steps, detective = step_time_traces.as_steps(rows), detective or SlowdownDetector()
     looks = ((at, detective.look(steps[max(0, at - 40) : at])) for at in range(BLOCK, len(rows) + 1, BLOCK))
     return [(at, drop) for at, drop in looks if drop is not None]
 
@@ -194,7 +194,7 @@ def test_a_drop_is_told_once_ends_and_may_come_again():
     rows = plain(3000)
     rows[600:1200, 0] += 1.2
     rows[1800:, PHASES.index("log")] += 1.2
-    detective = Detective()
+    detective = SlowdownDetector()
     (_, first), (_, second) = watched(rows, detective)
     assert (first.step, first.phase, second.step, second.phase) == (601, "data", 1801, "log")
     assert detective.lasting == (second,)
@@ -207,7 +207,7 @@ def test_a_second_drop_is_related_to_the_first():
     rows = plain(2000)
     rows[600:, 0] += 0.8
     rows[1200:, 0] += 3.0
-    detective = Detective()
+    detective = SlowdownDetector()
     (_, first), (_, second) = watched(rows, detective)
     assert (first.step, second.step) == (601, 1201) and second.before_ms == pytest.approx(first.after_ms, rel=0.05)
     assert detective.lasting == (first, second)
@@ -218,7 +218,7 @@ def test_a_second_drop_is_related_to_the_first():
 def test_it_does_not_matter_in_which_parts_the_records_come(sizes, seed):
     rows = lose(plain(1300, seed), 900, GUIDE, "data")
     rows[400:430] *= 2
-    steps, detective, drops, at = step_time_traces.as_steps(rows), Detective(), [], 0
+    steps, detective, drops, at = step_time_traces.as_steps(rows), SlowdownDetector(), [], 0
     for size in [*sizes, len(rows)]:
         if (drop := detective.look(steps[max(0, at - 30) : at + size])) is not None:
             drops.append(drop)
@@ -247,44 +247,8 @@ def test_a_share_is_that_of_what_was_lost():
     assert drop.phase == "data" and drop.share == pytest.approx(0.6, abs=0.02)
 
 
-# ---- Log lines
-
-
-@pytest.mark.parametrize(("every", "lines"), [(1, 50), (10, 6), (50, 4), (100, 4)])
-def test_the_drop_is_found_in_log_lines(every, lines):
-    step = np.arange(every, 2001, every)
-    rng = np.random.default_rng(every)
-    seconds = 256 / np.where(step < 1050, 930, 170) * np.exp(rng.normal(0, 0.1, len(step)))
-    seconds[step % 400 == 0] += 60 / every  # the guide's rate counts evaluations as well
-    (drop,) = find_in_lines(step, 1 / seconds)
-    assert abs(drop.step - 1050) <= 2 * every and drop.phase == "compute"
-    last = int(np.searchsorted(step, 1050)) + lines
-    assert find_in_lines(step[:last], 1 / seconds[:last]) == [drop]
-    assert find_in_lines(step[step < 1050], 1 / seconds[step < 1050]) == []
-
-
-def test_log_lines_of_a_journal_name_the_phase():
-    step = np.arange(10, 1501, 10)
-    rows = plain(1500).reshape(-1, 10, len(PHASES)).mean(1)
-    rows[100:, PHASES.index("eval")] += 2
-    own, whole = rows[:, : len(STEP)].sum(1), rows.sum(1)
-    part = {"data": rows[:, 0] / whole, "transfer": rows[:, 1] / whole, "compute": rows[:, 2:5].sum(1) / whole}
-    part |= {name: rows[:, PHASES.index(name)] / whole for name in BETWEEN}
-    (drop,) = find_in_lines(step, 1 / own, part)
-    assert drop.phase == "eval" and drop.share > 0.95 and abs(drop.step - 1010) <= 10
-    assert drop.before_ms == pytest.approx(275, rel=0.05) and drop.after_ms == pytest.approx(2275, rel=0.05)
-
-
-def test_log_lines_that_cannot_be_read_are_refused():
-    with pytest.raises(ValueError, match="the columns differ in length"):
-        find_in_lines([10, 20], [1.0])
-    with pytest.raises(ValueError, match="finite and above 0"):
-        find_in_lines([10, 20], [1.0, 0.0])
-    assert find_in_lines([], []) == []
-
-
 def test_a_look_costs_little():
-    steps, detective = step_time_traces.as_steps(step_time_traces.steady(3, 2500)), Detective()
+    steps, detective = step_time_traces.as_steps(step_time_traces.steady(3, 2500)), SlowdownDetector()
     began = time.process_time()
     for at in range(0, 2500, BLOCK):
         detective.look(steps[at : at + BLOCK])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainkit.speed.evidence import Drop
-from trainkit.speed.slowdowns import Detective
+from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.speed.stopwatch import Stopwatch
 
 
@@ -28,7 +28,7 @@ def test_three_lines_tell_waiting_from_work():
         optimizer.step()
     said = watch.verdict().splitlines()
     assert said[1].endswith("of the time the step waited for data.") and float(said[1].split(" ")[0]) > 60
-    assert 20 < float(said[0].split(" ")[0]) < 400 and "ladder" not in watch.verdict()
+    assert 20 < float(said[0].split(" ")[0]) < 400 and "trainkit bench" not in watch.verdict()
 
 
 def test_work_in_the_body_is_no_waiting_and_an_evaluation_is_no_step():
@@ -71,7 +71,7 @@ def test_a_change_in_a_body_of_which_nothing_is_known_is_no_forward_pass(monkeyp
         at = int(steps.number[-1])
         return Drop(step=41, before_ms=2.0, after_ms=50.0, phase="forward", share=1.0) if at == 50 else None
 
-    monkeypatch.setattr(Detective, "look", look)
+    monkeypatch.setattr(SlowdownDetector, "look", look)
     for divided, phase, named in ((False, "body", "the body of the loop"), (True, "forward", "the forward pass")):
         watch = Stopwatch(batch_size=8)
         for _ in watch.batches(batches(60)):

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import storage, verification
 from trainkit.tracking.journal import MEASURED
-from trainkit.tracking.run_folder import ENROLMENT, RunFolder
+from trainkit.tracking.run_folder import CREATION, RunFolder
 
 SAVED_LATER = ("entered", "final")
 """What a checkpoint's state says of evaluations of its own step: one that a full disk refused is written behind them.
@@ -55,7 +55,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
         "last step": info.last_step,
         "key": info.key,
         "recipe": loaded.recipe_text,
-        "resumed": json.loads((folder.path / ENROLMENT).read_bytes())["resumed"],
+        "resumed": json.loads((folder.path / CREATION).read_bytes())["resumed"],
     }
     for group, members in loaded.tensors.items():
         for name, tensor in members.items():
@@ -128,7 +128,7 @@ def _unsound(folder: RunFolder) -> Iterator[str]:
         if event.get("event") in ("nondeterminism", "repeated"):
             yield f"step {event['step']}: {event['event']} {event['data']}"
     for path in sorted(folder.checkpoints.iterdir()):
-        if problems := storage.verify(path) if path.name.startswith("step-") else ["is left over"]:
+        if problems := verification.verify(path) if path.name.startswith("step-") else ["is left over"]:
             yield f"{path.name}: {problems[0]}"
     outbox = folder.path / "outbox"
     left = [path for path in folder.path.iterdir() if path.name.startswith(".") and path.name != ".lock"]

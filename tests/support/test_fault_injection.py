@@ -1,4 +1,4 @@
-"""Faults strike where a plan says, in this process, in forks of the nursery and in processes of their own."""
+"""Faults strike where a plan says, in this process, in forks and in processes of their own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_hang_that_holds_the_interpreter_stops_every_thread_and_another_does_n
     assert gaps[0] < 2.5 <= gaps[1]
 
 
-def test_a_fork_of_the_nursery_is_killed_signalled_and_stopped_where_the_plan_says(store, tmp_path):
+def test_a_fork_is_killed_signalled_and_stopped_where_the_plan_says(store, tmp_path):
     notes = tmp_path / "notes"
     with start(
         1, *SHORT, plan=[{"at": "trainkit.checkpoint.storage.write", "call": 1, "do": "kill"}], notes=notes
@@ -96,7 +96,7 @@ def test_a_fork_of_the_nursery_is_killed_signalled_and_stopped_where_the_plan_sa
     with start(1, *SHORT, plan=[{"at": "toy.ToyTask.loss", "do": "note"}], notes=counted) as run:
         assert run.wait() == [0]
     assert [fault["call"] for fault in struck(counted)] == [4], "two updates of two micro-batches"
-    with start(1, *SHORT, plan=[{"at": "trainkit.training.trainer.train", "do": "stop"}]) as run:
+    with start(1, *SHORT, plan=[{"at": "trainkit.training.trainer.Trainer.fit", "do": "stop"}]) as run:
         state = Path(f"/proc/{run.pids[0]}/stat")
         end = time.monotonic() + 120
         while state.read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < end:

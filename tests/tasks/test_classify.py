@@ -394,7 +394,7 @@ def test_pretrained_weights_are_asked_for_by_their_tag():
 
 def test_pretrained_weights_that_are_not_here_end_the_run_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="trainkit fetch"):
+    with pytest.raises(UserError, match="trainkit download"):
         timm_weights.find("timm:convnext_atto.d2_in1k")
     assert not timm_weights.is_here("timm:convnext_atto.d2_in1k")
 

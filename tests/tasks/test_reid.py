@@ -31,7 +31,7 @@ from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Trip
 from trainkit.models.reid import ReidSpec
 from trainkit.tasks.reid import Pixels, Reid
 from trainkit.training import optimizer
-from trainkit.training.loss_meter import Tally
+from trainkit.training.loss_meter import LossMeter
 
 PEOPLE, VOCABULARY, LENGTH = 6, 20, 5
 META = Meta(PEOPLE, (3, 32, 16), "toy", modalities=MODALITIES, vocabulary=VOCABULARY, text_length=LENGTH)
@@ -489,14 +489,14 @@ def tallied(tally, *logs):
 
 def test_what_some_batches_log_is_a_mean_over_those_even_across_an_interruption():
     first, rest = [{"a": 1.0, "rare": 8.0}, {"a": 2.0}], [{"a": 6.0}, {"a": 3.0, "rare": 4.0}]
-    whole = tallied(Tally(machine()), *first, *rest)
+    whole = tallied(LossMeter(machine()), *first, *rest)
     assert whole.read() == {"train/loss": 1.0, "train/a": 3.0, "train/rare": 6.0, "train/grad_norm": 1.0}
-    resumed = Tally(machine())
-    resumed.load(json.loads(json.dumps(tallied(Tally(machine()), *first).state())))
+    resumed = LossMeter(machine())
+    resumed.load(json.loads(json.dumps(tallied(LossMeter(machine()), *first).state())))
     assert tallied(resumed, *rest).read() == whole.read()
     whole.clear()
     assert "train/rare" not in tallied(whole, {"a": 1.0}).read()
-    old = tallied(Tally(machine()), {"a": 1.0}, {"a": 2.0}).state()
+    old = tallied(LossMeter(machine()), {"a": 1.0}, {"a": 2.0}).state()
     del old["times"]  # of a checkpoint in which every batch had every key
     resumed.load(old)
     assert tallied(resumed, {"a": 6.0}).read()["train/a"] == 3.0

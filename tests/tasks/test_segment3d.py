@@ -200,7 +200,7 @@ def test_scores_are_on_the_grid_of_the_file_whatever_grid_the_network_saw(made):
 
 
 def test_the_label_map_is_where_the_mean_over_windows_and_mirrors_is_largest(made):
-    from trainkit.models.sliding_window import sliding
+    from trainkit.models.sliding_window import sliding_probabilities
 
     torch.manual_seed(0)
     net = nn.Conv3d(1, 3, 3, padding=1).requires_grad_(False)
@@ -208,7 +208,9 @@ def test_the_label_map_is_where_the_mean_over_windows_and_mirrors_is_largest(mad
     task, _ = made(net, window=window)
     image = torch.randn(1, 1, 6, 13, 9)
     mirrors = (True, False, True)
-    wanted = sliding(net, image, PATCH, overlap=0.25, weight="constant", batch_size=1, mirrors=mirrors).argmax(0)
+    wanted = sliding_probabilities(
+        net, image, PATCH, overlap=0.25, weight="constant", batch_size=1, mirrors=mirrors
+    ).argmax(0)
     found = task.label_map(net, image, image.shape[2:], mirrors)
     assert found.dtype == torch.uint8 and torch.equal(found.long(), wanted)
     assert not torch.equal(task.label_map(net, image, image.shape[2:]), found)

@@ -51,7 +51,7 @@ def told(folder: RunFolder, header: str = "", above: str | None = None, digests=
     recipe = folder.path.parents[1] / "started_with.yaml"
     recipe.write_text(f"{header}name: x\n")
     tracker = Kept()
-    lineage.tell(tracker, folder, Store.locate(), recipe, digests or {}, above)
+    lineage.record(tracker, folder, Store.locate(), recipe, digests or {}, above)
     return tracker
 
 

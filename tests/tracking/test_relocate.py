@@ -134,7 +134,7 @@ def test_nothing_changes_while_a_run_goes_on(moved):
 
 
 def test_a_run_that_another_machine_left_is_named(moved, monkeypatch):
-    monkeypatch.setattr("trainkit.tracking.run_folder._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.run_folder.file_system", lambda folder: "nfs4")
     store, _ = moved
     folder = store.new_run("faces", 1, "bb")
     folder.update(host="elsewhere")

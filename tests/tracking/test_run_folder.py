@@ -19,7 +19,7 @@ import pytest
 from runs import ROOT, TOY, Ran, all_same, left_alone, newest, run, spawn, start, stop_after
 from small_disk import mounted
 
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import verification
 from trainkit.config.run_request import Order
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
@@ -171,7 +171,7 @@ def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, ca
 
 def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole):
     command = (str(TOY), "--plugin", "toy", *WORDS)
-    slow = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 4, "do": "sleep 60"}]
+    slow = [{"at": "trainkit.training.run_logger.RunLogger.progress", "call": 4, "do": "sleep 60"}]
     with start(1, *command, plan=slow) as first:
         end = time.monotonic() + 120
         while not [*Store.locate().home.glob("runs/*/checkpoints/step-000000003")]:
@@ -186,7 +186,7 @@ def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole
         assert second.returncode == 2 and f"in use by process {first.pids[0]}" in second.stderr
         first.kill()  # its lock goes with it
         first.wait()
-    before = {path.name: storage.verify(path) for path in folder.checkpoints.iterdir()}
+    before = {path.name: verification.verify(path) for path in folder.checkpoints.iterdir()}
     assert before == {"step-000000003": []}, "what the first had written is as it was"
     ran = run(*WORDS, resume=folder.name)
     assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
@@ -205,8 +205,8 @@ class Sending:
         assert self.goes_on.wait(60)
 
     def complete(self) -> threading.Thread:
-        job = SimpleNamespace(_store=None, _client=None)
-        thread = threading.Thread(target=uploader.Sender._complete, args=(job, self.folder))
+        job = SimpleNamespace(_store=None, _client=object())
+        thread = threading.Thread(target=uploader.Uploader._complete, args=(job, self.folder))
         thread.start()
         return thread
 
@@ -221,11 +221,11 @@ def interrupted() -> RunFolder:
 def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whole):
     folder = interrupted()
     code = (
-        "import sys; from types import SimpleNamespace; from trainkit.tracking import uploader as sender\n"
+        "import sys; from types import SimpleNamespace; from trainkit.tracking import uploader\n"
         "from trainkit.tracking.store import Store\n"
-        "sender.send_left = lambda *_: print('sending', flush=True) or sys.stdin.readline()\n"
-        "job = SimpleNamespace(_store=None, _client=None)\n"
-        f"sender.Sender._complete(job, Store.locate().find({folder.name!r}))\n"
+        "uploader.send_left = lambda *_: print('sending', flush=True) or sys.stdin.readline()\n"
+        "job = SimpleNamespace(_store=None, _client=object())\n"
+        f"uploader.Uploader._complete(job, Store.locate().find({folder.name!r}))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdin=-1, stdout=-1, text=True) as other:
@@ -290,7 +290,7 @@ def test_a_run_whose_machine_was_replaced_is_continued_where_its_lock_tells(stor
 def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_taken(store, monkeypatch, capsys):
     folder = interrupted()
     folder.update(host="another-machine")
-    monkeypatch.setattr(run_folder, "_disk", lambda folder: "nfs4")
+    monkeypatch.setattr(run_folder, "file_system", lambda folder: "nfs4")
     said = f"{folder.name} is said to be going on, on another-machine; if that machine is gone, --resume {folder.name}"
     with pytest.raises(UserError, match=f"no unfinished run of toy with these settings; {said}"):
         run(*WORDS, resume="")

@@ -46,7 +46,7 @@ def begin(here: Store) -> Tracker:
 def recorded(here: Store, status: str, steps: int) -> RunFolder:
     """A run that MLflow knows of and has nothing of: it was away from then on."""
     tracker = begin(here)
-    tracker._sender._client = Away()
+    tracker._uploader._client = Away()
     for step in range(steps):
         tracker.log(step, {"train/loss": 1 / (step + 1), "speed/steps_per_s": 3.0 + step})
     tracker.artifact_text("notes/why.txt", "because")
@@ -60,7 +60,7 @@ def recorded(here: Store, status: str, steps: int) -> RunFolder:
 def killed(here: Store) -> RunFolder:
     """A run whose process was gone without a word long ago."""
     tracker = begin(here)
-    tracker._sender._client = Away()
+    tracker._uploader._client = Away()
     tracker.log(0, {"train/loss": 0.5})
     tracker.commit()
     crash(tracker)
@@ -151,7 +151,7 @@ def test_a_run_that_goes_on_is_left_alone(here):
 
 
 def test_a_run_of_another_machine_is_over_when_somebody_says_so(here, monkeypatch):
-    monkeypatch.setattr("trainkit.tracking.run_folder._disk", lambda folder: "nfs4")
+    monkeypatch.setattr("trainkit.tracking.run_folder.file_system", lambda folder: "nfs4")
     folder = killed(here)
     folder.update(host="a-machine-that-was-given-back")
     (done,) = sync(here)

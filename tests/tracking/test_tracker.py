@@ -74,9 +74,9 @@ def crash(tracker):
     """Leave a tracker as a killed process would: nothing more is sent or written, its claim is gone."""
     tracking.atexit.unregister(tracker._at_exit)
     tracker._finished = True
-    tracker._sender._stopping = True
-    tracker._sender.wake.set()
-    tracker._sender.join(timeout=30)
+    tracker._uploader._stopping = True
+    tracker._uploader.wake.set()
+    tracker._uploader.join(timeout=30)
     tracker.folder.release()
 
 
@@ -167,7 +167,8 @@ def test_a_resumed_run_has_one_row_for_each_step_of_each_metric(home, store, beg
     train(first, 10, 15)
     assert first.flush()
     train(first, 15, 18)  # in the journal, not sent
-    first._journal.pass_on()
+    first._journal._take_in()
+    first._journal._pass_on()
     crash(first)
     sent = rows(home)
 
@@ -193,7 +194,7 @@ def test_sending_everything_twice_changes_nothing(home, begin):
         tracker.log(step, {"train/loss": 1 / (step + 1)})
     assert tracker.flush()
     before = rows(home)
-    tracker._outbox.acknowledge(0)
+    tracker._queue.acknowledge(0)
     assert tracker.flush()
     assert rows(home) == before and len(before) == 50
 
@@ -204,7 +205,7 @@ def test_a_new_time_stamp_would_make_a_second_row(home, begin):
 
     tracker = begin()
     for t in (1000, 1000, 2000):
-        tracker._sender._client.log_batch(tracker.run_id, metrics=[Metric("train/loss", 0.5, t, 1)])
+        tracker._uploader._client.log_batch(tracker.run_id, metrics=[Metric("train/loss", 0.5, t, 1)])
     assert len(rows(home)) == 2
 
 
@@ -632,7 +633,7 @@ class Away:
 def test_an_outage_is_reported_once_and_loses_nothing(home, begin, caplog, monkeypatch):
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.01)
     tracker = begin()
-    away = tracker._sender._client = Away(tracker._sender._client)
+    away = tracker._uploader._client = Away(tracker._uploader._client)
     for step in range(20):
         tracker.log(step, {"train/loss": float(step)})
         tracker.artifact_text(f"notes/{step}.txt", str(step))
@@ -648,7 +649,7 @@ def test_an_outage_is_reported_once_and_loses_nothing(home, begin, caplog, monke
 def test_what_could_not_be_sent_by_the_end_is_sent_later(home, store, begin, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
     tracker = begin()
-    tracker._sender._client = Away(tracker._sender._client)
+    tracker._uploader._client = Away(tracker._uploader._client)
     tracker.log(1, {"train/loss": 0.5})
     tracker.finish("FINISHED")
     assert "the rest is kept in" in caplog.text
@@ -666,9 +667,9 @@ def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
         def __getattr__(self, name):
             raise SystemExit
 
-    tracker._sender._client = Deadly()
+    tracker._uploader._client = Deadly()
     tracker.log(1, {"train/loss": 0.5})
-    assert not tracker.flush(5.0) and not tracker._sender.is_alive()
+    assert not tracker.flush(5.0) and not tracker._uploader.is_alive()
     tracker.log(2, {"train/loss": 0.25})
     tracker.commit()
     assert journal.read(tracker.folder.journal).series("train/loss") == ([1, 2], [0.5, 0.25])
@@ -688,7 +689,7 @@ def test_a_locked_database_does_not_hold_up_training(home, begin):
     other = sqlite3.connect(home / "mlflow.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     tracker.log(0, {"train/loss": 1.0})
-    tracker._sender.wake.set()
+    tracker._uploader.wake.set()
     time.sleep(0.2)  # the sender now waits for the lock
     longest = 0.0
     for step in range(1, 300):
@@ -889,9 +890,9 @@ def test_a_run_is_found_by_its_name_without_reading_others_and_runs_are_read_onc
         run.update(run_id=f"id{number}", status=["RUNNING", "KILLED", "FINISHED"][number % 3], key=f"key{number}")
         run.release()
     parsed = []
-    read = run_folder._parsed
+    read = run_folder.parse_info
     for module in (run_folder, store_module):
-        monkeypatch.setattr(module, "_parsed", lambda text: parsed.append(read(text)) or parsed[-1])
+        monkeypatch.setattr(module, "parse_info", lambda text: parsed.append(read(text)) or parsed[-1])
 
     def read_by(look):
         parsed.clear()
@@ -1053,17 +1054,17 @@ class Kept:
 def witness_of(tracker, main=True):
     from types import SimpleNamespace
 
-    from trainkit.training.run_logger import Witness
+    from trainkit.training.run_logger import RunLogger
 
     recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
-    return Witness(recipe, "", "", None, tracker, main, lambda: False)
+    return RunLogger(recipe, None, tracker, main)
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):
     from trainkit.interfaces import Scores
 
     metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
-    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False)
+    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False, elapsed=0.0)
     assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4\n"
 
 
@@ -1084,7 +1085,7 @@ def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_b
     for leads in (True, False):
         witness = witness_of(tracker := Kept())
         witness.recipe.best = SimpleNamespace(metric=decides)
-        witness.scored(30, "val", scored, metrics, 1.0, leads)
+        witness.scored(30, "val", scored, metrics, 1.0, leads, 0.0)
         assert capsys.readouterr().out == f"step 30: val: {first}{' (best so far)' * leads}  {rest}\n"
         (logged,) = [given[2] for given in tracker.calls if given[0] == "log"]
         best = {name: value for name, value in logged.items() if name.startswith("best/")}
@@ -1122,7 +1123,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     tracker = Kept()
     given = {"eyes": Scores({}, tables={"per_class": {"f1": [1.0]}}, pictures=pictures())}
     given["eyes/ema"] = Scores({}, tables={"per_class": {"f1": [0.5]}})
-    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False)
+    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False, elapsed=0.0)
     tables = {call[1]: call[2] for call in tracker.calls if call[0] == "table"}
     assert tables == {
         "tables/eyes_per_class_last.csv": {"f1": [1.0]},
@@ -1133,10 +1134,10 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     figures = {call[1][5:]: call[3] for call in tracker.calls if call[0] == "image"}
     assert figures["tsne"].axes[0].get_title() == "t-SNE of eyes, step 30 (2 of 9 samples)"
     assert "25.0 % of the variance" in figures["pca"].axes[0].get_ylabel()
-    assert figures["hard"].axes[0].texts[0].get_text() == "x\na\n→ b 0.90"
-    assert figures["outliers"].axes[0].texts[0].get_text() == "x\na, 4.0 sd\n→ b 0.90"
+    assert figures["hard"].texts[1].get_text() == "x\na\n→ b 0.90"
+    assert figures["outliers"].texts[1].get_text() == "x\na, 4.0 sd\n→ b 0.90"
     tracker.calls.clear()
-    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True)
+    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True, elapsed=0.0)
     assert {call[1] for call in tracker.calls if call[0] == "table"} == {
         "rows/eyes_best.parquet",
         *(f"tables/eyes{average}_per_class_{when}.csv" for average in ("", "_ema") for when in ("last", "best")),
@@ -1147,7 +1148,9 @@ def test_only_the_main_process_draws():
     from trainkit.interfaces import Scores
 
     tracker = Kept()
-    witness_of(tracker, main=False).scored(30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False)
+    witness_of(tracker, main=False).scored(
+        30, "eyes", {"eyes": Scores({}, pictures=pictures())}, {}, 1.0, leads=False, elapsed=0.0
+    )
     assert not [call for call in tracker.calls if call[0] == "image"]
 
 
@@ -1186,7 +1189,7 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
     sys.setswitchinterval(0.005)
     try:
         sent = threading.Event()
-        one = uploader.Sender(store, SimpleNamespace(send=lambda client: sent.set(), courier=None), waits=False)
+        one = uploader.Uploader(store, SimpleNamespace(send=lambda client: sent.set()), waits=False)
         one.begin(object())
         one.wake.set()
         assert sent.wait(10)
@@ -1199,8 +1202,8 @@ def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():
 def test_runs_that_were_left_are_looked_for_at_the_first_line_and_once():
     done, sent = [], threading.Semaphore(0)
     store = SimpleNamespace(shown="store", abandoned=lambda: done.append("looked") or [], unsent=list)
-    box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release(), courier=None)
-    one = uploader.Sender(store, box, waits=False)
+    box = SimpleNamespace(send=lambda client: done.append("sent") or sent.release())
+    one = uploader.Uploader(store, box, waits=False)
     one.begin(object())
     try:
         time.sleep(0.1)

@@ -38,7 +38,7 @@ def here(store) -> Store:
 def ended(here: Store, steps: int = 5):
     """A run that has ended and sent nothing: its process was slower with that than its end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(uploader.Sender, "_try", lambda self: None)
+        patch.setattr(uploader.Uploader, "_try", lambda self: None)
         tracker = begin(here)
         for step in range(steps):
             tracker.log(step, {"train/loss": 1 / (step + 1)})
@@ -76,7 +76,7 @@ def test_a_job_that_a_power_cut_left_without_its_words_holds_up_no_other(here, c
 
 def test_jobs_are_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeypatch):
     tracker = begin(here)
-    tracker._sender.released.clear()
+    tracker._uploader.released.clear()
     tracker.artifact_text("notes/a.txt", "a")
     synced, real = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or real(file))
@@ -95,14 +95,14 @@ def test_jobs_are_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeyp
 @pytest.mark.parametrize("kind", ["artifact", "dataset", "model", "tags"])
 def test_one_thing_that_can_never_be_sent_holds_up_neither_others_nor_the_end(here, monkeypatch, kind):
     folder = ended(here)
-    real = upload_queue.Outbox._hand_over
+    real = upload_queue.UploadQueue._upload
 
     def poisoned(self, client, job, file):
         if job["kind"] == kind and job.get("bad"):
             raise ValueError("nobody knows why")
         return real(self, client, job, file)
 
-    monkeypatch.setattr(upload_queue.Outbox, "_hand_over", poisoned)
+    monkeypatch.setattr(upload_queue.UploadQueue, "_upload", poisoned)
     for number in ("00000000",):
         job = folder.path / "outbox" / number
         (job / "file").mkdir(parents=True)
@@ -240,7 +240,7 @@ def test_what_a_broken_database_says_of_values_is_no_answer_about_them(here):
     )
     refused = MlflowException("Invalid value", INVALID_PARAMETER_VALUE)
     client = here.client()
-    assert [tracker._outbox._refused(client, e) for e in (malformed, of_a_proxy, refused)] == [False, False, True]
+    assert [tracker._queue._refused(client, e) for e in (malformed, of_a_proxy, refused)] == [False, False, True]
     tracker.finish("FINISHED")
 
 

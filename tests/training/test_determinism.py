@@ -52,13 +52,13 @@ def test_a_flipped_bit_is_found(promise, tmp_path):
 
 
 def test_a_flipped_bit_of_what_no_forward_changes_is_found(tmp_path, monkeypatch):
-    def check(self, state, params, *rest, plain=determinism.Replay.check):
-        if state.step == 5:
-            (momentum,) = state.optimizer.state[params["head.weight"]].values()
+    def check(self, update, again, plain=determinism.DeterminismCheck.check):
+        if update.step == 5:
+            (momentum,) = self._model.optimizer.state[self._model.params["head.weight"]].values()
             momentum.view(torch.int32).view(-1)[3] ^= 1
-        plain(self, state, params, *rest)
+        plain(self, update, again)
 
-    monkeypatch.setattr(determinism.Replay, "check", check)
+    monkeypatch.setattr(determinism.DeterminismCheck, "check", check)
     with pytest.raises(UserError, match=r"step 5: .*differently: momentum_buffer of head\.weight"):
         poisoned(tmp_path, LAST, TWICE)
 

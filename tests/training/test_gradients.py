@@ -109,7 +109,7 @@ def test_an_update_reports_the_norm_before_it_clips():
     wanted = [by_loops(p.detach(), p.grad, 0.01, 1e-3) for p in params.values()]
     machine, plan = SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), SimpleNamespace(batch_size=8, world=1)
     losses = [Loss(torch.zeros(()), 4), Loss(torch.zeros(()), 4)]
-    said = gradients._finish_gradients(machine, params, plan, losses, Optim(lr=1.0, clip_agc=AdaptiveClip()))
+    said = gradients.finish_gradients(machine, params, plan, losses, Optim(lr=1.0, clip_agc=AdaptiveClip()))
     assert float(said) == pytest.approx(norm)
     for p, grad in zip(params.values(), wanted, strict=True):
         torch.testing.assert_close(p.grad, grad)

@@ -125,9 +125,9 @@ def test_without_a_checkpoint_from_before_the_run_ends(tmp_path):
 
 
 def test_with_the_window_not_in_the_checkpoint_the_spike_is_missed(tmp_path, monkeypatch):
-    from trainkit.training.state import State
+    from trainkit.training.state import TrainState
 
-    monkeypatch.setattr(State, "_COUNTERS", tuple(name for name in State._COUNTERS if name != "losses"))
+    monkeypatch.setattr(TrainState, "_COUNTERS", tuple(name for name in TrainState._COUNTERS if name != "losses"))
     words = [*LONG, JUMP.format(46), BACK]
     poisoned(tmp_path, *words, stop=40)
     poisoned(tmp_path, *words, at=storage.newest_valid(tmp_path / "checkpoints")[0])

@@ -17,7 +17,8 @@ from tests.training.test_nonfinite import bits, held, poisoned, same
 from trainkit.errors import UserError
 from trainkit.interfaces import Parts
 from trainkit.tracking.journal import Event
-from trainkit.training import nonfinite, out_of_memory
+from trainkit.training import out_of_memory
+from trainkit.training.model import Model
 from trainkit.training.plan import Plan, halved
 
 HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
@@ -48,7 +49,7 @@ def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make
 
 
 def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(nonfinite, "put_back", lambda *_: None)
+    monkeypatch.setattr(Model, "restore_buffers", lambda *_: None)
     poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16))
     assert not same(bits(held(tmp_path)[0]), bits(small[0]))
 
@@ -125,8 +126,8 @@ def test_where_nothing_can_be_halved_the_run_ends_in_words(tmp_path, task, train
 
 
 def test_other_errors_are_not_taken_for_it():
-    assert not out_of_memory.is_one(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not out_of_memory.is_one(ValueError("out of memory"))
+    assert not out_of_memory.is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not out_of_memory.is_out_of_memory(ValueError("out of memory"))
     with pytest.raises(RuntimeError, match="shapes"):
         out_of_memory.caught(torch.matmul, torch.zeros(2, 3), torch.zeros(2, 3))
     caught = [out_of_memory.caught(torch.empty, 1 << 55)[1], out_of_memory.caught(lambda: bytearray(1 << 60))[1]]
@@ -141,11 +142,10 @@ def test_what_belongs_together_is_not_cut(block, together):
     recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
     parts = Parts(torch.nn.Identity(), together=together)
-    run = SimpleNamespace(replayed=[])
-    portions = out_of_memory.Portions(recipe, SimpleNamespace(block=block), parts, machine, state, run)
-    portions.tried(lambda: bytearray(1 << 60))
+    portions = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), parts, machine, state, None)
+    _, said = out_of_memory.caught(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
-        portions.smaller(Plan(1, 1, 16, 16, 1, 1, 0))
+        portions.halve(Plan(1, 1, 16, 16, 1, 1, 0), said)
 
 
 def test_halves_divide_the_share_of_a_process():

@@ -98,9 +98,9 @@ class Home:
         self.split = Split() if split is None else split
         self.teacher.eval().requires_grad_(False)
         self.teacher.seen, self.said = 0, []
-        witness = SimpleNamespace(outputs=self.path, say=self.said.append, stopping=stopping)
+        logger = SimpleNamespace(say=self.said.append)
         parts = Parts(nn.Identity(), tabulated={"teacher": self.teacher}, stored=stored)
-        return teacher_cache.outputs(parts, self.split, machine, witness, seed=3)
+        return teacher_cache.outputs(parts, self.split, machine, logger, 3, self.path, stopping)
 
     @property
     def made(self):

@@ -17,10 +17,11 @@ from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 from trainkit.checkpoint import storage
 from trainkit.diagnostics import throughput_limits
 from trainkit.speed.evidence import Drop
-from trainkit.speed.slowdowns import Detective
+from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.system.reading import Reading
 from trainkit.tracking.tracker import Tracker
-from trainkit.training import throughput_monitor, trainer
+from trainkit.training import throughput_monitor
+from trainkit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("store")
 if str(PLUGIN) not in sys.path:
@@ -178,7 +179,7 @@ def test_a_change_of_pace_is_told_at_once_with_its_phase_and_what_was_seen(monke
         at = int(steps.number[-1])
         return Drop(step=61, before_ms=2.0, after_ms=40.0, phase="data", share=0.96) if at == 75 else None
 
-    monkeypatch.setattr(Detective, "look", look)
+    monkeypatch.setattr(SlowdownDetector, "look", look)
     fetched = iter(range(10**9))
     slow = slowed(toy.ToySplit.fetch, 0.02, when=lambda: next(fetched) >= 2 * 60)  # two micro-batches a step
     monkeypatch.setattr(toy.ToySplit, "fetch", slow)
@@ -233,15 +234,19 @@ def test_the_end_is_forecast_and_compared_with_what_happened(monkeypatch):
 
 def test_shares_add_up_to_the_wall_clock(monkeypatch):
     took = []
-    train = trainer.train
+    build, fit = Trainer.__init__, Trainer.fit
 
-    def timed(*args):
-        began = time.perf_counter()
-        outcome = train(*args)
-        took.append((time.perf_counter() - began, outcome))
+    def built(self, *args, **named):
+        self.began = time.perf_counter()
+        build(self, *args, **named)
+
+    def timed(self):
+        outcome = fit(self)
+        took.append((time.perf_counter() - self.began, outcome))
         return outcome
 
-    monkeypatch.setattr(trainer, "train", timed)
+    monkeypatch.setattr(Trainer, "__init__", built)
+    monkeypatch.setattr(Trainer, "fit", timed)
     run("train.length=40 steps", "task.slow_score=0.1")
     seconds, outcome = took[0]
     shares = [value for name, value in outcome.speed.items() if name.endswith("_share")]

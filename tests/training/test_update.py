@@ -21,10 +21,12 @@ from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
 from trainkit.speed.clock import Clock
 from trainkit.tracking.run_folder import RunFolder
-from trainkit.tracking.tracker import Silent
-from trainkit.training import nonfinite, optimizer
-from trainkit.training.loss_meter import Tally
-from trainkit.training.run_logger import Witness
+from trainkit.training import optimizer
+from trainkit.training.finite_checks import all_finite
+from trainkit.training.guards import Update
+from trainkit.training.loss_meter import LossMeter
+from trainkit.training.nonfinite import NonFiniteGuard
+from trainkit.training.run_logger import RunLogger
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +90,7 @@ def losses(count, seed, tensor_weight):
 
 @pytest.mark.parametrize("tensor_weight", [False, True])
 def test_sums_on_the_host_have_the_bits_of_those_on_the_device(tensor_weight):
-    here, there = Tally(machine(at_once=True)), Tally(machine(at_once=False))
+    here, there = LossMeter(machine(at_once=True)), LossMeter(machine(at_once=False))
     given_ = list(losses(200, 1, tensor_weight))
     for number in range(0, 200, 2):
         for tally in (here, there):
@@ -101,7 +103,7 @@ def test_sums_on_the_host_have_the_bits_of_those_on_the_device(tensor_weight):
         first.load(second.state())
         assert first.state() == second.state()
     here.clear()
-    assert here.state() == Tally(machine(at_once=False)).state()
+    assert here.state() == LossMeter(machine(at_once=False)).state()
 
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -115,12 +117,16 @@ def test_what_is_not_finite_is_seen_on_the_host_as_on_the_device(sums, norm, fin
     given_ = [Loss(torch.tensor(value), 1) for value in sums]
     wanted = all(map(math.isfinite, sums)) if scaled else fine  # infinite gradients are the scaler's own affair
     for at_once in (True, False):
-        found = nonfinite.finite(torch.tensor(norm), given_, machine(at_once, scaler=object() if scaled else None))
+        found = all_finite(torch.tensor(norm), given_, machine(at_once, scaler=object() if scaled else None))
         assert isinstance(found, bool) == at_once and bool(found) == wanted
-        watch = nonfinite.Watch()
-        assert watch.turn(found, 7) is None  # read one step late
-        assert watch.look() == (None if wanted else 7)
-        assert watch.turn(True, 8) == (None if wanted else 7) and watch.look() is None
+        guard, alone = NonFiniteGuard("rollback"), NonFiniteGuard("rollback")
+        alone.observe(Update(7, [], finite=found))
+        guard.observe(Update(7, [], finite=found))
+        assert guard.verdict(wait=False) is None  # read one step late
+        guard.observe(Update(8, [], finite=True))
+        for verdict in (guard.verdict(wait=False), alone.verdict(wait=True)):
+            assert (verdict is None) if wanted else (verdict.step, verdict.skip) == (7, range(7, 8))
+        assert guard.verdict(wait=True) is None and alone.verdict(wait=True) is None
 
 
 @pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float64], [torch.bfloat16], [torch.float32, torch.float64]])
@@ -191,7 +197,7 @@ def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_la
     monkeypatch.setattr("tqdm.tqdm", Bar)
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("trainkit.training.run_logger.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    run = Witness(SimpleNamespace(log=Log()), "", "", RunFolder(Path()), Silent(), True, lambda: False)
+    run = RunLogger(SimpleNamespace(log=Log()), RunFolder(Path()), main=True)
     for step in range(1, 10_001):
         now[0] += 0.001 if step < 9_000 else 0.3
         run.progress(step, 10_000)
@@ -205,9 +211,7 @@ def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_la
 def test_the_progress_bar_shows_the_mean_speed_of_the_training_and_says_so(monkeypatch):
     shown, now = [], [0.0]
     bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
-    run = Witness(
-        SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=8)), "", "", None, Silent(), True, lambda: False
-    )
+    run = RunLogger(SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=8)), main=True)
     run.clock, run._bar = Clock(now=lambda: now[0]), bar
     for step, seconds in ((1, 0.1), (2, 0.1), (3, 0.1), (4, 0.7)):  # the last one is slow
         run.clock.to("forward")

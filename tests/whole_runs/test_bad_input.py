@@ -22,7 +22,7 @@ from PIL import Image
 from runs import ROOT, newest, run, spawn, stop_after
 
 from tests.training.test_trainer import all_same
-from trainkit.checkpoint import safe_load, storage
+from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.data.faces.dataset import Faces
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.interfaces import Meta
@@ -284,7 +284,7 @@ def test_a_full_disk_ends_the_run_and_costs_nothing_that_was_written_before(stor
             run()
     folder = newest()
     (path,) = folder.checkpoints.iterdir()
-    assert folder.info().status == "FAILED" and storage.verify(path) == []
+    assert folder.info().status == "FAILED" and verification.verify(path) == []
     ran = run(resume="")
     assert ran.folder == folder and ran.code == 0 and all_same(ran.last, whole.last)
     assert ran.repeatable == whole.repeatable

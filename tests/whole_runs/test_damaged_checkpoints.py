@@ -14,8 +14,8 @@ import pytest
 import torch
 from runs import ROOT, Ran, all_same, environment, left_alone, newest, run, stop_after
 
-from trainkit.checkpoint import safe_load, state_dict, storage
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint import safe_load, state_dict, storage, verification
+from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config.run_request import Order, load
 from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
@@ -123,7 +123,7 @@ def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog
 def test_without_the_check_they_would_be(again, monkeypatch):
     folder = again()
     flip(best_of(folder) / "model.safetensors", random.Random(0))
-    monkeypatch.setattr(storage, "check_file", lambda path: None)
+    monkeypatch.setattr(verification, "check_file", lambda path: None)
     assert best_weights(folder).parent == best_of(folder)
 
 
@@ -189,7 +189,7 @@ def test_tensors_are_read_in_two_places_alone_and_states_in_one():
         found = re.findall(r"\bload_file\b|\bsafe_open\b|safetensors\.torch\.load\b", text)
         assert not found or name in READERS, f"{name} reads tensors by {found}"
         found = re.findall(r"read\w*\(.*\bSTATE\b.*|\bSTATE\)\.\w*(?:read|open).*|state\.json\"\)\.\w*read.*", text)
-        assert not found or name == "trainkit/checkpoint/storage.py", f"{name} reads a state by {found}"
+        assert not found or name == "trainkit/checkpoint/verification.py", f"{name} reads a state by {found}"
 
 
 # ------------------------------------------------------------------------------------- another machine, other parts
@@ -219,12 +219,12 @@ def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     with pytest.raises(UserError, match=r"bias is missing, weight is missing"):
         state_dict.load_tensors(average.tensors, {}, "ema.safetensors")
     del loaded.tensors["ema"]
-    from trainkit.training.events import Agenda
-    from trainkit.training.state import State
+    from trainkit.training.events import EventSchedule
+    from trainkit.training.state import TrainState
 
     recipe = load(Order(Path(__file__).parents[1] / "plugin" / "toy.yaml", (), ("toy",)))
     net = recipe.task.build(recipe.data.open(0).meta, {}, 0).learns
-    state = State(net, torch.optim.SGD(net.parameters()), None, average, None, Agenda({}, None, None), None,
+    state = TrainState(net, torch.optim.SGD(net.parameters()), None, average, None, EventSchedule({}, None, None), None,
                   loaded.state["identity"])  # fmt: skip
     with pytest.raises(UserError, match="step-000000008: holds no ema"):
         state.load(loaded, 0)

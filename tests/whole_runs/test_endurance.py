@@ -48,7 +48,7 @@ from tests.whole_runs.test_kills import (
 from tests.whole_runs.test_reid import sets  # noqa: F401
 from tests.whole_runs.test_segmentation_2d import streets  # noqa: F401
 from tests.whole_runs.test_segmentation_3d import bodies  # noqa: F401
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import storage, verification
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.upload_queue import sent
@@ -194,7 +194,7 @@ class Orders(RuleBasedStateMachine):
 
     def train(self, updates: int, *more: Fault) -> None:
         if not ended():
-            stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
+            stop = {"at": "trainkit.training.run_logger.RunLogger.progress", "call": updates, "do": "signal 15"}
             assert ran(self.job.words, [stop, *more]) in (0, 143)
 
     @precondition(lambda self: not ended())
@@ -213,7 +213,7 @@ class Orders(RuleBasedStateMachine):
     def fill_the_disk(self, updates: int, call: int, many: int) -> None:
         full = {"at": [name for name in SYSTEM if name not in ("os.unlink", "os.rmdir")], "do": FULL}
         full |= {"thread": "trainkit-checkpoint", "call": call, "until": call + many}
-        stop = {"at": "trainkit.training.run_logger.Witness.progress", "call": updates, "do": "signal 15"}
+        stop = {"at": "trainkit.training.run_logger.RunLogger.progress", "call": updates, "do": "signal 15"}
         ran(self.job.words, [full, stop])
 
     @precondition(lambda self: len(self.whole()) > 1 and not ended())
@@ -262,7 +262,7 @@ class Orders(RuleBasedStateMachine):
         """Checkpoints that verify, oldest first."""
         if self.folder is None:
             return []
-        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not storage.verify(path))
+        found = sorted(path for path in self.folder.checkpoints.glob("step-*") if not verification.verify(path))
         return found
 
     def newest_is_whole(self) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from runs import ROOT, TOY, Ran, all_same, left_alone, spawn
 from small_disk import Disk, mounted
 
-from trainkit.checkpoint import storage
+from trainkit.checkpoint import verification
 from trainkit.tracking.run_folder import RunFolder
 
 WORDS = ("checkpoints={every: 2 steps, keep_last: 3}", "log={every: 1 steps, figures: 4 steps, system_every: null}")
@@ -51,7 +51,7 @@ def seen(disk: Disk, out: Path) -> list[Ran]:
         if ran.folder.journal.exists():
             assert ran.history
         for path in ran.folder.checkpoints.glob("step-*"):
-            assert storage.verify(path) == []
+            assert verification.verify(path) == []
     return found
 
 

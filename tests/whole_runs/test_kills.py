@@ -33,16 +33,18 @@ PHASES: dict[str, dict[str, Any]] = {
             "trainkit.tracking.mlflow_experiment.prepared",
             "mlflow.tracking.MlflowClient.create_run",
             "trainkit.tracking.store.write_aside",
-            "trainkit.tracking.upload_queue.Outbox.put",
+            "trainkit.tracking.upload_queue.UploadQueue.put",
         ]
     },
-    "steps": {"at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.Witness.progress"]},
+    "steps": {
+        "at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.RunLogger.progress"]
+    },
     "saving": {"at": ["trainkit.checkpoint.state_dict.Copies.make", *SYSTEM], "thread": "trainkit-checkpoint"},
     "evaluating": {
         "at": [
-            "trainkit.training.trainer.evaluate",
+            "trainkit.training.evaluator.evaluate",
             "trainkit.training.best.enter",
-            "trainkit.training.run_logger.Witness.scored",
+            "trainkit.training.run_logger.RunLogger.scored",
         ]
     },
     "telling": {
@@ -52,7 +54,7 @@ PHASES: dict[str, dict[str, Any]] = {
             "mlflow.tracking.MlflowClient.set_terminated",
             *SYSTEM,
         ],
-        "thread": "trainkit-sender",
+        "thread": "trainkit-uploader",
     },
     "ending": {
         "at": [
@@ -246,7 +248,7 @@ def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_train
 
 
 def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy, tmp_path, database):
-    plan = [{"at": ["os.unlink", "os.rmdir"], "thread": "trainkit-sender", "call": 8, "do": "kill"}]
+    plan = [{"at": ["os.unlink", "os.rmdir"], "thread": "trainkit-uploader", "call": 8, "do": "kill"}]
     with fresh(tmp_path / "store", database):
         assert ran(toy.words, plan) == -signal.SIGKILL
         go_on(toy)
@@ -254,7 +256,7 @@ def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy,
 
 
 def test_a_model_of_a_run_that_is_told_to_stop_has_no_scores_of_an_earlier_step(toy, tmp_path, database):
-    plan = [{"at": "trainkit.training.run_logger.Witness.progress", "call": 5, "do": "signal 15"}]
+    plan = [{"at": "trainkit.training.run_logger.RunLogger.progress", "call": 5, "do": "signal 15"}]
     with fresh(tmp_path / "store", database):
         assert ran(toy.words, plan) == 143
         assert not (wrong := unsound(trainings()[-1])), wrong
@@ -316,9 +318,12 @@ SPOILED = {
     "sample_seeding": ("tensor model/", UPDATE),
     "optimizer": ("tensor model/", UPDATE),
     "averages": ("tensor ema/", UPDATE),
-    "fixed_times": ("2 rows of", {"at": "trainkit.tracking.upload_queue.Outbox.acknowledge", "call": 1, "after": True}),
+    "fixed_times": (
+        "2 rows of",
+        {"at": "trainkit.tracking.upload_queue.UploadQueue.acknowledge", "call": 1, "after": True},
+    ),
     "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
-    "verification": ("missing", {"at": "os.write", "thread": "trainkit-checkpoint", "call": 17}),  # in the third of 7
+    "verification": ("missing", {"at": "trainkit.checkpoint.storage.encoded_manifest", "call": 2}),
 }
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 

@@ -30,7 +30,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import Outbox, left
+from trainkit.tracking.upload_queue import UploadQueue, left
 
 WORDS = ("train.length=2 epochs",)
 
@@ -144,7 +144,7 @@ def tell(here: Store, files: Path, weather: Weather | None = None) -> RunFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "_FINISH_SECONDS", 0.5)
         tracker.finish("FINISHED")
-    tracker._sender.join(120)  # its process would be gone
+    tracker._uploader.join(120)  # its process would be gone
     for _ in range(400):
         if not tracker.folder.info().unsent:
             break
@@ -222,7 +222,7 @@ def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, 
     if off == "times":
         monkeypatch.setattr(upload_queue, "rows", new_times(upload_queue.rows))
     elif off == "acknowledging":  # what was begun counts as done
-        real, begun = Outbox._send_batch, []
+        real, begun = UploadQueue._send_batch, []
 
         def hopeful(self, client, batch):
             begun.append(batch)
@@ -231,7 +231,7 @@ def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, 
                     raise ConnectionError("the first call fails, whatever the weather")
                 real(self, client, batch)
 
-        monkeypatch.setattr(Outbox, "_send_batch", hopeful)
+        monkeypatch.setattr(UploadQueue, "_send_batch", hopeful)
     elif off == "looking for the run":
         made = mlflow_run._made
 
@@ -253,13 +253,13 @@ def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, 
 
         monkeypatch.setattr(mlflow_run, "_made", blind)
     else:
-        real_made = Outbox._made_model
+        real_made = UploadQueue._made_model
 
         def twice(self, client, job, run):
             client.create_logged_model(run.info.experiment_id, job["name"], self.run_id, tags={"trainkit.step": "9"})
             return real_made(self, client, job, run)
 
-        monkeypatch.setattr(Outbox, "_made_model", twice)
+        monkeypatch.setattr(UploadQueue, "_made_model", twice)
     failed = 0
     for seed in range(8):
         try:
@@ -383,7 +383,7 @@ def stuck(monkeypatch, where: str) -> tuple[threading.Event, threading.Event]:
 
     def hold(real):
         def held(*args, **more):
-            if threading.current_thread().name == "trainkit-sender":
+            if threading.current_thread().name == "trainkit-uploader":
                 came.set()
                 let.wait()
             return real(*args, **more)
@@ -439,13 +439,13 @@ def test_the_training_passes_a_sender_that_is_stuck(promise, where, here, tmp_pa
 
 
 def test_a_lock_over_the_disk_would_be_seen(here, tmp_path, monkeypatch):
-    real = Outbox.acknowledge
+    real = UploadQueue.acknowledge
 
     def within(self, position):
         with self._lock:
             real(self, position)
 
-    monkeypatch.setattr(Outbox, "acknowledge", within)
+    monkeypatch.setattr(UploadQueue, "acknowledge", within)
     tracker = begin(here)
     came, let = stuck(monkeypatch, "replace")
     try:
@@ -475,7 +475,7 @@ def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatc
         monkeypatch.setattr(MlflowClient, name, noted)
     works(tracker, tmp_path).join(120)
     tracker.finish("FINISHED")
-    assert by == {"trainkit-sender"}
+    assert by == {"trainkit-uploader"}
 
 
 # ---- Several at once, at the end, and families of runs

@@ -20,8 +20,9 @@ from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
-from trainkit.tracking.upload_queue import Outbox
-from trainkit.training.run_logger import Witness
+from trainkit.tracking.upload_queue import UploadQueue
+from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.run_logger import RunLogger
 
 
 class Written(Silent):
@@ -29,7 +30,7 @@ class Written(Silent):
 
     def __init__(self, folder: RunFolder):
         self.journal = Journal(folder.journal)
-        self.outbox = Outbox(folder, "id", self.journal)
+        self.outbox = UploadQueue(folder, "id", self.journal)
 
     def position(self):
         return self.journal.position
@@ -64,11 +65,11 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
                 {"kind": "artifact", "folder": None}, "a.txt", lambda out, s=step: out.write_text(f"{s}")
             )
             tracker.outbox.acknowledge(tracker.journal.commit())
-            witness = Witness(recipe, "", "", folder, tracker, True, lambda: False)
+            writer = CheckpointWriter(recipe, RunLogger(recipe, folder, tracker, main=True))
             copies = Copies()
             copies.files |= {"model": {"w": torch.full((3,), float(step))}}
-            witness.commit(step, copies, {"best": []}, [])
-            assert witness.settle() is None
+            writer.begin(step, copies, {"best": []})
+            assert writer.settle() is None
             recording.mark("committed", step)
             tracker.journal.append(step, {"eval/x": float(step)})
         tracker.journal.commit()
@@ -117,15 +118,16 @@ def what_is_wrong(home: Path, recording: Recording, n: int) -> str:
     (whole,) = [value for _, what, value in recording.marks if what == "journal"]
     if folder.journal.read_bytes()[:position] != whole[:position]:
         return "the journal is not the one that was written"
-    waiting = Outbox(folder, "id", kept)
+    waiting = UploadQueue(folder, "id", kept)
     waiting.acknowledge(min(position, waiting.acknowledged))
     times = kept.cut_back(position).values
     lost = [key for told in recording.reached(n, "times") for key in told if key not in times and key[1] > step]
     if lost:
         return f"the times of {lost} are lost: they would be sent again with others"
-    waiting.forget_end()
+    waiting.drop_end()
     client = Client()
-    waiting._try_metrics = waiting._enrol = lambda client: None  # jobs are what is asked about
+    waiting._try_metrics = waiting.ensure_run = lambda client: None  # jobs are what is asked about
+    waiting.run_id = "a run"
     waiting.send(client)
     if waiting.waiting() or not set(client.took) <= {str(step) for step in range(9)}:
         return f"what waited for MLflow arrived as {client.took}"

@@ -20,7 +20,7 @@ from training_processes import Job, job, launched
 
 from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
-from trainkit.training.events import Agenda
+from trainkit.training.events import EventSchedule
 from trainkit.training.optimizer import Average
 
 LIMIT = 25.0
@@ -63,13 +63,13 @@ PHASES = {
     "first step": Phase("toy.ToyTask.loss"),
     "import": Phase("toy.ToyTask.needs"),
     "data check": Phase("trainkit.analysis.data_integrity.ensure"),
-    "needs": Phase("trainkit.training.dependencies._made", words=("task.needs_recipe=FIRST",)),
+    "needs": Phase("trainkit.experiments.launch.gather", words=("task.needs_recipe=FIRST",)),
     "teacher": Phase("toy.ToyTask.loss", 5, "sleep 1", words=("task.needs_recipe=FIRST",)),
     "ceilings": Phase("trainkit.diagnostics.throughput_limits.measure", words=("log.ceilings=measure",)),
     "building": Phase("toy.ToyTask.build"),
-    "trial": Phase("trainkit.training.trainer._trial"),
+    "trial": Phase("trainkit.training.evaluator.trial"),
     "outputs": Phase("trainkit.training.teacher_cache.tabulate", words=ORACLE),
-    "stored outputs": Phase("trainkit.training.teacher_cache._compute", words=(*ORACLE, "task.stored=true")),
+    "stored outputs": Phase("trainkit.training.teacher_cache.outputs", words=(*ORACLE, "task.stored=true")),
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
     "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
     "sending": Phase("mlflow.tracking.MlflowClient.log_artifact", 2, step=12),
@@ -312,7 +312,7 @@ def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(cut, who
 def test_it_would_be_missing_if_it_were_not_due_again(cut, whole, monkeypatch):
     """The negative control."""
     with monkeypatch.context() as patch:
-        patch.setattr(Agenda, "give_back", lambda self, names: None)
+        patch.setattr(EventSchedule, "give_back", lambda self, names: None)
         cut()
     assert run(resume="").repeatable != whole[()].repeatable
 

@@ -1,18 +1,16 @@
-"""Runs side by side: what was changed, what it did to every score, whether that is more than chance, and at what cost.
+"""Runs side by side: what was changed, the difference of every score, its significance, speed and cost.
 
-Each run is compared with the first. A difference is judged on the rows that runs keep of their evaluations (`chance`,
-`metrics.resampling`), where both were scored on the same data; of a run with repeats beneath it, the repeats are
-compared, and their spread is judged too. Nothing is trained or scored again.
+Each run is compared with the first. A difference is judged on the rows that runs keep of their evaluations
+(`metrics.significance`, `metrics.bootstrap`), where both were scored on the same data; of a run with repeats beneath
+it, the repeats are compared, and their spread is judged too. Nothing is trained or scored again.
 """
 
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,17 +23,17 @@ from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.bootstrap import Kind
 from trainkit.metrics.significance import Interval, Verdict
-from trainkit.redact import HIDDEN, is_secret_name, without_secrets
+from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.speed import clock
 from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import send_rest
+from trainkit.tracking.upload_queue import waits
 
 DATA = "trainkit.data"
 """With a dot and its name, the tag of the digest of an evaluation's data."""
-COMPARED = "trainkit.compared"
-"""Tag of the MLflow run that holds a comparison: the names of what was compared."""
 _PLACE = {
     "mlflow.source.git.commit": "git commit",
     "mlflow.source.git.dirty": "git dirty",
@@ -74,7 +72,7 @@ class Score:
     why: str = ""
     """What keeps a difference from being judged; empty where it is."""
     primary: bool = False
-    """Whether it is by this score that the first run, or else the other, chose its best."""
+    """True where the first run, or else the other, chose its best by this score."""
     lower_is_better: bool = False
 
     @property
@@ -86,7 +84,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Side:
-    """What a word of the command line stands for: a run, or a run and its repeats."""
+    """One side of a comparison: a run, or a run and its repeats."""
 
     folder: RunFolder
     runs: tuple[RunFolder, ...]
@@ -191,12 +189,12 @@ class Comparison:
 
     @property
     def changes(self) -> list[Change]:
-        """What the recipe of the second side changes."""
+        """Changes of the second side's recipe."""
         return self.pairs[0].changes
 
     @property
     def same_data(self) -> dict[str, bool]:
-        """For every evaluation that the first two sides have: whether both were scored on the same data."""
+        """True for every evaluation of the first two sides that was scored on the same data."""
         return self.pairs[0].same_data
 
     @property
@@ -258,9 +256,6 @@ def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
     """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
     from mlflow.exceptions import MlflowException
 
-    from trainkit.tracking.tracker import send_rest
-    from trainkit.tracking.upload_queue import waits
-
     if not run.alive() and waits(run):
         send_rest(run, store)
     run_id = run.info().run_id
@@ -297,13 +292,13 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
             continue
         name = _evaluation(head)
         if same[name]:
-            drawn = _drawn(first, second, head, shared, reader, level)
+            drawn = _bootstrap(first, second, head, shared, reader, level)
         else:
             unknown = [side.name for side in (first, second) if side.digest(name) is None]
             why = "scored on other data"
             if unknown:
                 why = f"the data of {unknown[0]} is not known, or not the same in all its runs"
-            drawn = _Drawn({}, "", why, comparable=False)
+            drawn = _Bootstrap({}, "", why, comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
             lower = bootstrap.lower_is_better(metric)
@@ -341,18 +336,18 @@ def _deciding(metric: str, first: Side, second: Side) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """What the bootstrap says of the scores of an evaluation."""
+class _Bootstrap:
+    """Paired bootstrap intervals of the scores of an evaluation."""
 
     intervals: Mapping[str, Interval | None]
     units: str
     why: str
-    """Why it says nothing of any."""
+    """Reason why there is none."""
     comparable: bool = True
-    """Whether both sides were scored on the same rows."""
+    """Both sides were scored on the same rows."""
 
 
-def _judged(score: Score, drawn: _Drawn, seeds: Interval | None) -> Score:
+def _judged(score: Score, drawn: _Bootstrap, seeds: Interval | None) -> Score:
     """With its difference, intervals and verdict."""
     if not drawn.comparable:
         return replace(score, verdict="not comparable", why=drawn.why)
@@ -367,26 +362,29 @@ def _judged(score: Score, drawn: _Drawn, seeds: Interval | None) -> Score:
     return replace(score, **found, verdict=significance.verdict(both, score.lower_is_better))
 
 
-def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float) -> _Drawn:
+def _bootstrap(
+    first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float
+) -> _Bootstrap:
     """The paired bootstrap of the scores of an evaluation; of repeats, of their mean."""
-    sides = [[reader.rows(run, head) for run in side.runs] for side in (first, second)]
-    for side, found in zip((first, second), sides, strict=True):
-        for run, rows in zip(side.runs, found, strict=True):
-            if rows is None:
-                return _Drawn({}, "", f"{run.name} kept no rows of it")
+    sides: list[list[Columns]] = []
+    for side in (first, second):
+        kept = {run.name: reader.rows(run, head) for run in side.runs}
+        if lacking := [name for name, rows in kept.items() if rows is None]:
+            return _Bootstrap({}, "", f"{lacking[0]} kept no rows of it")
+        sides.append([rows for rows in kept.values() if rows is not None])
     one = sides[0][0]
     for rows in (*sides[0], *sides[1]):
-        if differing := bootstrap.differing(one, rows):
-            return _Drawn({}, "", differing, comparable=False)
+        if differing := bootstrap.why_not_comparable(one, rows):
+            return _Bootstrap({}, "", differing, comparable=False)
     kind, size = bootstrap.kind(one), len(next(iter(one.values()), ()))
     if not size:
-        return _Drawn({}, "", "there are no rows")
+        return _Bootstrap({}, "", "there are no rows")
     same = (*(id(rows) for rows in (*sides[0], *sides[1])), *metrics)
     if same in reader.drawn:
         return reader.drawn[same]
     units = kind.units(one)
-    runs: list[list[_Scored]] = [
-        [_Scored(kind, rows, list(side.scores[head])) for rows in found]
+    runs: list[list[_ResampledRun]] = [
+        [_ResampledRun(kind, rows, list(side.scores[head])) for rows in found]
         for side, found in zip((first, second), sides, strict=True)
     ]
     # Only of what the rows give is anything drawn: all of them together must score what the run has logged.
@@ -404,13 +402,13 @@ def _drawn(first: Side, second: Side, head: str, metrics: Sequence[str], reader:
     intervals = {}
     for metric, drawn in significance.resampled(units, differences).items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
-        intervals[metric] = significance.bootstrapped(gap, drawn, units.independent, level)
-    reader.drawn[same] = _Drawn(intervals, str(units), "")
+        intervals[metric] = significance.bootstrap_interval(gap, drawn, units.independent, level)
+    reader.drawn[same] = _Bootstrap(intervals, str(units), "")
     return reader.drawn[same]
 
 
-class _Scored:
-    """What the rows of a run score when they are drawn."""
+class _ResampledRun:
+    """Scores of a run whose rows are drawn again."""
 
     def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
         self._kind, self._rows, self._names = kind, rows, names
@@ -418,13 +416,13 @@ class _Scored:
 
     def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
         """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
-        return bootstrap.named(self._kind.resampled(self._rows, times), self._whole, self._names)
+        return bootstrap.by_class_name(self._kind.resampled(self._rows, times), self._whole, self._names)
 
 
 class _Reader:
     """Rows that runs kept of their evaluations."""
 
-    drawn: dict[tuple[int | str, ...], _Drawn]
+    drawn: dict[tuple[int | str, ...], _Bootstrap]
     """What was found already, by the rows of all runs and the metrics: a run may be at its best at its end."""
 
     def __init__(self, client: Any):
@@ -444,7 +442,7 @@ class _Reader:
 
 
 def _elsewhere(first: Side, second: Side) -> list[Change]:
-    """What differed beside the recipe."""
+    """List what differed beside the recipe: versions, hardware, source, training data."""
     places = []
     for side in (first, second):
         place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
@@ -493,7 +491,7 @@ def _measured(side: Side) -> dict[str, float]:
 
 
 def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
-    """What has to be known before anything is read off."""
+    """List facts that limit a comparison: runs that did not finish, other tasks, other data."""
     for side in sides:
         for run in dict.fromkeys((side.folder, *side.runs, *side.folds)):
             info = run.info()
@@ -503,7 +501,7 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
     for side, pair in zip(sides[1:], pairs, strict=True):
         tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
         if tasks[0] != tasks[1]:
-            yield f"{first.name} learns {tasks[0]}, {side.name} {tasks[1]}: different tasks"
+            yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
             if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
                 yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
@@ -511,31 +509,3 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
                 yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"
-
-
-def log(store: Store, found: Comparison) -> str:
-    """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
-
-    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
-    of runs ranks it. Raises UserError where the store does not take it.
-    """
-    from trainkit import markdown
-    from trainkit.analysis import compare_report
-    from trainkit.environment.record import origin
-
-    client, info = store.client(), found.sides[0].folder.info()
-    names = ", ".join(side.name for side in found.sides)
-    note = "  \n".join(map(markdown.plain, compare_report.verdicts(found)))
-    tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
-    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
-    with tempfile.TemporaryDirectory() as aside, store.asking():
-        for ending in ("txt", "html", "png", "json"):
-            compare_report.write(found, Path(aside) / f"comparison.{ending}")
-        experiment = client.get_experiment_by_name(info.experiment or "")
-        if experiment is None:
-            where = f"run {found.sides[0].name}"
-            raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
-        run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
-        client.log_artifacts(run_id, aside)
-        client.set_terminated(run_id)
-    return run_id

@@ -5,21 +5,27 @@ from __future__ import annotations
 import html as markup
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit import markdown
+from trainkit.analysis.compare import Comparison, Pair, Score, Side
 from trainkit.config import diff, yaml_reader
-from trainkit.errors import few
+from trainkit.config.diff import Change
+from trainkit.environment.record import origin
+from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap
+from trainkit.redact import without_secrets
 from trainkit.text_table import aligned, numbers, split
+from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from trainkit.analysis.compare import Comparison, Pair, Score
-    from trainkit.config.diff import Change
-
+COMPARED = "trainkit.compared"
+"""Tag of the MLflow run that holds a comparison: the names of what was compared."""
 _SHOWN = 8
 """Scores of an evaluation in the terminal, those of classes apart; the page has all."""
 _DRAWN = 24
@@ -28,12 +34,12 @@ _VERDICTS = {"better": "better beyond chance", "worse": "worse beyond chance"}
 
 
 def letters(many: int) -> list[str]:
-    """What sides are called in tables: A, B, ..., Z, A1, ..."""
+    """Return the letters of sides in tables: A, B, ..., Z, A1, ..."""
     return [chr(65 + k % 26) + (str(k // 26) if k >= 26 else "") for k in range(many)]
 
 
 def text(found: Comparison) -> str:
-    """What the terminal shows."""
+    """Return the text of a comparison for the terminal."""
     called = letters(len(found.sides))
     lines = ["", *(f"{letter}  {_about(side)}" for letter, side in zip(called, found.sides, strict=True)), ""]
     lines += [f"note   {note}" for note in found.notes] + ([""] if found.notes else [])
@@ -53,7 +59,7 @@ def text(found: Comparison) -> str:
 
 
 def verdicts(found: Comparison) -> list[str]:
-    """What it comes to, a sentence for each side but the first."""
+    """Return a sentence for each side but the first, and the speed verdicts."""
     called, lines = letters(len(found.sides)), []
     for letter, pair in zip(called[1:], found.pairs, strict=True):
         score = next((score for score in pair.scores if score.primary), None)
@@ -66,12 +72,12 @@ def verdicts(found: Comparison) -> list[str]:
 
 
 def _sentence(score: Score | None, first: str, letter: str, level: float, alone: bool) -> str:
-    """What the deciding score says; `alone` where the recipes differ in their seed at most."""
+    """Say whether a side is better by the deciding score; `alone` where the recipes differ in their seed at most."""
     if score is None:
         return f"{letter}: no score decides; name one in the recipe: `best: {{metric: ...}}`"
     if score.verdict == "not comparable":
         return f"{letter} and {first} cannot be compared by {score.name}: {score.why}"
-    gap = f"{score.name} {_signed(score.difference, score.values)}"
+    gap = f"{score.name} {_gap(score)}"
     spans = [f"{_percent(level)} interval {_span(score)}, {score.draws:,} draws of {score.units}"] * bool(score.draws)
     if score.seeds is not None:
         ends = _ends(score.seeds.low, score.seeds.high, score.values)
@@ -85,7 +91,7 @@ def _sentence(score: Score | None, first: str, letter: str, level: float, alone:
     return f"{letter} is {_VERDICTS[score.verdict]} than {first}: {shown}{one}"
 
 
-def _about(side: Any) -> str:
+def _about(side: Side) -> str:
     several = f", {len(side.runs)} repeats" if len(side.runs) > 1 else f", {len(side.folds)} folds" * bool(side.folds)
     info = side.folder.info()
     return f"{side.name}  {info.status.lower()}, step {info.last_step}{several}"
@@ -131,15 +137,14 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
     for score in shown:
         again = _ends(score.seeds.low, score.seeds.high, score.values) if score.seeds else "-"
         name = f"{score.metric}{' *' if score.primary else ''}{' (less is better)' if score.lower_is_better else ''}"
-        gap = "-" if score.difference is None else _signed(score.difference, score.values)
-        rows.append([name, *_values(score), gap, _span(score), *[again] * seeds, _verdict(score)])
+        rows.append([name, *numbers(score.values), _gap(score), _span(score), *[again] * seeds, _verdict(score)])
     units = next((score.units for score in shown if score.units), "")
     under = [f"  drawn again: {units}"] if units else []
     return [*aligned(rows), *under, *(f"  {why}" for why in _whys(shown))]
 
 
 def _whys(scores: Sequence[Score]) -> list[str]:
-    """What keeps scores from being judged, and which, where it is not all."""
+    """List the reasons that keep scores from being judged, with the scores where it is not all."""
     found: dict[str, list[str]] = {}
     for score in scores:
         if score.why:
@@ -151,18 +156,14 @@ def _verdict(score: Score) -> str:
     return _VERDICTS.get(score.verdict, score.verdict)
 
 
-def _values(score: Score) -> list[str]:
-    return numbers(list(score.values))
-
-
-def _places(values: Sequence[float]) -> int:
-    """Digits behind the point, as `closing.numbers` has them, of differences between such values."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    return 4 if largest < 10 else 2 if largest < 1000 else 0
-
-
 def _signed(gap: float, values: Sequence[float]) -> str:
-    return f"{gap:+.{_places(values)}f}"
+    """Format a difference with as many digits as `text_table.numbers` gives such values."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return f"{gap:+.{4 if largest < 10 else 2 if largest < 1000 else 0}f}"
+
+
+def _gap(score: Score) -> str:
+    return "-" if score.difference is None else _signed(score.difference, score.values)
 
 
 def _ends(low: float, high: float, values: Sequence[float]) -> str:
@@ -223,29 +224,41 @@ def values(found: Comparison) -> dict[str, Any]:
 
 
 def _pair_values(pair: Pair) -> dict[str, Any]:
+    kept = ("name", "values", "difference", "low", "high", "draws", "units", "seeds", "verdict", "why", "primary")
+    scores = [{key: getattr(score, key) for key in (*kept, "lower_is_better")} for score in pair.scores]
+    for score in scores:
+        score["seeds"] = score["seeds"] and [score["seeds"].low, score["seeds"].high]
     return {
         "run": pair.run,
         "changes": [str(change) for change in pair.changes],
         "place": [str(change) for change in pair.place],
         "same_data": pair.same_data,
-        "scores": [
-            {
-                "name": score.name,
-                "values": list(score.values),
-                "difference": score.difference,
-                "low": score.low,
-                "high": score.high,
-                "draws": score.draws,
-                "units": score.units,
-                "seeds": [score.seeds.low, score.seeds.high] if score.seeds else None,
-                "verdict": score.verdict,
-                "why": score.why,
-                "primary": score.primary,
-                "lower_is_better": score.lower_is_better,
-            }
-            for score in pair.scores
-        ],
+        "scores": scores,
     }
+
+
+def log(store: Store, found: Comparison) -> str:
+    """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
+
+    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
+    of runs ranks it. Raises UserError where the store does not take it.
+    """
+    client, info = store.client(), found.sides[0].folder.info()
+    names = ", ".join(side.name for side in found.sides)
+    note = "  \n".join(map(markdown.plain, verdicts(found)))
+    tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
+    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
+    with tempfile.TemporaryDirectory() as aside, store.asking():
+        for ending in ("txt", "html", "png", "json"):
+            write(found, Path(aside) / f"comparison.{ending}")
+        experiment = client.get_experiment_by_name(info.experiment or "")
+        if experiment is None:
+            where = f"run {found.sides[0].name}"
+            raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
+        run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
+        client.log_artifacts(run_id, aside)
+        client.set_terminated(run_id)
+    return run_id
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------
@@ -388,10 +401,9 @@ def _rows_of(scores: Sequence[Score]) -> list[list[str]]:
 def _cells_of(score: Score, farthest: float) -> list[str]:
     name = f"{_safe(score.metric)}{' <b>decides</b>' if score.primary else ''}"
     name += ' <span class="quiet">less is better</span>' if score.lower_is_better else ""
-    gap = "-" if score.difference is None else _signed(score.difference, score.values)
     again = _ends(score.seeds.low, score.seeds.high, score.values) if score.seeds else ""
     verdict = f'<span class="{score.verdict if score.verdict in _VERDICTS else "quiet"}">{_verdict(score)}</span>'
-    return [name, *map(_safe, _values(score)), gap, _span(score), _bar(score, farthest), again, verdict]
+    return [name, *map(_safe, numbers(score.values)), _gap(score), _span(score), _bar(score, farthest), again, verdict]
 
 
 def _bar(score: Score, farthest: float) -> str:
@@ -456,12 +468,12 @@ def figure(found: Comparison) -> Figure:
     for axes, own in zip(grid, panels, strict=True):
         axes.axvline(0.0, color=QUIET, linewidth=1)
         for place, score in enumerate(own):
-            low, gap, high = _reach(score)
+            low, gap, high = _reach(score) or (math.nan, math.nan, math.nan)
             colour = colours.get(score.verdict, QUIET)
             axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.45)
             axes.plot([gap], [place], color=colour, marker="o", markersize=6, linestyle="none")
             axes.annotate(
-                f"{_signed(score.difference, score.values)}   {_span(score)}", (1.02, place), va="center", color=INK,
+                f"{_gap(score)}   {_span(score)}", (1.02, place), va="center", color=INK,
                 xycoords=axes.get_yaxis_transform(), fontsize=8.5, annotation_clip=False,
             )  # fmt: skip
         names = [f"{f'{letter_of[score.run]}: ' if len(found.pairs) > 1 else ''}{score.name}" for score in own]

@@ -1,4 +1,4 @@
-"""Whether the data of a run can be trusted: what is scored and was trained on, what is odd in a set.
+"""Checks of the data of a run: train/test leakage, and odd samples.
 
 Looked at once for each data digest, before the training, and kept in `<store>/integrity/`. What is found is said, and
 is among the artifacts of every run: `integrity.json` and `tables/integrity.csv`. `integrity.policy` of the recipe says
@@ -24,11 +24,12 @@ from PIL import Image
 
 from trainkit.config.run_request import Order, load
 from trainkit.data import leakage
-from trainkit.data.leakage import Held, Looks
+from trainkit.data.leakage import Held, Thumbnails
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
 from trainkit.paths import make_private
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Silent, Tracker
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ begin with; it could not be told."""
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check of one set came to."""
+    """Result of one check of one set."""
 
     where: str
     """The key of the recipe that names the set."""
@@ -77,7 +78,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found in the sets of a run."""
+    """Findings in the sets of a run."""
 
     mark: str
     """Names the data: equal marks, equal findings."""
@@ -110,7 +111,7 @@ class Report:
         return {key: [getattr(one, key) for one in self.findings] for key in _COLUMNS}
 
     def sentences(self) -> list[str]:
-        """What is said in the terminal when a run begins: what is bad, and how much more there is to look at."""
+        """Return the lines for the terminal when a run begins: what is bad, and how much more there is to look at."""
         scores = {"subjects": "; scores on it are too good", "copies": "; scores on it are too good"}
         scores["look-alikes"] = f"; where they are one picture, scores on it are too good: look at {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
@@ -148,7 +149,7 @@ def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Repo
     return found[0] if found else None
 
 
-def note(report: Report | None, data: Opened, tracker: Any, say: Callable[[str], None]) -> None:
+def note(report: Report | None, data: Opened, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
     """Keep a report on data among the artifacts of a run, and say what is bad."""
     if report is None:
         return
@@ -215,7 +216,7 @@ def held(data: Opened) -> dict[str, tuple[str, Held]]:
     splits = {"train": data.train}
     for name, split in data.evaluations.items():
         splits.setdefault(name.partition(".")[0], split)
-    able = {name: split for name, split in splits.items() if hasattr(split, "held")}
+    able: dict[str, Any] = {name: split for name, split in splits.items() if hasattr(split, "held")}
     return {name: (split.digest, split.held()) for name, split in able.items()} if "train" in able else {}
 
 
@@ -245,7 +246,7 @@ def pictures(report: Report, data: Opened) -> Figure | None:
         other = sets["data.train"] if one.check == "look-alikes" else mine
         for places, words in zip(one.places, one.examples, strict=False):
             try:
-                both = [some.packed.picture(int(some.rows[k])) for some, k in zip((mine, other), places, strict=True)]
+                both = [_picture(some, k) for some, k in zip((mine, other), places, strict=True)]
             except UserError:
                 return None
             size = (_TILE, round(_TILE * both[0].shape[0] / both[0].shape[1]))
@@ -262,6 +263,12 @@ def pictures(report: Report, data: Opened) -> Figure | None:
     for k, tile in enumerate(tiles):
         room[k, : len(tile)] = tile
     return sheet(room.transpose(0, 3, 1, 2), captions, "Pictures that look the same")
+
+
+def _picture(one: Held, place: int) -> np.ndarray:
+    if one.packed is None or one.rows is None:
+        raise UserError("data", f"its {one.noun} cannot be looked at")
+    return one.packed.picture(int(one.rows[place]))
 
 
 def _key(name: str) -> str:
@@ -292,10 +299,10 @@ def _examined(
     sets: Mapping[str, tuple[str, Held]], cache: Path | None, whole: bool
 ) -> tuple[list[Finding], dict[str, int]]:
     """The findings in all sets, and how many pictures of each were looked at."""
-    looks: dict[str, Looks] = {}
+    looks: dict[str, Thumbnails] = {}
     for _, one in sets.values():
         if one.packed is not None and one.packed.digest not in looks:
-            looks[one.packed.digest] = leakage.look(one.packed, cache, whole)
+            looks[one.packed.digest] = leakage.thumbnails(one.packed, cache, whole)
     seen = {name: _Seen.of(one, looks) for name, (_, one) in sets.items()}
     train, findings, before = sets["train"][1], [], {}
     for name, (digest, one) in sets.items():
@@ -320,14 +327,14 @@ class _Seen:
     cells: np.ndarray
 
     @staticmethod
-    def of(one: Held, looks: Mapping[str, Looks]) -> _Seen:
+    def of(one: Held, looks: Mapping[str, Thumbnails]) -> _Seen:
         if one.packed is None or one.rows is None:
             return _Seen(np.empty(0, np.int64), np.empty((0, leakage.CELLS, leakage.CELLS), np.uint8))
         return _Seen(*looks[one.packed.digest].of(one.rows))
 
 
 def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
-    """What is in data.train too, by name and by content."""
+    """Find samples that are in data.train too, by name and by content."""
     found = {shared.what: shared for shared in leakage.leaks(train, one)}
     for check, many, what in (("subjects", len(one.subjects), one.kind), ("copies", len(one), one.noun)):
         if shared := found.get(check):
@@ -340,7 +347,7 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
 
 
 def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
-    """What is in the sets that were named before, by name and by content: what is chosen by one is scored on both."""
+    """Find samples that are in the sets named before, by name and by content: both are optimistically biased."""
     shared = [some for whose, other in others.items() for some in leakage.leaks(other, one, whose)]
     said, examples = "; ".join(some.said for some in shared), [word for some in shared for word in some.examples]
     if others:
@@ -350,11 +357,11 @@ def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator
 
 
 def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
-    """What looks like something in data.train; what has the same content is told already."""
+    """Find images that look like one in data.train; those of the same content are named already."""
     if not (len(seen.places) and len(trained.places)):
         said = f"its {one.noun} were not looked at, only compared by their content"
         return _finding(where, "look-alikes", "unknown", 0, 0, said)
-    twins = leakage.twins(seen.cells, trained.cells, mirrored=True, whole=whole)
+    twins = leakage.look_alikes(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
     other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
     pairs, of = pairs[other], f"{twins.compared} {one.noun}"
@@ -366,7 +373,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
     if not len(pairs):
         said = f"none of {of} looks like one in {whose}"
         return _finding(where, "look-alikes", "ok", 0, twins.compared, said)
-    words = leakage.told(one, train, pairs[:_EXAMPLES])
+    words = leakage.sample_names(one, train, pairs[:_EXAMPLES])
     how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=False)
     words = [f"{word} ({alike:.3f}{', mirrored' if flip else ''})" for word, alike, flip in how]
     said = f"{len(pairs)} of {of} look like one in {whose}: {_listed(words, len(pairs))}"
@@ -402,13 +409,13 @@ def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Fi
     if one.label is None:
         return
     label = one.label[seen.places]
-    twins = leakage.twins(seen.cells, seen.cells, (label, label), whole=whole)
+    twins = leakage.look_alikes(seen.cells, seen.cells, (label, label), whole=whole)
     alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
     alike = alike[one.prints[alike[:, 0]] != one.prints[alike[:, 1]]]
     alike = np.unique(np.sort(alike, 1), axis=0)  # each of two is found for the other
-    same = leakage.across(one.prints, one.label)
+    same = leakage.label_conflicts(one.prints, one.label)
     for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):
-        words = leakage.told(one, one, pairs[:_EXAMPLES])
+        words = leakage.sample_names(one, one, pairs[:_EXAMPLES])
         listed = f": {_listed(words, len(pairs))}" if words else ""
         said = f"{len(pairs)} pairs of {one.noun} that {'are' if pairs is same else 'look'} the same "
         said += f"stand under two classes{listed}"
@@ -424,7 +431,7 @@ def _finding(
     of: int,
     said: str,
     examples: Sequence[str] = (),
-    pairs: Sequence[Sequence[int]] = (),
+    pairs: np.ndarray | Sequence[Sequence[int]] = (),
 ) -> Finding:
     more = {"examples": list(examples), "places": np.asarray(pairs, np.int64).tolist()[:_EXAMPLES]}
     return Finding(where=where, check=check, verdict=verdict, count=count, of=of, said=said, **more)

@@ -133,17 +133,18 @@ def _cell(value: Any) -> str:
 
 def _sprite(thumbnails: list[bytes | None], file: Path) -> int:
     """Write small square pictures as one, row by row in a square; returns the side of one, 0 where there are none."""
-    if not thumbnails or any(thumbnail is None for thumbnail in thumbnails):
+    tiles = [np.frombuffer(thumbnail, np.uint8) for thumbnail in thumbnails if thumbnail is not None]
+    if not tiles or len(tiles) < len(thumbnails):
         return 0
-    side = math.isqrt(len(thumbnails[0]) // 3)
-    across = math.ceil(math.sqrt(len(thumbnails)))
+    side = math.isqrt(len(tiles[0]) // 3)
+    across = math.ceil(math.sqrt(len(tiles)))
     if across * side > _LARGEST_SPRITE:
         return 0
     from PIL import Image
 
     sprite = np.full((across * side, across * side, 3), 255, np.uint8)
-    for k, thumbnail in enumerate(thumbnails):
+    for k, tile in enumerate(tiles):
         top, left = k // across * side, k % across * side
-        sprite[top : top + side, left : left + side] = np.frombuffer(thumbnail, np.uint8).reshape(side, side, 3)
+        sprite[top : top + side, left : left + side] = tile.reshape(side, side, 3)
     Image.fromarray(sprite).save(file)
     return side

@@ -1,9 +1,9 @@
 """`trainkit promote`: an alias of MLflow's model registry moves to a run that beats the one that has it.
 
-Asked are, in this order: whether the deciding score was taken of the same data, whether it is better beyond chance, and
-whether the training is not slower by more than is allowed, where both ran on the same hardware. The first run of a name
-has no one to beat but chance. What is decided, and by which numbers, becomes an artifact and tags of the run, and of
-the model version where one is made: what is refused is not registered.
+Checked are, in this order: that the deciding score was taken of the same data, that it is better beyond chance, and
+that the training is not slower by more than is allowed, where both ran on the same hardware. The first run of a name
+has to beat the chance level alone. The decision and its numbers become an artifact and tags of the run, and of the
+model version where one is made: a refused run is not registered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trainkit.config import yaml_reader
+from trainkit.config import diff
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.markdown import plain
@@ -27,6 +27,8 @@ from trainkit.tracking import journal, run_folder
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import send_rest
+from trainkit.tracking.upload_queue import left
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 """Parameters `machine.*` that two runs must share for their speeds to be compared."""
@@ -34,18 +36,18 @@ HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was asked of a run."""
+    """One check of a run."""
 
     name: str
     """`data`, `score`, `chance` or `speed`."""
     passed: bool | None
-    """None where it could not be asked, which stops no one."""
+    """None where it could not be made, which refuses no run."""
     why: str
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of a run that asked for an alias."""
+    """Decision on a run that asked for an alias."""
 
     run: str
     model: str
@@ -61,7 +63,7 @@ class Decision:
 
     @property
     def refused(self) -> bool:
-        """Whether the alias stays where it is."""
+        """True where the alias stays where it is."""
         return any(check.passed is False for check in self.checks)
 
     @property
@@ -109,20 +111,20 @@ class _Candidate:
         from trainkit.metrics.bootstrap import lower_is_better
 
         value = self.value(self.metric)
-        best = _recipe(self.folder).get("best") or {}
+        best = diff.read(self.folder.recipe).get("best") or {}
         less = lower_is_better(self.metric.rpartition("/")[2])
         less = best.get("mode") == "min" if best.get("metric") == self.metric else less
         return -math.inf if value is None or math.isnan(value) else -value if less else value
 
 
 def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
-    """What the recipe of a run says of promotion, with the words of the command line that are not None in its place.
+    """Return the `promote` block of a run's recipe, changed by the options of the command line that are not None.
 
-    Raises UserError for words that cannot be.
+    Raises UserError for invalid options.
     """
     said = {key: value for key, value in given.items() if value is not None}
     known = {field.name for field in fields(Promote)}
-    own = {key: value for key, value in (_recipe(run).get("promote") or {}).items() if key in known}
+    own = {key: value for key, value in (diff.read(run.recipe).get("promote") or {}).items() if key in known}
     try:
         return Promote(**{**own, **said})
     except ValueError as error:
@@ -153,7 +155,7 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
             return Decision(**about, version=str(held.version))
         evidence: dict[str, Any] = {"metric": candidate.metric, "model_id": candidate.model_id}
         if held is None:
-            checks: list[Check] = [_beyond_guessing(min(candidates, key=lambda one: one.rank))]
+            checks: list[Check] = [_above_chance_level(min(candidates, key=lambda one: one.rank))]
         else:
             holder = _run_of(store, held, asked.alias)
             about["held"] = f"version {held.version}, of run {holder.name}"
@@ -163,7 +165,7 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
         if not decision.refused:
             version = _registered(client, candidate, name, run)
             decision = Decision(**about, checks=tuple(checks), version=version)
-        run_id = run.info().run_id
+        run_id = _run_id(run)
         path = _write_down(client, run_id, decision, evidence)
         if not decision.refused:
             now = _holder(client, name, asked.alias)
@@ -191,18 +193,16 @@ def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
 # ---- Who asks, and who has it ----------------------------------------------------------------------------------------
 
 
-def _recipe(run: RunFolder) -> dict[str, Any]:
-    try:
-        tree = yaml_reader.read(run.recipe.read_text(encoding="utf-8")).tree
-    except OSError as error:
-        raise UserError(str(run.recipe), f"cannot be read: {error.strerror}") from None
-    return tree if isinstance(tree, dict) else {}
-
-
 def _finished(run: RunFolder) -> None:
     info = run.info()
     if info.status != "FINISHED":
         raise UserError(f"run {run.name}", f"is {info.status}", "a finished run", "continue it with --resume")
+
+
+def _run_id(run: RunFolder) -> str:
+    if (run_id := run.info().run_id) is None:
+        raise UserError(f"run {run.name}", "is not in MLflow", remedy=f"trainkit sync {run.name}")
+    return run_id
 
 
 def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
@@ -217,7 +217,7 @@ def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
 def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     _finished(run)
     where = f"run {run.name}"
-    recipe = _recipe(run)
+    recipe = diff.read(run.recipe)
     best = (recipe.get("best") or {}).get("metric")
     metric = asked.metric or best
     if metric is None:
@@ -228,10 +228,11 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         known = [name for name in history.metrics if name.startswith(sets)] if sets else []
         near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
         raise UserError(where, f"has no score {metric!r}", remedy=f"the nearest are {', '.join(near)}" if near else "")
-    _send_rest(store, run)
+    if run.info().unsent or left(run)[1]:  # among it may be its models
+        send_rest(run, store)
     weights, step, model_id = _model(run)
-    candidate = _Candidate(run, run.info().run_id, metric, weights, step, model_id, history)
-    chosen = _title(best) if weights == "best" else metric.partition("/")[0]
+    candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history)
+    chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
     if _title(metric) != chosen:
         raise UserError(where, f"{metric} is not of the weights that would be promoted", f"a score {chosen}/...")
     if candidate.value(metric) is None:
@@ -257,15 +258,6 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
     )
 
 
-def _send_rest(store: Store, run: RunFolder) -> None:
-    """Send what the run could not: among it may be its models."""
-    from trainkit.tracking.tracker import send_rest
-    from trainkit.tracking.upload_queue import left
-
-    if run.info().unsent or left(run)[1]:
-        send_rest(run, store)
-
-
 def _holder(client: Any, name: str, alias: str) -> Any:
     """The model version that has an alias, or None."""
     from mlflow.exceptions import MlflowException
@@ -281,10 +273,9 @@ def _holder(client: Any, name: str, alias: str) -> Any:
 
 def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
     """The run that a model version is of, or that above its seeds, whose folder must be here: rows are compared."""
-    for word in (held.tags.get("trainkit.above"), held.run_id):
-        if word:
-            with contextlib.suppress(UserError):
-                return store.find(word)
+    for word in filter(None, (held.tags.get("trainkit.above"), held.run_id)):
+        with contextlib.suppress(UserError):
+            return store.find(word)
     found = f"version {held.version} is of no run in {store.home / 'runs'}, so that nothing can be compared with it"
     remedy = "promote where the folder of its run is, or take the alias off it in the MLflow page"
     raise UserError(f"{held.name}@{alias}", found, remedy=remedy)
@@ -293,11 +284,11 @@ def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
 # ---- What is asked ---------------------------------------------------------------------------------------------------
 
 
-def _beyond_guessing(candidate: _Candidate) -> Check:
-    """Whether the scores of the weights are above what guessing stays below, where that is known.
+def _above_chance_level(candidate: _Candidate) -> Check:
+    """Check that the scores of the weights are above the chance level, where that is known.
 
-    Where it is not known of the deciding score, as of an accuracy with a threshold, it is asked of the others of its
-    evaluation: an AUC.
+    Where it is not known of the deciding score, as of an accuracy with a threshold, the others of its evaluation are
+    checked: an AUC.
     """
     metric, value = candidate.metric, candidate.value(candidate.metric)
     if value is None or not math.isfinite(value):
@@ -316,10 +307,10 @@ def _beyond_guessing(candidate: _Candidate) -> Check:
 def _against(
     store: Store, client: Any, holder: RunFolder, run: RunFolder, candidate: _Candidate, asked: Promote
 ) -> tuple[list[Check], dict[str, Any]]:
-    """What is asked of a run that would take the alias from another, and the numbers behind it."""
+    """Check a run against the one that has the alias; return the checks and the numbers behind them."""
     from trainkit.analysis.compare import compare
 
-    theirs = (_recipe(holder).get("best") or {}).get("metric") or ""
+    theirs = (diff.read(holder.recipe).get("best") or {}).get("metric") or ""
     if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
         which = f"those that {theirs} chose" if theirs else "its last"
         return [Check("score", False, f"of run {holder.name} other weights have it, {which}")], {}
@@ -328,12 +319,10 @@ def _against(
     score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.score), None)
     if score is None:
         return [Check("score", False, f"run {holder.name} has no {candidate.score} to compare with")], evidence
-    # A plain copy of what the verdict hangs on, whatever else a comparison holds.
+    ends = {"difference": score.difference, "low": score.low, "high": score.high}
     evidence["score"] = {
         "values": [float(value) for value in score.values],
-        "difference": _float(score.difference),
-        "low": _float(score.low),
-        "high": _float(score.high),
+        **{key: None if value is None else float(value) for key, value in ends.items()},
         "draws": score.draws,
         "units": str(score.units),
         "verdict": score.verdict,
@@ -351,16 +340,16 @@ def _against(
     why = f" ({score.why})" if score.why else ""
     better = Check("score", score.verdict == "better", f"{said}: {score.verdict}{why}")
     sides = [_seeds(store, one) or [one] for one in (holder, run)]
-    speeds, hardware = [_pace(side) for side in sides], [_shared(client, side) for side in sides]
+    speeds, hardware = [_throughput(side) for side in sides], [_shared(client, side) for side in sides]
     evidence["speed"] = {"samples_per_s": speeds, "hardware": hardware}
     return [data, better, speed(speeds, hardware, asked.max_slower)], evidence
 
 
 def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], max_slower: float | None) -> Check:
-    """Whether a training is not slower than another by more than a share.
+    """Check that a training is not slower than another by more than a share.
 
-    `rates` are samples/s and `hardware` what each ran on, of the one before and of the new one; where they differ, or
-    are not known, it is not asked.
+    `rates` are samples/s and `hardware` the machines, of the one before and of the new one; where machines differ, or
+    are not known, nothing is checked.
     """
     before, after = rates
     if max_slower is None:
@@ -379,16 +368,10 @@ def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], 
     return Check("speed", slower <= max_slower, f"{before:.4g} -> {after:.4g} samples/s, {change}; {allowed}")
 
 
-def _pace(runs: Sequence[RunFolder]) -> float | None:
+def _throughput(runs: Sequence[RunFolder]) -> float | None:
     """Mean of their samples/s; None where one has none."""
-    rates = [_speed(journal.read(run.journal)) for run in runs]
-    return None if None in rates else sum(rates) / len(rates)
-
-
-def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:
-    """What all of them ran on; empty where that differs, or is not known of one."""
-    first, *others = [_hardware(client.get_run(run.info().run_id)) for run in runs]
-    return first if all(other == first for other in others) else {}
+    rates = [rate for run in runs if (rate := _speed(journal.read(run.journal))) is not None]
+    return sum(rates) / len(rates) if len(rates) == len(runs) else None
 
 
 def _speed(history: journal.History) -> float | None:
@@ -396,8 +379,14 @@ def _speed(history: journal.History) -> float | None:
     return points[-1].value if points else None
 
 
+def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:
+    """Return the hardware of all of them; empty where that differs, or is not known of one."""
+    first, *others = [_hardware(client.get_run(run.info().run_id)) for run in runs]
+    return first if all(other == first for other in others) else {}
+
+
 def _hardware(run: Any) -> dict[str, str]:
-    """What a run ran on, by its parameters; empty where that changed when it was continued, or is not known."""
+    """Return the hardware of a run, by its parameters; empty where that changed on resume, or is not known."""
     if '"machine.' in run.data.tags.get("trainkit.changed_params", ""):
         return {}
     named = {key: run.data.params.get(f"machine.{key}") for key in HARDWARE}
@@ -468,12 +457,8 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
 
 
 def _title(metric: str) -> str:
-    """What a score is of: an evaluation, or averaged weights on it (`val/ema`)."""
+    """Return the part before the score: an evaluation, or averaged weights on it (`val/ema`)."""
     return metric.rpartition("/")[0]
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _said(value: float | None) -> str:

@@ -1,63 +1,65 @@
-"""What is left behind at the end of a run: figures, models, and a table in the terminal."""
+"""Figures, models and a table in the terminal at the end of a run."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from trainkit import targets
 from trainkit.checkpoint import storage
+from trainkit.config.schema import TIME_TO
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 
-_OTHERS = ("best", "final", "eval", targets.PREFIX.strip("/"))
+_OTHERS = ("best", "final", "eval", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
 
 
-def write(run: Witness, outcome: Outcome, hurried: bool = False) -> None:
+def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
 
     `hurried`: draw none. A machine that goes away gives seconds, and the run that goes on draws them.
     """
     from trainkit.plots import curves, timeline
 
-    tracker, spent = run.tracker, run.spent()  # drawing is not part of the training
+    tracker = run.tracker
     if not hurried:
         run.draw(outcome.curves)
         tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
         if outcome.steps is not None and len(outcome.steps):
-            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.folder.journal))
+            tracker.figure(
+                "figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, run.require_folder().journal)
+            )
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     newest = run.newest_checkpoint()
     if newest is not None:
-        history = journal.read(run.folder.journal)
+        history = journal.read(run.require_folder().journal)
 
         def scored(step: int) -> dict[str, float]:
             # Of this step alone: a run that was told to stop has its last scores from an earlier one.
             return {k: p.value for k in outcome.final for p in history.metrics.get(k, []) if p.step == step}
 
         models = {"last": newest / "model.safetensors"}
-        models |= {"best": best_weights(run.folder.path)} if outcome.best else {}
+        models |= {"best": best_weights(run.require_folder().path)} if outcome.best else {}
         for name, weights in models.items():
             # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
             step = storage.state_of(weights.parent)["step"]
             tracker.model(name, weights, step, scored(step))
     outcome.speed["time/wall_s"] = time.perf_counter() - run.began
     if outcome.status == "FINISHED":
-        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | spent)
+        tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | outcome.spent)
 
 
-def table(run: Witness, outcome: Outcome, store: Any) -> str:
+def table(run: RunLogger, outcome: Outcome, store: Store) -> str:
     """Scores and speeds of a run, and how to open it."""
-    history = journal.read(run.folder.journal)
-    lines = [f"run {run.folder.name}: {outcome.status} at step {outcome.step}", ""]
+    history = journal.read(run.require_folder().journal)
+    lines = [f"run {run.require_folder().name}: {outcome.status} at step {outcome.step}", ""]
     best = run.recipe.best.metric if run.recipe.best else ""
     for evaluation in run.recipe.evaluations:
         rows = _scores(history, evaluation, best)
@@ -100,9 +102,9 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
 
 
 def _once(history: journal.History) -> list[str]:
-    """What a run has cost, and when it was first as good as was asked for, in lines."""
+    """Return the lines on the cost of a run and the time to its targets."""
     spent = [f"{value:.3g} {name}".replace("_", " ") for name, value in _last(history, cost.PREFIX).items()]
-    first = [f"{name} after {value:.0f} s" for name, value in _last(history, targets.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
     return [f"{word:6} {', '.join(said)}" for word, said in (("cost", spent), ("first", first)) if said]
 
 

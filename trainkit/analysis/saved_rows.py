@@ -89,7 +89,7 @@ def intervals(
     found = {}
     for name, drawn in significance.resampled(units, scored, draws).items():
         value = float(significance.log_odds(scores[name], size)) if name in shares else scores[name]
-        if interval := significance.bootstrapped(value, drawn, units.independent):
+        if interval := significance.bootstrap_interval(value, drawn, units.independent):
             found[name] = significance.from_log_odds(interval, scores[name]) if name in shares else interval
     return found, str(units)
 

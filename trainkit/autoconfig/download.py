@@ -1,4 +1,4 @@
-"""Downloading what a recipe names: `trainkit fetch`."""
+"""Downloading what a recipe names: `trainkit download`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.schema import Download
+from trainkit.config.schema import Download, Recipe
 from trainkit.data.storage.hashed_folder import sha256
 from trainkit.errors import UserError
 
@@ -22,7 +22,7 @@ _SECONDS = 60
 """How long a server may be silent."""
 
 
-def fetch(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
+def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
     """Bring what a recipe, and those it trains first, name: `downloads:`, `hf://` data sets, pretrained weights.
 
     Yields a line for each. Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
@@ -47,7 +47,7 @@ def fetch(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         yield f"{recipe}: names nothing to download"
 
 
-def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Any]:
+def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Recipe]:
     """A recipe, and those that make the weights it needs."""
     seen.add(path)
     loaded = loader.load(path, (), tuple(plugins))
@@ -72,30 +72,30 @@ def _refuse_offline(what: str, here: bool) -> None:
         raise UserError(what, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
 
 
-def _file(download: Download) -> str:
+def _file(wanted: Download) -> str:
     from trainkit.paths import data_root, locate
 
-    to = locate(download.to)
+    to = locate(wanted.to)
     root = data_root().resolve()
     if not to.resolve().is_relative_to(root):
         raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link on its way")
     if os.path.lexists(to):
-        if to.is_file() and sha256(to) == download.sha256:
+        if to.is_file() and sha256(to) == wanted.sha256:
             return f"{to}: already there"
-        raise UserError(str(to), "is there with another content", f"SHA-256 {download.sha256}", "move it away")
+        raise UserError(str(to), "is there with another content", f"SHA-256 {wanted.sha256}", "move it away")
     # A name that nobody could know before, and made anew: a link that waits there is not written through.
     aside = to.with_name(f".{to.name}.{uuid.uuid4().hex}")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with _opener().open(download.url, timeout=_SECONDS) as answer, open(aside, "xb") as out:
+        with _opener().open(wanted.url, timeout=_SECONDS) as answer, open(aside, "xb") as out:
             while chunk := answer.read(_CHUNK):
                 out.write(chunk)
         found = sha256(aside)
-        if found != download.sha256:
-            raise UserError(download.url, f"SHA-256 {found}", download.sha256, "the file is not kept")
+        if found != wanted.sha256:
+            raise UserError(wanted.url, f"SHA-256 {found}", wanted.sha256, "the file is not kept")
         os.replace(aside, to)
     except (OSError, http.client.HTTPException) as error:  # what urllib raises is an OSError
-        raise UserError(download.url, f"cannot be downloaded: {error}") from None
+        raise UserError(wanted.url, f"cannot be downloaded: {error}") from None
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()

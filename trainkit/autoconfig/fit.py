@@ -57,7 +57,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Note:
-    """What stands behind a line of the new recipe."""
+    """A comment behind a line of the new recipe."""
 
     text: str
     decide: bool
@@ -76,6 +76,8 @@ class Fitted:
     notes: dict[Key, Note] = field(default_factory=dict)
     files: dict[Path, str] = field(default_factory=dict)
     """Files that belong to the new recipe, and what is to be in them."""
+    scored: dict[str, str] = field(default_factory=dict)
+    """Sets to be scored on, by name."""
 
     def get(self, key: str) -> Tree:
         """The value at a dotted key; None where there is none."""
@@ -134,6 +136,7 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     getattr(importlib.import_module(module), name)(fitted, recipe, named(data))
+    fitted.seen += [f"scored on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT]
     return fitted
 
 
@@ -194,7 +197,7 @@ def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> 
             try:
                 opened(f"{text}#{word}")
             except UserError:
-                if folders and word in there and not any(one.is_file() for one in (place / word).iterdir()):
+                if folders and place and word in there and not any(one.is_file() for one in (place / word).iterdir()):
                     raise
                 continue
             found[name] = f"{text}#{word}"
@@ -211,7 +214,7 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
     of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}
     metric = fitted.get("best.metric")
     chosen = str(metric or "").partition("/")[0]
-    main = next((base for base in (of.get(chosen), *of.values()) if base not in (None, "train")), None)
+    main = next((base for base in (of.get(chosen), *of.values()) if base and base != "train"), None)
     first = next(iter(sets))
     kept: dict[str, Tree] = {}
     called: dict[str, str] = {}
@@ -219,7 +222,7 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
         if of[name] not in ("train", main):
             continue
         called[name] = first if name == main else name
-        if of[name] == main:
+        if main and of[name] == main:
             end = str(entry.pop("split", None) or name).removeprefix(main)
             split = first + (like or {}).get(end, end)
             entry = ({} if split == called[name] else {"split": split}) | entry
@@ -228,6 +231,7 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
         kept[first] = {"every": "1 epoch"}
     for name in sets:
         kept.setdefault(name, {"at_end": True})
+    fitted.scored = dict(sets)
     fitted.put("evaluations", kept)
     fitted.put("data.evaluate", dict(sets))
     if isinstance(metric, str):
@@ -287,7 +291,7 @@ def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[flo
 
 
 def pretrained(recipe: Recipe) -> bool:
-    """Whether the network starts from weights, which go with the mean and standard deviation they were trained with."""
+    """Return whether the network starts from weights, which go with the mean and deviation they were trained with."""
     return "net" in recipe.task.needs()
 
 

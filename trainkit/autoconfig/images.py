@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,7 +42,7 @@ _CLASS = "^(.+)/[^/]+$"
 
 @dataclass(frozen=True)
 class Looked:
-    """What was seen of a set of pictures."""
+    """Statistics of a set of images."""
 
     counts: dict[str, int]
     """Pictures of each class, in the order of their names."""
@@ -90,9 +91,8 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
     read = list(each(one, chosen, threads()))
     mean, std = fitting.moments((first, second) for _, first, second in read)
-    names = {label: source.names[label] if source.names else str(label) for label in counts}
     return Looked(
-        {names[label]: counts[label] for label in sorted(counts, key=names.get)},
+        dict(sorted((_name(source, label), count) for label, count in counts.items())),
         grouped,
         np.asarray([shape for shape, _, _ in read], np.int64).reshape(-1, 2),
         mean,
@@ -136,7 +136,6 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     _metric(fitted, len(looked.counts))
     fitting.measure(fitted, count)
     fitted.seen += _said(train, source, looked, "classes")
-    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
 
 
 def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
@@ -170,20 +169,21 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitting.score(fitted, sets)
     fitting.measure(fitted, looked.total)
     fitted.seen += _said(train, source, looked, "people")
-    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
 
 
-def _open(text: str) -> Source:
-    return sources.open_source(text if hub.is_hub(text) else locate(text), network=True)
+def _open(text: str, nested: bool = True) -> Source:
+    return sources.open_source(text if hub.is_hub(text) else locate(text), nested=nested, network=True)
 
 
-def _open_faces(text: str) -> Source:
-    return sources.open_source(text if hub.is_hub(text) else locate(text), nested=False, network=True)
+_open_faces = functools.partial(_open, nested=False)
 
 
 def _names(source: Source) -> set[str]:
-    labels = {record.label for record in source.records()}
-    return {source.names[label] if source.names else str(label) for label in labels}
+    return {_name(source, label) for label in {record.label for record in source.records()}}
+
+
+def _name(source: Source, label: int | str) -> str:
+    return source.names[label] if source.names and isinstance(label, int) else str(label)
 
 
 def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
@@ -283,16 +283,13 @@ def _verification(text: str) -> dict[str, str]:
     if root is None or not root.is_dir():
         return {}
     found: dict[str, str] = {}
-    for file in _sorted((*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))):
+    files = (*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))
+    for file in sorted(files, key=lambda file: (len(file.parts), file.name)):
         name = file.stem if file.suffix == ".bin" or file.parent == root else file.parent.name
         name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in name)
         if name != "train":
             found[name] = f"{base}/{file.relative_to(root).as_posix()}"
     return found
-
-
-def _sorted(files: Iterable[Path]) -> list[Path]:
-    return sorted(files, key=lambda file: (len(file.parts), file.name))
 
 
 def _said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:

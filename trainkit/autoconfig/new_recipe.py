@@ -33,7 +33,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Copied:
-    """What a copy became."""
+    """Result of copying a recipe."""
 
     marked: int
     """Lines that are to be decided."""
@@ -83,16 +83,17 @@ def open_lines(path: Path, recipe: Recipe) -> list[str]:
 
 
 def meaning(block: Any, path: yaml_reader.KeyPath) -> str:
-    """What a key of a recipe means, from the docstring of its field; of a block without one, that of the block."""
+    """Return the docstring of the field that a key of a recipe sets; of a block without one, that of the block."""
     said = ""
     for key in path:
         if is_dataclass(block):
             said = _docstrings(type(block)).get(str(key), "")
             block = getattr(block, str(key), None)
             continue
-        if not isinstance(block, dict | list) or (isinstance(block, list) and key not in range(len(block))):
-            break
-        block = block[key] if isinstance(block, list) else block.get(key)
+        if isinstance(block, list):
+            block = block[key] if isinstance(key, int) and key < len(block) else None
+        else:
+            block = block.get(key) if isinstance(block, dict) else None
         said = "" if is_dataclass(block) else said
     if not said and is_dataclass(block):
         said = (type(block).__doc__ or "").split("\n\n")[0]
@@ -105,9 +106,10 @@ def _docstrings(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__[:-1]):
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0].body
+            (defined,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
         except (OSError, TypeError, SyntaxError):
             continue
+        body = defined.body if isinstance(defined, ast.ClassDef) else []
         for field, after in itertools.pairwise(body):
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
@@ -209,7 +211,7 @@ def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
     indent = "  " * (len(path) - 1)
     note = notes.get(path)
     end = "" if note is None else f"  {SIGN if note.decide else '# '}{_printable(note.text)}"
-    head, text = f"{indent}{yaml_reader.flow(path[-1])}:", yaml_editor.flow(value)
+    head, text = f"{indent}{yaml_reader.flow(path[-1])}:", yaml_reader.flow(value)
     inside = any(len(other) > len(path) and other[: len(path)] == path for other in notes)
     long = inside or len(head) + len(text) > _WIDTH or (path[0] in _IN_LINES and len(path) == 1)
     if isinstance(value, dict) and value and long:
@@ -218,6 +220,6 @@ def _entry(path: Key, value: Any, notes: Mapping[Key, Note]) -> Iterator[str]:
             yield from _entry((*path, key), inner, notes)
     elif isinstance(value, list) and yaml_reader.holds_blocks(value) and long:
         yield f"{head}{end}"
-        yield from (f"{indent}  - {yaml_editor.flow(inner)}" for inner in value)
+        yield from (f"{indent}  - {yaml_reader.flow(inner)}" for inner in value)
     else:
         yield f"{head} {text}{end}"

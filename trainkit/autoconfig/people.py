@@ -1,4 +1,4 @@
-"""Fitting recipes of people: modalities, who meets in a batch, and people held out where nothing splits a set."""
+"""Fit recipes of people: modalities, P x K batches, and people held out where nothing splits a set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.people import index as people_index
 from trainkit.data.people import layouts
-from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.sources import DERIVED
 from trainkit.data.sources import HELD_OUT
 from trainkit.errors import UserError, number_of
@@ -56,8 +55,8 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.score(fitted, sets)
     each = fitted.get("data.sampler.each")
     fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)
-    fitted.seen.append(_said(train, index, counts, len(there)))
-    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
+    kinds = ", ".join(f"{name} {count}" for name, count in zip(MODALITIES, counts.tolist(), strict=True) if count)
+    fitted.seen.append(f"{train}: {len(index)} records of {len(there)} people ({kinds})")
 
 
 def _derived(text: str) -> str:
@@ -74,7 +73,7 @@ def _derived(text: str) -> str:
 
 
 def _sampler(fitted: Fitted, recipe: Recipe, persons: int, alone: bool) -> int:
-    """Who meets in a batch, of people as many as there are; the records of a block."""
+    """Set people and records of a P x K block, of no more people than there are; return the records of a block."""
     spec = recipe.data.sampler
     if alone:  # in RGB alone nothing else asks for it
         fitted.drop("task.sdm")
@@ -90,8 +89,3 @@ def _sampler(fitted: Fitted, recipe: Recipe, persons: int, alone: bool) -> int:
         fitted.put("train.batch_size", block, "people x each of the sampler")
         fitted.put("train.micro_batch", block)
     return block
-
-
-def _said(train: str, index: PeopleIndex, counts: np.ndarray, persons: int) -> str:
-    kinds = ", ".join(f"{name} {count}" for name, count in zip(MODALITIES, counts.tolist(), strict=True) if count)
-    return f"{train}: {len(index)} records of {persons} people ({kinds})"

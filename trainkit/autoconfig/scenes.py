@@ -9,14 +9,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
 from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
-from trainkit.data import hub, sources
+from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
@@ -24,7 +23,8 @@ from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.scenes.verify import Set
+from trainkit.data.scenes.verify import NamedSet
+from trainkit.data.split import Holdout
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import each
 from trainkit.errors import UserError, few, number_of
@@ -57,7 +57,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = scene_sources.open_scenes(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or _guessed(some)
-    looked = verify.look(Set(train, some, labels), decode=False)
+    looked = verify.audit_files(NamedSet(train, some, labels), decode=False)
     if looked.damage:
         found = looked.damage[0]
         found += "\n" if "\n" in found else ""
@@ -96,7 +96,6 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if absent := [name for name, there in pixels.items() if not there]:
         fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
     fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
-    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items()]
 
 
 def _beside(text: str) -> str | None:
@@ -130,23 +129,22 @@ def _moments(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
-    """What values or colours stand for, in the recipe: as the layout said it, else names to be changed."""
+    """Name the values or colours of masks in the recipe: as the layout names them, else by names to be changed."""
     known = source.labels is not None
-    table: Sequence[tuple[Any, int]] = labels.palette or labels.values
     called = labels.names if known else tuple(f"class_{number}" for number in range(len(labels.names)))
+    ignored: list[list[int]] | list[int]
     if labels.coloured:
-        key, said = "data.palette", {called[n]: list(colour) for colour, n in table if n != IGNORED}
-        ignored: list[Any] = [list(colour) for colour, n in table if n == IGNORED]
+        key, said = "data.palette", {called[n]: list(colour) for colour, n in labels.palette if n != IGNORED}
+        ignored = [list(colour) for colour, n in labels.palette if n == IGNORED]
         again = label_maps.from_palette(said, ignored)
     else:
-        of = {value: n for value, n in table if n != IGNORED}
+        of = {value: n for value, n in labels.values if n != IGNORED}
         key, said = "data.names", [called[of[value]] for value in sorted(of)]
         ignored = [value for value in range(max(of)) if value not in of]
-        ignored += [value for value, n in table if n == IGNORED and value > max(of) and value != IGNORED]
+        ignored += [value for value, n in labels.values if n == IGNORED and value > max(of) and value != IGNORED]
         again = label_maps.numbered(said, ignored)
-    if {k: again.names[n] for k, n in (again.palette or again.values) if n != IGNORED} != {
-        k: called[n] for k, n in table if n != IGNORED
-    }:
+    meant = {code: called[n] for code, n in (labels.palette or labels.values) if n != IGNORED}
+    if {code: again.names[n] for code, n in (again.palette or again.values) if n != IGNORED} != meant:
         raise UserError(source.where, "several values of one class", "splits of its own, or lists of image,label")
     fitted.put(key, said)
     if ignored:
@@ -158,13 +156,13 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
 
 def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many pictures are trained on."""
-    files = [(scene.image, scene.mask) for scene in source.scenes]
-    if not all(isinstance(path, Path) for pair in files for path in pair):
+    files = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and isinstance(s.mask, Path)]
+    if len(files) < len(source.scenes):
         raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
     if len(files) < 2:
         raise UserError(source.where, number_of(len(files), "pictures"), "2 or more: one to train on, another to score")
     root = Path(os.path.commonpath([path.parent for pair in files for path in pair]))
-    held = set(sources.held_out(source.ids(), SCORED, seed, ("picture", "pictures")).tolist())
+    held = set(Holdout(SCORED, "picture", "pictures").choose(source.ids(), seed).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
     for row, pair in enumerate(files):
         part = "val" if row in held else "train"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
-from trainkit.data.formats import nifti
+from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import threads
@@ -18,7 +19,7 @@ from trainkit.data.storage.map_store import each
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, sources
 from trainkit.data.volumes.augment import sides
-from trainkit.data.volumes.sources import Case, VolumeSource
+from trainkit.data.volumes.sources import VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.models.patch_geometry import levels_for
 from trainkit.paths import locate
@@ -36,7 +37,7 @@ _LOST = ("names", "spacing", "patient", "clinical", "fold", "folds")
 
 @dataclass(frozen=True)
 class Looked:
-    """What the headers of a set of volumes say."""
+    """Shapes and spacings of a set of volumes, from their headers."""
 
     axes: str
     shapes: np.ndarray
@@ -52,7 +53,7 @@ def look(source: VolumeSource) -> Looked:
     """
     headers = list(each(lambda case: nifti.read_header(case.image), source.cases, threads()))
     axes = importer.order(headers)
-    grids = [nifti.orientation(header.affine, axes) for header in headers]
+    grids = [volume_grid.orientation(header.affine, axes) for header in headers]
     shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
     spacings = [grid.spacing(header) for header, grid in zip(headers, grids, strict=True)]
     return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
@@ -73,7 +74,7 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         source = sources.open_volumes(locate(train))
         looked = look(source)
         known = source.names is not None
-        names = source.names[1:] if known else _numbered(source)
+        names = _numbered(source) if source.names is None else source.names[1:]
         patients, count = len({case.patient for case in source.cases}), len(source.cases)
         left_out = source.left_out
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
@@ -99,7 +100,6 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
     fitted.seen.append(f"{text}: {said}; labels {few(names, 12)}")
     fitted.seen += [f"left out: {sentence}" for sentence in left_out]
-    fitted.seen += [f"scored on {name}: {place}" for name, place in sets.items() if place != HELD_OUT]
 
 
 def _sides(fitted: Fitted, names: Sequence[str]) -> None:
@@ -114,11 +114,11 @@ def _sides(fitted: Fitted, names: Sequence[str]) -> None:
 def _numbered(source: VolumeSource) -> tuple[str, ...]:
     """Names for labels that nothing names, up to the largest that some of the label maps hold."""
 
-    def highest(case: Case) -> int:
-        return int(nifti.read_labels(case.label)[0].max())
+    def highest(label: Path) -> int:
+        return int(nifti.read_labels(label)[0].max())
 
-    read = list(fit.spread(source.cases, len(source.cases), READ))
-    most = max(each(highest, read, threads()))
+    read = [case.label for case in fit.spread(source.cases, len(source.cases), READ) if case.label is not None]
+    most = max(each(highest, read, threads()), default=0)
     if not most:
         raise UserError(source.where, f"no voxel is labelled in {len(read)} cases", "label maps with labels above 0")
     return tuple(f"label {number}" for number in range(1, most + 1))

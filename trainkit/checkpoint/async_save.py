@@ -1,4 +1,4 @@
-"""A checkpoint on its way to the disk, in a thread beside the training.
+"""Write a checkpoint in a thread beside the training.
 
 The training goes on as soon as what a forward changes is copied. What only an update changes is copied while the next
 forward and backward run, and the update waits for that; hashing, writing and syncing go on behind it. One checkpoint is
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.checkpoint.storage import CheckpointError
+from trainkit.checkpoint.verification import CheckpointError
 
 
 class Commit(threading.Thread):
@@ -48,19 +48,19 @@ class Commit(threading.Thread):
             finally:
                 self._copied.set()
             write(files)
-        except BaseException as failure:  # raised where the training waits, `Witness.settle`
+        except BaseException as failure:  # raised where the training waits, `CheckpointWriter.settle`
             self.failure = failure
 
     @property
     def ends(self) -> bool:
-        """Whether the training ends with what failed: a disk that refuses is waited for, a mistake is not."""
+        """Return True where the training must end with the failure: one of the disk may pass, others do not."""
         return self.failure is not None and (self._required or not isinstance(self.failure, CheckpointError))
 
     @property
     def copying(self) -> bool:
-        """Whether the training's own memory is still needed."""
+        """Return True while the training's own memory is being copied."""
         return not self._copied.is_set()
 
     def copied(self) -> None:
-        """Wait until it no longer is."""
+        """Wait until the training's memory is copied."""
         self._copied.wait()

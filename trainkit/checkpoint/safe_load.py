@@ -1,4 +1,4 @@
-"""The one reader of other people's tensors: safetensors, and PyTorch's files without running what is pickled in them.
+"""Read tensors of others: safetensors, and PyTorch's files without running what is pickled in them.
 
 A `.pth` file is a program for the pickle machine. Before PyTorch sees it, its instructions are read as data and
 compared with a list of what a dictionary of tensors needs; anything else is refused, and named. PyTorch's restricted
@@ -18,6 +18,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor, nn
 
+from trainkit.checkpoint.verification import check_file
 from trainkit.errors import UserError, few
 
 MAX_BYTES = 8 * 2**30
@@ -71,8 +72,6 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
     (`_orig_mod.`) and CVLface's safetensors (`model.net.`) are taken off. Raises UserError for whatever is missing,
     damaged, not tensors, or calls for code; of a file in a checkpoint's folder also where it is not what was written.
     """
-    from trainkit.checkpoint.storage import check_file  # imported when files are read, as below
-
     path = Path(path)
     where = str(path)
     try:
@@ -155,7 +154,7 @@ def _load(file: BinaryIO, where: str) -> object:
 
 
 def _scan(pickle: BinaryIO, where: str) -> None:
-    """Read the instructions of one pickle up to its end; raise UserError when there is one that tensors do not need."""
+    """Read the instructions of one pickle up to its end. Raises UserError for one that tensors do not need."""
     surplus = ""
     strings: list[str] = []
     try:
@@ -180,7 +179,7 @@ def _scan(pickle: BinaryIO, where: str) -> None:
 
 
 def _unknown(file: BinaryIO, where: str, size: int) -> UserError:
-    """What to say of a file that is neither safetensors nor of PyTorch; a plain pickle is named by what it calls."""
+    """Return the error for a file that is neither safetensors nor of PyTorch; a plain pickle is named by its calls."""
     file.seek(0)
     if size and file.read(1) in b"\x80(]}c":
         file.seek(0)
@@ -201,7 +200,7 @@ def _damaged(where: str, how: str) -> UserError:
 
 
 def _checked(content: object, where: str, size: int) -> dict[str, Tensor]:
-    """The dictionary of tensors in what was loaded, wrappers opened."""
+    """Return the dictionary of tensors in what was loaded, wrappers opened. Raises UserError."""
     while isinstance(content, dict):
         inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)), None)
         if inner is None:
@@ -281,14 +280,12 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore:
 
 
 def read_centres(path: Path | str, classes: int, dim: int) -> Tensor:
-    """Class centres (classes, dim), float32, from `weight` (C, D) of InsightFace or `kernel` (D, C) of AdaDistill."""
+    """Read class centres (classes, dim), float32: `weight` (C, D) of InsightFace or `kernel` (D, C) of AdaDistill."""
     tensors = read_tensors(path)
     found = [name for name in tensors if name in ("weight", "kernel", "head.weight", "head.kernel")]
     if len(found) != 1:
         raise UserError(
-            str(path),
-            f"holds {few(tensors, 10)}",
-            "one table `weight` (C, D) or `kernel` (D, C) of class centres",
+            str(path), f"holds {few(tensors, 10)}", "one table `weight` (C, D) or `kernel` (D, C) of class centres"
         )
     table = tensors[found[0]]
     wanted = (dim, classes) if found[0].endswith("kernel") else (classes, dim)

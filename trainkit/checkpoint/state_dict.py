@@ -1,4 +1,4 @@
-"""Live networks and optimizers as plain tensors by name, and back, bit for bit.
+"""Convert networks and optimizers to plain tensors by name and back, bit for bit.
 
 Names are those of the parameters, whatever DDP, FSDP2 and torch.compile have wrapped around, and tensors are whole even
 where they are sharded: what is saved on eight processes loads on one.
@@ -10,7 +10,7 @@ import contextlib
 import mmap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import psutil
@@ -18,22 +18,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainkit.checkpoint.storage import refuse_unfaithful
+from trainkit.checkpoint.verification import refuse_unfaithful
 from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+NamedParameters = Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
 _LISTED = 10
 _ALIGNED = 64
 _SPARE = 4
-"""Memory is got ahead where so many times as much is free: checkpoints wait on their way to the disk as well."""
+"""Memory is allocated ahead where so many times as much is free: checkpoints that are being written need some, too."""
 _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
 """Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
 
 
-class Room:
+class CopyBuffers:
     """Memory on the CPU that is used for one set of copies after the other.
 
-    Fresh memory takes longer to get than to fill: 300 MB 0.20 s of processor time against 0.07. `get` gets it before it
-    is needed.
+    Fresh memory takes longer to allocate than to fill: 300 MB 0.20 s of processor time against 0.07.
     """
 
     def __init__(self) -> None:
@@ -41,7 +45,7 @@ class Room:
         self._getting = threading.Lock()
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Contiguous copies of tensors; they live until the next are asked for."""
+        """Return contiguous copies of tensors, valid until the next call."""
         made = list(tensors)
         for device, size in sizes(tensors).items():
             memory, cuda, start = self._held(device, size), device.type == "cuda", 0
@@ -56,10 +60,10 @@ class Room:
                     torch.cuda.current_stream().synchronize()
         return made
 
-    def get(self, wanted: Mapping[torch.device, int]) -> None:
-        """Get so many bytes for copies from each device, page by page, where there is no memory yet.
+    def allocate(self, wanted: Mapping[torch.device, int]) -> None:
+        """Allocate memory for copies ahead, bytes by device, page by page, where there is none yet.
 
-        Copies that are asked for meanwhile wait for it. Where memory is short nothing is got, and they get it.
+        Copies that are asked for meanwhile wait for it. Where memory is short nothing is allocated.
         """
         for device, size in wanted.items():
             with self._getting:
@@ -77,7 +81,7 @@ class Room:
 
 
 def sizes(tensors: Iterable[Tensor]) -> dict[torch.device, int]:
-    """Bytes that a `Room` needs for copies of tensors, by the device where these are."""
+    """Return the bytes that `CopyBuffers` need for copies of tensors, by the device where these are."""
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
         needed[tensor.device] = needed.get(tensor.device, 0) + _aligned(tensor.nbytes)
@@ -89,7 +93,7 @@ def _aligned(size: int) -> int:
 
 
 def _fresh(device: torch.device, size: int) -> Tensor:
-    """Bytes on the CPU for copies from a device. Page-locked, what comes from a GPU is not copied twice."""
+    """Return memory on the CPU for copies from a device, page-locked for those from a GPU."""
     if device.type != "cuda":
         return torch.as_tensor(np.empty(size, np.uint8))  # NumPy asks for large pages
     with torch.cuda.device(device):
@@ -100,28 +104,26 @@ class Copies:
     """Tensors by file and name that become copies on the CPU: those taken by `begin`, those promised by `make`.
 
     A promised tensor must not change before `make` has returned, in whatever thread that is called. The copies live
-    until `rooms` are used again.
+    until `buffers` are used again.
     """
 
-    def __init__(self, rooms: tuple[Room, Room] | None = None) -> None:
+    def __init__(self, buffers: tuple[CopyBuffers, CopyBuffers] | None = None) -> None:
         self.files: dict[str, dict[str, Tensor]] = {}
-        self.born: frozenset[str] = frozenset()
-        """Tensors, `<file>/<name>`, that need not be finite."""
-        self._rooms = rooms or (Room(), Room())
+        self._buffers = buffers or (CopyBuffers(), CopyBuffers())
         self._taken: dict[int, Tensor] = {}
         self._promised: dict[int, Tensor] = {}
         self._versions: dict[int, int] = {}
 
     def take(self, tensor: Tensor, keep: bool = True) -> Tensor:
-        """The tensor itself, to be put into `files` and copied by `begin`. A sharded one is gathered and copied now."""
+        """Return the tensor itself, for `files`, to be copied by `begin`. A sharded one is gathered and copied now."""
         return self._noted(tensor, self._taken, keep)
 
     def promise(self, tensor: Tensor, keep: bool = True) -> Tensor:
-        """The tensor itself, to be put into `files` and copied by `make`. A sharded one is gathered and copied now."""
+        """Return the tensor itself, for `files`, to be copied by `make`. A sharded one is gathered and copied now."""
         return self._noted(tensor, self._promised, keep)
 
     def _noted(self, tensor: Tensor, among: dict[int, Tensor], keep: bool) -> Tensor:
-        if not keep or hasattr(tensor, "full_tensor"):
+        if not keep or is_sharded(tensor):
             return whole(tensor, keep)
         tensor = tensor.detach()
         among[id(tensor)] = tensor
@@ -129,23 +131,23 @@ class Copies:
         return tensor
 
     def sizes(self) -> list[dict[torch.device, int]]:
-        """Bytes that each of the rooms needs, by device: for what was taken, for what was promised."""
+        """Return the bytes that each of the two buffers needs, by device: for taken, for promised tensors."""
         return [sizes(tensors.values()) for tensors in (self._taken, self._promised)]
 
     def begin(self) -> None:
         """Copy what was taken."""
-        self._replace(self._taken, self._rooms[0])
+        self._replace(self._taken, self._buffers[0])
 
     def make(self) -> dict[str, dict[str, Tensor]]:
         """Copy what was promised; returns all files. Raises UserError for what has changed since.
 
         What the training gave its GPU to do before the promises must have been waited for.
         """
-        self._replace(self._promised, self._rooms[1])
+        self._replace(self._promised, self._buffers[1])
         return self.files
 
-    def _replace(self, tensors: dict[int, Tensor], room: Room) -> None:
-        copied = dict(zip(tensors, room.copies(list(tensors.values())), strict=True))
+    def _replace(self, tensors: dict[int, Tensor], buffers: CopyBuffers) -> None:
+        copied = dict(zip(tensors, buffers.copies(list(tensors.values())), strict=True))
         for file, members in self.files.items():
             for name, tensor in members.items():
                 members[name] = copied.get(id(tensor), tensor)
@@ -161,14 +163,14 @@ class Copies:
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
+    """Return parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
     return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
 
 
 def module_tensors(
     module: nn.Module, keep: bool = True, copies: Copies | None = None, learns: bool = True
 ) -> dict[str, Tensor]:
-    """Copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
+    """Return copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
 
     With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
     `keep=False` and get an empty dict, which spares their memory. Where there are `copies`, they get the tensors: the
@@ -212,12 +214,9 @@ def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], wher
 
 
 def optimizer_tensors(
-    optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-    keep: bool = True,
-    copies: Copies | None = None,
+    optimizer: Optimizer, parameters: NamedParameters, keep: bool = True, copies: Copies | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by names and not positions.
+    """Return the state of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by parameter names.
 
     The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
     `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written. The
@@ -254,7 +253,7 @@ def optimizer_tensors(
 
 def load_optimizer(
     optimizer: Optimizer,
-    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+    parameters: NamedParameters,
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Any],
     where: str = "optimizer",
@@ -293,21 +292,20 @@ def load_optimizer(
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     while True:
-        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            module = module.module
-        elif isinstance(getattr(module, "_orig_mod", None), nn.Module):
-            module = module._orig_mod
-        else:
+        parallel = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
+        inner = getattr(module, "module" if parallel else "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
             return module
+        module = inner
 
 
 def _plain_name(name: str) -> str:
-    """A name without the parts that compiling a submodule puts into it."""
+    """Return a name without the parts that compiling a submodule puts into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by plain name, sharing memory with the module."""
+    """Return parameters and persistent buffers by plain name, sharing memory with the module."""
     live: dict[str, Tensor] = {}
     for name, value in _unwrapped(module).state_dict().items():
         if not isinstance(value, Tensor) or name.endswith("_extra_state"):
@@ -318,17 +316,22 @@ def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
     return live
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return True for a tensor that is split over processes (a DTensor), without importing its module."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: Tensor, keep: bool = True) -> Tensor:
-    """A copy on the CPU, gathered from all processes where the tensor is sharded (a collective)."""
+    """Return a copy on the CPU, gathered from all processes where the tensor is sharded (a collective)."""
     tensor = tensor.detach()
-    if hasattr(tensor, "full_tensor"):
+    if is_sharded(tensor):
         tensor = tensor.full_tensor()
     return tensor.to("cpu", copy=True).contiguous() if keep else tensor
 
 
 def sharded_like(full: Tensor, like: Tensor) -> Tensor:
-    """`full` laid out over the processes as `like` is; every process has all of `full`, so nothing is sent."""
-    if not hasattr(like, "full_tensor"):
+    """Return `full` sharded over the processes as `like` is; every process has all of `full`, so nothing is sent."""
+    if not is_sharded(like):
         return full
     from torch.distributed.tensor import distribute_tensor
 
@@ -336,21 +339,17 @@ def sharded_like(full: Tensor, like: Tensor) -> Tensor:
 
 
 def _bare_optimizer(optimizer: Optimizer) -> tuple[str, Optimizer]:
-    """The optimizer that holds the state, inside of Accelerate's and timm's wrappers, and a name for all of it."""
-    if hasattr(optimizer, "_base_optimizer"):
-        kind, bare = _bare_optimizer(optimizer._base_optimizer)
+    """Return a name for an optimizer, and the one that holds the state inside of Accelerate's and timm's wrappers."""
+    if isinstance(base := getattr(optimizer, "_base_optimizer", None), Optimizer):
+        kind, bare = _bare_optimizer(base)
         return f"{type(optimizer).__name__}({kind})", bare
-    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        return _bare_optimizer(optimizer.optimizer)
+    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        return _bare_optimizer(inner)
     return type(optimizer).__name__, optimizer
 
 
-def _names_by_parameter(
-    parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-) -> dict[nn.Parameter, str]:
-    pairs = [
-        (_plain_name(name), p) for name, p in (parameters.items() if isinstance(parameters, Mapping) else parameters)
-    ]
+def _names_by_parameter(parameters: NamedParameters) -> dict[nn.Parameter, str]:
+    pairs = [(_plain_name(name), parameter) for name, parameter in dict(parameters).items()]
     while pairs and all(name.startswith("module.") for name, _ in pairs):  # DDP's wrapper
         pairs = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
     if len({name for name, _ in pairs}) < len(pairs):
@@ -365,15 +364,15 @@ def _name_of(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:
 
 
 def _refuse_shards(name: str, key: str, value: Any, parameter: Tensor) -> None:
-    """Each process has a part of a sharded parameter; state that does not know it is a part cannot be gathered."""
-    if not isinstance(value, Tensor) or not hasattr(parameter, "full_tensor"):
+    """Raise ValueError for state of a sharded parameter that is not sharded itself: it cannot be gathered."""
+    if not isinstance(value, Tensor) or not is_sharded(parameter):
         return
-    if not hasattr(value, "full_tensor") and value.numel() > 1:
+    if not is_sharded(value) and value.numel() > 1:
         raise ValueError(f"state {key} of {name} is not sharded as its parameter is; it cannot be saved")
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool, copy: Callable[..., Tensor]) -> Any:
-    """JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
+    """Return JSON data for a state value; tensors in it, at any depth, go to `tensors` under their path."""
     if isinstance(value, Tensor):
         tensors[path] = copy(value, keep)
         return {"tensor": path}
@@ -399,7 +398,7 @@ def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor | None
 
 
 def _state_tensor(full: Tensor, parameter: Tensor | None, stay: bool) -> Tensor:
-    """A tensor of an optimizer's state where the optimizer expects it; `stay`: step counters live on the CPU."""
+    """Copy a tensor of the state to where the optimizer expects it; `stay`: step counters live on the CPU."""
     if stay or parameter is None:
         return full.clone()
     if full.shape != parameter.shape:
@@ -449,6 +448,6 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _listed(problems: list[str]) -> str:
-    """At most ten problems, in order, and the number of the others."""
+    """Join at most ten problems, sorted, and the number of the others."""
     more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
     return ", ".join(sorted(problems)[:_LISTED] + more)

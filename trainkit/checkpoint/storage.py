@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written aside, hashed, renamed into place, verified before use, and free of pickle.
+"""Store checkpoints on disk: written aside, hashed, renamed into place, verified before use, and free of pickle.
 
 A checkpoint is a folder `step-000000123/` that holds
 
@@ -9,10 +9,8 @@ A checkpoint is a folder `step-000000123/` that holds
 | `recipe.yaml`         | the resolved recipe                                                                |
 | `MANIFEST.json`       | written last: format version, and size and SHA-256 of each file above              |
 
-What is promised: after the first commit there is at every moment at least one complete checkpoint, whichever system
-call the process dies in; and a checkpoint whose bytes are not those of its manifest is never used.
-
-This module knows files and tensors; when to save, and what a state means, is the loop's business.
+After the first commit there is at every moment at least one complete checkpoint, whichever system call the process dies
+in; and a checkpoint whose bytes are not those of its manifest is never used.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import struct
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,21 +35,31 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trainkit.errors import UserError
-from trainkit.files import sync_folder
+from trainkit.checkpoint.verification import (
+    MANIFEST,
+    RECIPE,
+    STATE,
+    STEP,
+    CheckpointError,
+    damaged,
+    differences,
+    encoded,
+    encoded_manifest,
+    files_of,
+    listed,
+    parsed_state,
+    read_file,
+    sha256,
+    unreadable,
+    verified,
+    verify,
+)
+from trainkit.files import sync_folder, through_no_link
 
-FORMAT = 1
-"""Version of the layout above. Raised whenever an older reader would misunderstand a newer folder."""
-MANIFEST = "MANIFEST.json"
-STATE = "state.json"
-RECIPE = "recipe.yaml"
-
-_STEP = re.compile(r"step-(\d{9,})(\.old)?")
 _ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 _HEADROOM = 1.2
 _FREE = "free some space; older checkpoints are intact"
-_MANIFEST_LIMIT = 1 << 20
 _CHUNK = 8 << 20
 _JOINED = 1 << 20
 _TYPES = {
@@ -62,10 +69,6 @@ _TYPES = {
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
 }  # fmt: skip
 """Words of safetensors for the types of tensors."""
-
-
-class CheckpointError(UserError):
-    """A checkpoint could not be written, or what lies on disk is not one. Older checkpoints are untouched."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,6 @@ class Loaded:
     """Group (`model`, `optimizer`, ...) to tensors by name, on the CPU."""
     state: dict[str, Any]
     recipe_text: str
-
-
-# ---------------------------------------------------------------------------------------------------------- writing
 
 
 def write(
@@ -100,7 +100,7 @@ def write(
     for group in tensors:
         if not _GROUP.fullmatch(group):
             raise ValueError(f"{group!r} is no name for a group of tensors")
-    texts = {STATE: _json({**state, "step": step}), RECIPE: recipe_text.encode()}
+    texts = {STATE: encoded({**state, "step": step}), RECIPE: recipe_text.encode()}
     needed = int(_HEADROOM * (sum(map(_bytes_of, tensors.values())) + sum(map(len, texts.values()))))
     target = folder / f"step-{step:09d}"
     aside = _aside(folder, "tmp", step)
@@ -115,7 +115,7 @@ def write(
         contents = {f"{group}.safetensors": _serialised(members) for group, members in tensors.items()}
         contents |= {name: [memoryview(text)] for name, text in texts.items()}
         files = {name: _write_file(aside / name, pieces) for name, pieces in contents.items()}
-        contents[MANIFEST] = [memoryview(_manifest(files))]
+        contents[MANIFEST] = [memoryview(encoded_manifest(files))]
         _write_file(aside / MANIFEST, contents[MANIFEST])
         sync_folder(aside)
         superseded = _make_room(target)
@@ -143,7 +143,7 @@ def write(
 
 
 def _room(folder: Path, step: int, needed: int) -> str:
-    """What a disk has and what a checkpoint takes, in words."""
+    """Return the free space of a disk and the size of a checkpoint as text."""
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free, "
     except OSError:
@@ -152,7 +152,7 @@ def _room(folder: Path, step: int, needed: int) -> str:
 
 
 def _make_room(target: Path) -> Path | None:
-    """Move an existing checkpoint of the same step aside, under a name that still counts as a checkpoint."""
+    """Rename an existing checkpoint of the same step, to a name that still counts as a checkpoint."""
     old = target.with_name(target.name + ".old")
     if os.path.lexists(target) and os.path.lexists(old):
         # An earlier replacement was cut short. Only the loser of the two goes, so that one is left whatever happens.
@@ -219,7 +219,7 @@ def _read_back(path: Path, contents: Mapping[str, Iterable[memoryview]]) -> None
     """Raise OSError unless the files hold what was written, byte for byte."""
     buffer = memoryview(bytearray(_CHUNK))
     for name, pieces in contents.items():
-        with os.fdopen(_open(path / name), "rb") as file:
+        with open(path / name, "rb", opener=through_no_link) as file:
             for chunk in _chunks(pieces):
                 part = buffer[: len(chunk)]
                 # Arrays, since these are compared without holding the interpreter: a training goes on beside this.
@@ -245,58 +245,12 @@ def _serialised(members: Mapping[str, Tensor]) -> list[memoryview]:
         entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
-    bits = [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) for tensor in plain.values()]
+    bits = [tensor.reshape(-1).view(torch.uint8).numpy().data for tensor in plain.values()]
     return [memoryview(struct.pack("<Q", len(header)) + header), *bits]
 
 
 def _bytes_of(members: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in members.values())
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    refuse_unfaithful(value, "state")
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
-
-
-def _manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
-    entries = {name: {"size": size, "sha256": digest} for name, (size, digest) in sorted(files.items())}
-    return _json({"format": FORMAT, "files": entries})
-
-
-def refuse_unfaithful(value: Any, where: str) -> None:
-    """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
-    if isinstance(value, Mapping):
-        for key, member in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{where} has the key {key!r}; keys of a state are strings")
-            refuse_unfaithful(member, f"{where}.{key}")
-    elif isinstance(value, list | tuple):
-        for position, member in enumerate(value):
-            refuse_unfaithful(member, f"{where}[{position}]")
-    elif not (value is None or isinstance(value, str | bool | int | float)):
-        raise ValueError(f"{where} is a {type(value).__name__}, which a state cannot hold")
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
-
-
-def verify(path: Path) -> list[str]:
-    """What is wrong with the checkpoint at `path`, a sentence each; empty when every byte is as it was written."""
-    path = Path(path)
-    try:
-        manifest, names = _look(path)
-        problems = _differences(manifest, {name: _fingerprint(path / name) for name in names})
-        if not problems:
-            _parsed_state(path, _read_file(path / STATE))
-    except CheckpointError as error:
-        return [f"{error.where}: {error.found}"]
-    except OSError as error:
-        return [f"{error.filename or path}: cannot be read: {error.strerror}"]
-    return [f"{path}/{problem}" for problem in problems]
 
 
 def read(path: Path) -> Loaded:
@@ -306,192 +260,62 @@ def read(path: Path) -> Loaded:
     """
     path = Path(path)
     try:
-        manifest, names = _look(path)
-        expected = _manifest_files(manifest)
+        manifest, names = listed(path)
+        expected = files_of(manifest)
         if isinstance(expected, str):
-            raise _damaged(path, expected)
+            raise damaged(path, expected)
         # The set of files first: nothing is read when it is wrong.
-        if problems := _differences(manifest, {name: expected.get(name, (0, "")) for name in names}):
-            raise _damaged(path, problems[0])
+        if problems := differences(manifest, {name: expected.get(name, (0, "")) for name in names}):
+            raise damaged(path, problems[0])
         tensors, texts = {}, {}
         for name in names:
-            content = _read_file(path / name)
-            if problems := _differences(manifest, {**expected, name: (len(content), _sha256(content))}):
-                raise _damaged(path, problems[0])
+            content = read_file(path / name)
+            if problems := differences(manifest, {**expected, name: (len(content), sha256(content))}):
+                raise damaged(path, problems[0])
             if name.endswith(".safetensors"):
                 tensors[name.removesuffix(".safetensors")] = _parsed_tensors(path / name, content)
             else:
                 texts[name] = content
-        state = _parsed_state(path, texts[STATE])
+        state = parsed_state(path, texts[STATE])
         recipe_text = texts[RECIPE].decode()
     except OSError as error:
-        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise _damaged(path, f"{RECIPE}: is no text") from error
+        raise damaged(path, f"{RECIPE}: is no text") from error
     return Loaded(path, state["step"], tensors, state, recipe_text)
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """The state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
-    path = Path(path)
-    try:
-        return _parsed_state(path, _verified(path, STATE))
-    except OSError as error:
-        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
-
-
-def check_file(path: Path) -> None:
-    """Raise `CheckpointError` for a file that lies in a checkpoint and is not what was written there.
-
-    One that lies in no checkpoint is left alone: nothing says what it was.
-    """
-    path = Path(path)
-    if not _STEP.fullmatch(path.absolute().parent.name) and not (path.parent / MANIFEST).is_file():
-        return
-    try:
-        _verified(path.absolute().parent, path.name)
-    except OSError as error:
-        raise CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}") from error
-
-
-def _verified(path: Path, name: str) -> bytes:
-    """Bytes of one file of a checkpoint, as they were written; of the others only that they are there."""
-    manifest, names = _look(path)
-    expected = _manifest_files(manifest)
-    if isinstance(expected, str):
-        raise _damaged(path, expected)
-    content = _read_file(path / name)
-    found = {other: expected.get(other, (0, "")) for other in names} | {name: (len(content), _sha256(content))}
-    if problems := _differences(manifest, found):
-        raise _damaged(path, problems[0])
-    return content
+    """Return the state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
+    return parsed_state(Path(path), verified(Path(path), STATE))
 
 
 def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise _damaged(path.parent, f"{path.name}: is no safetensors file: {error}") from error
-
-
-def _parsed_state(path: Path, content: bytes) -> dict[str, Any]:
-    """The state, if it is one and of the step that the folder's name says."""
-    try:
-        state = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"{STATE}: is no JSON") from error
-    if not isinstance(state, dict) or type(state.get("step")) is not int:
-        raise _damaged(path, f"{STATE}: says no step")
-    named = _STEP.fullmatch(path.name)
-    if named and int(named[1]) != state["step"]:
-        raise _damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
-    return state
-
-
-def _damaged(path: Path, problem: str) -> CheckpointError:
-    where, _, found = problem.partition(": ")
-    return CheckpointError(f"{path}/{where}", found, remedy="the checkpoint is not used; resume from an older one")
-
-
-def _look(path: Path) -> tuple[bytes, list[str]]:
-    """Bytes of the manifest, and the names of all other files. Nothing but plain files may lie in a checkpoint."""
-    if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise CheckpointError(str(path), "not a folder", "a checkpoint is a folder, and not a link to one")
-    names = sorted(os.listdir(path))
-    for name in names:
-        if not stat.S_ISREG(os.lstat(path / name).st_mode):
-            raise CheckpointError(str(path / name), "not a plain file", "links and folders are refused")
-    if MANIFEST not in names:
-        raise CheckpointError(str(path / MANIFEST), "missing", remedy="without it a checkpoint was never completed")
-    if os.path.getsize(path / MANIFEST) > _MANIFEST_LIMIT:
-        raise CheckpointError(str(path / MANIFEST), "too large to be a manifest")
-    names.remove(MANIFEST)
-    return _read_file(path / MANIFEST), names
-
-
-def _differences(manifest: bytes, found: Mapping[str, tuple[int, str]]) -> list[str]:
-    """Compare the manifest with name -> (size, SHA-256) of what is there."""
-    expected = _manifest_files(manifest)
-    if isinstance(expected, str):
-        return [expected]
-    problems = []
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found:
-            problems.append(f"{name}: missing")
-        elif name not in expected:
-            problems.append(f"{name}: not in the manifest")
-        elif found[name][0] != expected[name][0]:
-            problems.append(f"{name}: {found[name][0]} bytes, {expected[name][0]} were written")
-        elif found[name][1] != expected[name][1]:
-            problems.append(
-                f"{name}: its content has changed (SHA-256 {found[name][1][:12]}..., not {expected[name][1][:12]}...)"
-            )
-    return problems
-
-
-def _manifest_files(manifest: bytes) -> dict[str, tuple[int, str]] | str:
-    """Files a manifest lists, name -> (size, SHA-256), or what is wrong with it."""
-    try:
-        content = json.loads(manifest)
-        version = content["format"]
-        if type(version) is int and version > FORMAT:
-            return f"{MANIFEST}: format {version}, written by a newer trainkit; this one reads {FORMAT}"
-        if version != FORMAT:
-            return f"{MANIFEST}: format {version!r}, this trainkit reads {FORMAT}"
-        files = {name: (entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
-        # Whatever parses but was not written so (spaces, doubled keys, more fields) is damage as well.
-        canonical = _manifest(files)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return f"{MANIFEST}: damaged"
-    if canonical != manifest:
-        return f"{MANIFEST}: damaged"
-    if any("/" in name or "\\" in name or name in ("", ".", "..", MANIFEST) for name in files):
-        return f"{MANIFEST}: lists a name that no checkpoint has"
-    if not {STATE, RECIPE} <= files.keys():
-        return f"{MANIFEST}: lists no {STATE} or no {RECIPE}"
-    return files
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-
-
-def _read_file(path: Path) -> bytes:
-    with os.fdopen(_open(path), "rb") as file:
-        return file.read()
-
-
-def _fingerprint(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file of any size, in bounded memory."""
-    digest, size = hashlib.sha256(), 0
-    with os.fdopen(_open(path), "rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return size, digest.hexdigest()
-
-
-# ----------------------------------------------------------------------------------------------- a folder of many
+        raise damaged(path.parent, f"{path.name}: is no safetensors file: {error}") from error
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint under `folder` that verifies, and why newer ones were refused."""
-    refused: list[str] = []
-    for path in reversed(_checkpoints(Path(folder))):
-        problems = verify(path)
-        if not problems:
-            return path, refused
-        refused.append(problems[0])
-    return None, refused
+    """Return the newest checkpoint under `folder` that verifies, and why newer ones were refused."""
+    return _first_valid(reversed(_checkpoints(Path(folder))))
 
 
 def valid_before(folder: Path, step: int, latest: int) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint of `step` or earlier that verifies, else the first of a later one up to `latest`."""
+    """Return the newest checkpoint of `step` or earlier that verifies, else the first later one up to `latest`.
+
+    And why others were refused.
+    """
     paths = _checkpoints(Path(folder))
     earlier = [path for path in paths if _step_of(path) <= step]
     later = [path for path in paths if step < _step_of(path) <= latest]
+    return _first_valid([*reversed(earlier), *later])
+
+
+def _first_valid(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
     refused: list[str] = []
-    for path in [*reversed(earlier), *later]:
+    for path in paths:
         problems = verify(path)
         if not problems:
             return path, refused
@@ -509,7 +333,7 @@ def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[P
         raise ValueError(f"keep_last is {keep_last}; the last checkpoint is always kept")
     folder, best = Path(folder), set(keep_best)
     complete = {path: written for path in _checkpoints(folder) if (written := _completed_at(path)) is not None}
-    kept = {*list(complete)[-keep_last:], *sorted(complete, key=complete.get)[-1:]}
+    kept = {*list(complete)[-keep_last:], *sorted(complete, key=complete.__getitem__)[-1:]}
     deleted = [path for path in _checkpoints(folder) if path not in kept and _step_of(path) not in best]
     # What is later than all that is kept is damaged, and of use to whoever wants to know why.
     newest = max(map(_step_of, kept), default=-1)
@@ -533,7 +357,7 @@ def clean(folder: Path) -> list[Path]:
     folder, removed = Path(folder), []
     for name in _listing(folder):
         match, superseded = _ASIDE.fullmatch(name), False
-        if name.endswith(".old") and _STEP.fullmatch(name):
+        if name.endswith(".old") and STEP.fullmatch(name):
             target = folder / name.removesuffix(".old")
             with contextlib.suppress(OSError):
                 _put_back(target)
@@ -550,12 +374,12 @@ def _delete(paths: Iterable[Path]) -> None:
 
 
 def _step_of(path: Path) -> int:
-    return int(_STEP.fullmatch(path.name)[1])
+    return int(path.name.removeprefix("step-").removesuffix(".old"))
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Folders that bear a checkpoint's name, oldest step first; of two with one step the replaced one first."""
-    found = [(int(match[1]), not match[2], name) for name in _listing(folder) if (match := _STEP.fullmatch(name))]
+    """Return folders with a checkpoint's name, oldest step first; of two with one step the replaced one first."""
+    found = [(int(match[1]), not match[2], name) for name in _listing(folder) if (match := STEP.fullmatch(name))]
     return [folder / name for _, _, name in sorted(found)]
 
 
@@ -567,10 +391,10 @@ def _listing(folder: Path) -> list[str]:
 
 
 def _completed_at(path: Path) -> float | None:
-    """When a checkpoint was written, if all files are there with their sizes: what can be told without reading them."""
+    """Return the time at which a checkpoint was written; None unless all files are there with their sizes."""
     try:
-        manifest, names = _look(path)
-        files = _manifest_files(manifest)
+        manifest, names = listed(path)
+        files = files_of(manifest)
         sizes = {name: os.path.getsize(path / name) for name in names}
         if isinstance(files, str) or {name: size for name, (size, _) in files.items()} != sizes:
             return None
@@ -584,7 +408,7 @@ def _discard(path: Path) -> OSError | None:
     try:
         if not os.path.lexists(path):
             return None
-        if match := _STEP.fullmatch(path.name):
+        if match := STEP.fullmatch(path.name):
             trash = _aside(path.parent, "trash", int(match[1]))
             os.rename(path, trash)
             path = trash
@@ -603,12 +427,12 @@ def _discard(path: Path) -> OSError | None:
 
 
 def _aside(folder: Path, kind: str, step: int) -> Path:
-    """A name nobody else uses, which tells who is at work there: process id and its start, since ids come round."""
+    """Return a unique name that holds process id and its start, since ids come round."""
     return folder / f".{kind}-{step}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:12]}"
 
 
 def _started(pid: int) -> int:
-    """Second in which a process started; -1 when none of that id lives."""
+    """Return the second in which a process started; -1 when none of that id lives."""
     import psutil
 
     try:
@@ -621,40 +445,3 @@ def _started(pid: int) -> int:
 def _alive(pid: int, started: int) -> bool:
     # The start is counted from the boot time, which the clock's corrections may move by a second.
     return (now := _started(pid)) >= 0 and abs(now - started) <= 2
-
-
-def describe(path: Path) -> str:
-    """What is in a checkpoint, in a few lines, for people."""
-    path = Path(path)
-    problems = verify(path)
-    lines = [str(path)]
-    try:
-        state = json.loads(_read_file(path / STATE))
-        for key in ("step", "best", "identity", "machine", "versions"):
-            if key in state:
-                lines.append(f"  {key:<12} {_one_line(state[key])}")
-        for name in sorted(os.listdir(path)):
-            if name.endswith(".safetensors"):
-                count = _count_tensors(path / name)
-                lines.append(f"  {name:<24} {count} tensors, {os.path.getsize(path / name) / 1e6:.2f} MB")
-    except (OSError, ValueError, KeyError, struct.error, AttributeError, TypeError, RecursionError) as error:
-        lines.append(f"  cannot be read further: {error}")
-    lines += [f"  DAMAGED: {problem}" for problem in problems] or ["  every file is as it was written"]
-    return "\n".join(lines)
-
-
-def _one_line(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
-    if isinstance(value, list):
-        return "; ".join(map(_one_line, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _count_tensors(path: Path) -> int:
-    """Number of tensors by a safetensors file's header, without reading the tensors."""
-    with os.fdopen(_open(path), "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(100 << 20, os.path.getsize(path)):
-            raise ValueError(f"{path.name} has no header")
-        return len(json.loads(file.read(length)).keys() - {"__metadata__"})

@@ -1,4 +1,4 @@
-"""timm's pretrained weights: downloaded by `trainkit fetch`, never by a training."""
+"""Find timm's pretrained weights: downloaded by `trainkit download`, never by a training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PREFIX = "timm:"
 
 
 def find(word: str, *, network: bool = False) -> Path:
-    """The safetensors file behind `timm:NAME.TAG`, in the cache of the Hugging Face hub.
+    """Return the safetensors file behind `timm:NAME.TAG`, in the cache of the Hugging Face hub.
 
     Without `network` it is found if an earlier call brought it. Raises UserError when there are no such weights, or
     they cannot be had.
@@ -24,14 +24,14 @@ def find(word: str, *, network: bool = False) -> Path:
         return Path(hf_hub_download(repository, "model.safetensors", local_files_only=not network))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            remedy = "download them with `trainkit fetch RECIPE`"
+            remedy = "download them with `trainkit download RECIPE`"
             raise UserError(f"pretrained weights of {name}", "are not here yet", remedy=remedy) from None
         text = " ".join(str(error).split())[:200]
         raise UserError(f"pretrained weights of {name}", f"cannot be downloaded ({text})", "a network") from None
 
 
 def is_here(word: str) -> bool:
-    """Whether the weights were downloaded; a name that does not exist is a UserError."""
+    """Return True where the weights were downloaded. Raises UserError for a name that does not exist."""
     _repository(word.removeprefix(PREFIX))
     try:
         find(word)
@@ -50,7 +50,8 @@ def _repository(name: str) -> str:
         near = difflib.get_close_matches(name, known, n=3)
         found = f"timm {timm.__version__} has no pretrained weights {name!r}"
         raise UserError("task.net.model", found, ", ".join(near) or "a name of timm.list_pretrained()")
-    repository = timm.get_pretrained_cfg(name).hf_hub_id
+    found = timm.get_pretrained_cfg(name)
+    repository = found.hf_hub_id if found is not None else None
     if not repository:
         remedy = "take its file as `weights: PATH`"
         raise UserError("task.net.model", f"the weights {name!r} are not on the hub", remedy=remedy)

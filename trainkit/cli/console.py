@@ -8,14 +8,16 @@ from __future__ import annotations
 import io
 import os
 import sys
+from typing import Any
 
 
 class _Enduring(io.FileIO):
     """A file descriptor that takes everything: what cannot be written is dropped."""
 
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        """Write; says in any case that all was."""
+    def write(self, data: Any, /) -> int:
+        """Write bytes, a buffer of any kind, and return the length of all that was given in any case."""
         left = memoryview(data).cast("B")
+        size = len(left)
         try:
             while left:
                 written = super().write(left)
@@ -24,7 +26,7 @@ class _Enduring(io.FileIO):
                 left = left[written:]
         except OSError:
             pass
-        return len(data)
+        return size
 
 
 def outlive_readers() -> None:

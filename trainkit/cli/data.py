@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from trainkit.cli.options import bar, echo, plugins_option, recipe_file, words_argument
+from trainkit.cli.options import bar, echo, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
 
 
@@ -39,68 +40,67 @@ def data() -> None:
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
 @click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
 def import_(
-    source: Path,
-    out: Path,
-    image_size: int | None,
-    align: bool,
-    resize: str | None,
-    evaluation: bool,
-    size: str | None,
-    fit: str | None,
-    group: str | None,
-    volumes: bool,
-    spacing: str | None,
-    names: str | None,
-    patient: str | None,
-    clinical: Path | None,
-    axes: str | None,
-    damaged: str,
-    damaged_most: str | None,
+    source: Path, out: Path, volumes: bool, damaged: Literal["fail", "skip"], damaged_most: str | None, **given: Any
 ) -> None:
     """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
 
     SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train.
     """
     most = _share(damaged, damaged_most)
-    for_volumes = {
-        "--spacing": spacing, "--names": names, "--patient": patient, "--clinical": clinical, "--axes": axes
-    }  # fmt: skip
-    if volumes:
-        others = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
-        for flag, value in (others | {"--size": size, "--fit": fit, "--group": group}).items():
-            if value:
-                raise click.UsageError(f"{flag} is not for volumes")
-        mm, known = None if spacing is None else _spacing(spacing), _label_names(names)
-        how = {"spacing": mm, "names": known, "patient": patient, "clinical": clinical, "axes": axes}
-        _import_volumes(source, out, damaged=damaged, damaged_most=most, **how)
-        return
-    for flag, value in for_volumes.items():
-        if value is not None:
-            raise click.UsageError(f"{flag} is given with --volumes")
-    for_faces = {"--image-size": image_size, "--align": align, "--resize": resize, "--evaluation": evaluation}
-    for_pictures = {"--fit": fit, "--group": group}
-    for flag, value in (for_faces if size is not None else for_pictures).items():
-        if value:
-            raise click.UsageError(f"{flag} is {'for faces, not with' if size is not None else 'given with'} --size")
-    shape = None if size is None else _size(size)
+    _refuse_flags(given, "volumes" if volumes else "pictures" if given["size"] is not None else "faces")
     from trainkit.data.storage import import_images
     from trainkit.data.volumes import importer
 
+    if volumes:
+        how = {key: given[key] for key in ("patient", "clinical", "axes")}
+        how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
+        with bar("importing", "case") as on_progress:
+            how |= {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
+            report = importer.import_volumes(source, out, **how)
+        for line in report.lines():
+            echo(line)
+        return
+    size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
     if importer.holds_volumes(source):
         raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
-    image_size, resize = 112 if image_size is None else image_size, resize or "no"
+    image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
-        bad = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
-        if size is not None:
-            report = import_images.import_pictures(source, out, size=shape, fit=fit or "crop", group=group, **bad)
-        elif evaluation:
-            report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **bad)
+        how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
+        if given["size"] is not None:
+            how |= {"fit": given["fit"] or "crop", "group": given["group"]}
+            report = import_images.import_pictures(source, out, size=size, **how)
+        elif given["evaluation"]:
+            report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **how)
         else:
-            report = import_images.import_faces(source, out, image_size=image_size, align=align, resize=resize, **bad)
-    what = "people" if size is None else f"classes and {report.groups} groups" if report.groups else "classes"
-    echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}, {report.store}, from {report.kind}")
+            how |= {"align": given["align"], "resize": resize}
+            report = import_images.import_faces(source, out, image_size=image_size, **how)
+    what = "classes" if given["size"] is not None else "people"
+    groups = f" and {report.groups} groups" if report.groups and what == "classes" else ""
+    echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
     for note in report.notes:
         echo(f"  {note}")
+
+
+_FLAGS = {
+    "faces": ("image_size", "align", "resize", "evaluation"),
+    "pictures": ("size", "fit", "group"),
+    "volumes": ("spacing", "names", "patient", "clinical", "axes"),
+}
+"""Kind of set to the options that it alone takes."""
+
+
+def _refuse_flags(given: Mapping[str, Any], kind: str) -> None:
+    """Raise UsageError for options of another kind of set."""
+    for other, names in _FLAGS.items():
+        for name in names if other != kind else ():
+            if given[name] in (None, False):
+                continue
+            flag = f"--{name.replace('_', '-')}"
+            if kind == "volumes":
+                raise click.UsageError(f"{flag} is not for volumes")
+            if other == "faces":
+                raise click.UsageError(f"{flag} is for faces, not with --size")
+            raise click.UsageError(f"{flag} is given with --{'volumes' if other == 'volumes' else 'size'}")
 
 
 def _share(damaged: str, most: str | None) -> float:
@@ -118,20 +118,13 @@ def _share(damaged: str, most: str | None) -> float:
         raise click.UsageError(f"--damaged-most {most}: a share such as 1% is needed") from None
 
 
-def _import_volumes(source: Path, out: Path, **how: Any) -> None:
-    from trainkit.data.volumes import importer
-
-    with bar("importing", "case") as on_progress:
-        report = importer.import_volumes(source, out, on_progress=on_progress, **how)
-    for line in report.lines():
-        echo(line)
-
-
 def _label_names(text: str | None) -> list[str] | None:
     return None if text is None else text.split(",")
 
 
-def _spacing(text: str) -> tuple[float, float, float]:
+def _spacing(text: str | None) -> tuple[float, float, float] | None:
+    if text is None:
+        return None
     try:
         depth, height, width = (float(side) for side in text.split("x"))
     except ValueError:
@@ -141,8 +134,8 @@ def _spacing(text: str) -> tuple[float, float, float]:
     return depth, height, width
 
 
-def _size(text: str) -> tuple[int, int] | None:
-    if text == "own":
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None or text == "own":
         return None
     height, _, width = text.partition("x")
     sides = [int(side) for side in (height, width) if side.isascii() and side.isdigit()]
@@ -238,28 +231,21 @@ def pairs(folder: Path, most: int) -> None:
     echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
 
 
-@data.command()
-@click.argument("recipe")
-@words_argument
-@click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are.")
-@click.option(
-    "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+@recipe_command(
+    click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are."),
+    click.option(
+        "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+    ),
+    click.option(
+        "--pictures",
+        "drawn",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Draw what looks the same side by side, as a PNG.",
+    ),
 )
-@click.option(
-    "--pictures",
-    "drawn",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Draw what looks the same side by side, as a PNG.",
-)
-@plugins_option
 def check(
-    recipe: str,
-    overrides: tuple[str, ...],
-    whole: bool,
-    out: Path | None,
-    drawn: Path | None,
-    plugins: tuple[str, ...],
+    recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, drawn: Path | None, plugins: tuple[str, ...]
 ) -> int:
     """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
 
@@ -273,7 +259,7 @@ def check(
     try:
         if out is not None:
             out.write_text(report.json(), encoding="utf-8")
-        if figure is not None:
+        if figure is not None and drawn is not None:
             figure.savefig(drawn, format="png")
     except OSError as error:
         raise UserError(str(error.filename), f"cannot be written ({error.strerror or error})") from None
@@ -283,3 +269,6 @@ def check(
         echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
     echo(f"{recipe}: {report.summary}")
     return EXIT_CODE if report.bad else 0
+
+
+data.add_command(check)

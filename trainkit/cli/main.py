@@ -1,4 +1,4 @@
-"""The `trainkit` command. Its verbs are in `verbs`."""
+"""The `trainkit` command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainkit.cli.options import Commands
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """Training for computer vision in which every run proves what it did."""
+    """Training for computer vision with reproducible, fully tracked runs."""
 
 
 for verb in (
     *(train.run, train.repeat, train.sweep, runs.compare),
-    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.fetch),
-    *(speed.preflight, speed.ceilings, speed.syncs, speed.ladder, speed.claims),
+    *(recipes.ls, recipes.show, recipes.check, recipes.cp, recipes.download),
+    *(speed.preflight, speed.limits, speed.syncs, speed.bench),
     *(models.evaluate, models.predict, models.export_, models.projector, runs.promote),
     *(stores.ui, stores.sync, stores.relocate, data.data),
 ):

@@ -1,14 +1,18 @@
-"""What a trained network is taken away by: predictions, files, embeddings."""
+"""Commands that use trained networks: predictions, evaluations, exported files, embeddings."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainkit.cli.options import bar, echo, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
+
+if TYPE_CHECKING:
+    from trainkit.export.files import Format
 
 
 @click.command()
@@ -99,7 +103,7 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
 def export_(
     run: str,
     out: Path,
-    formats: tuple[str, ...],
+    formats: tuple[Format, ...],
     pictures: int,
     latency: bool,
     seconds: float,

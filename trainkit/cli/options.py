@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: how they fail, and words that several of them take."""
+"""Shared parts of the commands: how they fail, and options that several of them take."""
 
 from __future__ import annotations
 
@@ -59,7 +59,22 @@ class Plain(click.Command):
 
 
 class Commands(Plain, click.Group):
-    """A group of such commands."""
+    """A group of such commands. Those that were renamed are found by their old names until 1.0."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by its name, or by another one that it has or had."""
+        name = _OTHER_NAMES.get(args[0], args[0])
+        if args[0] in _GONE:
+            ctx.fail(f"{args[0]} is no longer a command of trainkit; {_GONE[args[0]]}")
+        if name != args[0] and args[0] != "train":
+            echo(f"hint: trainkit {args[0]} is called trainkit {name} now; the old name goes with 1.0", err=True)
+        return super().resolve_command(ctx, [name, *args[1:]])
+
+
+_OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
+_GONE = {"claims": "run python -m benchmarks.claims"}
 
 
 def _say(message: str) -> int:
@@ -77,6 +92,25 @@ plugins_option = click.option(
     "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words."
 )
 words_argument = click.argument("overrides", nargs=-1)
+
+
+def recipe_command(*options: Callable[[Any], Any], cls: type[click.Command] = click.Command, **settings: Any) -> Any:
+    """Make a command of RECIPE, KEY=VALUE words, `options` and --plugin."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        for option in (plugins_option, *reversed(options), words_argument, click.argument("recipe")):
+            function = option(function)
+        return click.command(cls=cls, **settings)(function)
+
+    return decorate
+
+
+def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
+    """Say that a recipe is begun with, and make the order for it."""
+    announce(recipe)
+    from trainkit.config.run_request import Order
+
+    return Order(recipe_file(recipe), overrides, plugins)
 
 
 def recipe_file(word: str) -> Path:
@@ -107,13 +141,13 @@ def announce(recipe: str) -> None:
         echo(f"{recipe}: starting; loading torch and accelerate", err=True)
 
 
-def say_valid(order: Order) -> None:
+def say_valid(order: Order) -> int:
     """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
-
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(order), nl=False)
     echo(f"valid: {order.path}", err=True)
+    return 0
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import echo, plugins_option, recipe_file, say_valid, shipped_recipes
+from trainkit.cli.options import echo, plugins_option, recipe_command, recipe_file, say_valid, shipped_recipes
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         resolved = loader.dump(loader.load(path, (), plugins))
         echo(loader.header(path) + resolved, nl=False)
         return
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import verification
 
-    if path.is_dir() and (path / storage.MANIFEST).exists():
-        echo(storage.describe(path))
+    if path.is_dir() and (path / verification.MANIFEST).exists():
+        echo(verification.describe(path))
         return
     from trainkit.tracking import lineage, run_folder
     from trainkit.tracking.store import Store
@@ -63,7 +63,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
             echo(f"\n{text}", nl=False)
     for step in sorted(folder.checkpoints.glob("step-*")):
         echo()
-        echo(storage.describe(step))
+        echo(verification.describe(step))
 
 
 def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
@@ -97,10 +97,7 @@ def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
         yield "time", ", ".join(filter(None, times))
 
 
-@click.command()
-@click.argument("recipe")
-@click.argument("overrides", nargs=-1)
-@plugins_option
+@recipe_command()
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
     from trainkit.config.run_request import Order
@@ -148,9 +145,9 @@ def _run(word: str) -> RunFolder:
 @click.command()
 @click.argument("recipe")
 @plugins_option
-def fetch(recipe: str, plugins: tuple[str, ...]) -> None:
+def download(recipe: str, plugins: tuple[str, ...]) -> None:
     """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
-    from trainkit.autoconfig import download
+    from trainkit.autoconfig import download as downloads
 
-    for line in download.fetch(recipe_file(recipe), plugins):
+    for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)

@@ -49,7 +49,7 @@ def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Pat
             raise UserError(str(file), f"cannot be written: {error.strerror or error}") from None
         echo(f"{file}: written")
     if not no_log:
-        compare.log(store, found)
+        compare_report.log(store, found)
 
 
 @click.command()

@@ -1,93 +1,60 @@
-"""What a recipe reaches on this machine, and why."""
+"""Commands that measure the speed of a recipe on this machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from trainkit.cli.options import announce, echo, plugins_option, recipe_file, words_argument
+from trainkit.cli.options import announced_order, echo, recipe_command
 
 
-@click.command()
-@click.argument("recipe")
-@words_argument
-@plugins_option
-def ceilings(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+@recipe_command()
+def limits(**asked: Any) -> None:
     """Time the loader, the network and the evaluations of RECIPE, each alone, on this machine, and keep the figures."""
-    announce(recipe)
-    from trainkit.config.run_request import Order
+    order = announced_order(**asked)
     from trainkit.diagnostics import throughput_limits
 
-    for line in throughput_limits.command(Order(recipe_file(recipe), overrides, plugins)):
+    for line in throughput_limits.command(order):
         echo(line)
 
 
-@click.command()
-@click.argument("recipe")
-@words_argument
-@click.option("--steps", default=10, show_default=True, help="How many updates are watched.")
-@plugins_option
-def syncs(recipe: str, overrides: tuple[str, ...], steps: int, plugins: tuple[str, ...]) -> None:
+@recipe_command(click.option("--steps", default=10, show_default=True, help="How many updates are watched."))
+def syncs(steps: int, **asked: Any) -> None:
     """Name the source lines of RECIPE's training that make the processor wait for the device, and what they cost."""
-    announce(recipe)
-    from trainkit.config.run_request import Order
+    order = announced_order(**asked)
     from trainkit.diagnostics import sync_audit
 
-    for line in sync_audit.command(Order(recipe_file(recipe), overrides, plugins), steps):
+    for line in sync_audit.command(order, steps):
         echo(line)
 
 
-@click.command()
-@click.argument("recipe")
-@words_argument
-@click.option("--only", multiple=True, metavar="RUNG", help="Measure this rung; may be repeated.  [default: all]")
-@click.option("--repeats", default=5, show_default=True, help="Interleaved repeats of each rung.")
-@click.option("--steps", type=int, help="Updates of a repeat.  [default: about two seconds of them]")
-@click.option(
-    "--write", type=click.Path(path_type=Path), metavar="NEW", help="Write the recipe with what helps to NEW."
+@recipe_command(
+    click.option(
+        "--only", multiple=True, metavar="SWITCH", help="Measure this switch; may be repeated.  [default: all]"
+    ),
+    click.option("--repeats", default=5, show_default=True, help="Interleaved repeats of each switch."),
+    click.option("--steps", type=int, help="Updates of a repeat.  [default: about two seconds of them]"),
+    click.option(
+        "--write", type=click.Path(path_type=Path), metavar="NEW", help="Write the recipe with what helps to NEW."
+    ),
+    click.option("--resume", is_flag=True, help="Go on with the newest unfinished benchmark of RECIPE."),
 )
-@click.option("--resume", is_flag=True, help="Go on with the newest unfinished ladder of RECIPE.")
-@plugins_option
-def ladder(
-    recipe: str,
-    overrides: tuple[str, ...],
-    only: tuple[str, ...],
-    repeats: int,
-    steps: int | None,
-    write: Path | None,
-    resume: bool,
-    plugins: tuple[str, ...],
+def bench(
+    only: tuple[str, ...], repeats: int, steps: int | None, write: Path | None, resume: bool, **asked: Any
 ) -> int:
     """Measure the switches of RECIPE one by one and together on this machine: speed, memory and numeric drift."""
-    announce(recipe)
-    from trainkit.config.run_request import Order
+    order = announced_order(**asked)
     from trainkit.diagnostics import benchmark
 
-    order = Order(recipe_file(recipe), overrides, plugins)
     return benchmark.command(order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo)
 
 
-@click.command()
-@click.argument("recipe")
-@words_argument
-@plugins_option
-def preflight(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> int:
+@recipe_command()
+def preflight(**asked: Any) -> int:
     """Try RECIPE for a minute: updates, evaluation, checkpoint and restoring it, and forecast the whole training."""
-    announce(recipe)
-    from trainkit.config.run_request import Order
+    order = announced_order(**asked)
     from trainkit.diagnostics import preflight
 
-    return preflight.command(Order(recipe_file(recipe), overrides, plugins), say=echo)
-
-
-@click.command()
-@click.argument("claim", nargs=-1)
-@click.option("--list", "listed", is_flag=True, help="Say what is claimed, and measure nothing.")
-@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as markdown to FILE.")
-@click.option("--quick", is_flag=True, help="Fewer repeats: to see that it works.")
-def claims(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool) -> int:
-    """Measure what guides to faster training claim, on the recipe it was said of and on this machine."""
-    from trainkit.speed import claims
-
-    return claims.command(claim, listed=listed, write=write, quick=quick, say=echo)
+    return preflight.command(order, say=echo)

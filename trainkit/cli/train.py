@@ -4,51 +4,40 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.cli.options import Plain, announce, echo, plugins_option, recipe_file, say_valid, words_argument
+from trainkit.cli.options import Plain, announce, echo, recipe_command, recipe_file, say_valid
 
 if TYPE_CHECKING:
-    from trainkit.config.run_request import Order, Sweep
+    from trainkit.config.run_request import Sweep
     from trainkit.distributed.stop_signal import Stop
 
 NEWEST = ""
 
-resume_option = click.option(
-    "--resume",
-    is_flag=False,
-    flag_value=NEWEST,
-    default=None,
-    metavar="[RUN]",
-    help="Continue a run; without a name the newest unfinished one of this recipe.",
+_checked_and_resumed = (
+    click.option("--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."),
+    click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=NEWEST,
+        default=None,
+        metavar="[RUN]",
+        help="Continue a run; without a name the newest unfinished one of this recipe.",
+    ),
+    click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed."),
 )
-check_option = click.option(
-    "--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."
+_choosing = (
+    click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
+    click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
+    click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
+    click.option(
+        "--pruner",
+        type=click.Choice(["median", "halving"]),
+        help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
+    ),
 )
-elastic_option = click.option(
-    "--elastic", is_flag=True, help="With --resume: the number of processes may have changed."
-)
-
-
-def choosing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How the settings of a sweep are chosen."""
-    for option in reversed(
-        (
-            click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
-            click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
-            click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
-            click.option(
-                "--pruner",
-                type=click.Choice(["median", "halving"]),
-                help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 class Training(Plain):
@@ -60,19 +49,17 @@ class Training(Plain):
         return super().parse_args(ctx, [f"{w}={NEWEST}" if n in nameless else w for n, w in enumerate(args)])
 
 
-@click.command(cls=Training, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe")
-@words_argument
-@check_option
-@resume_option
-@click.option("--resume-or-start", "or_start", is_flag=True, help="The same; start one unless one has finished.")
-@elastic_option
-@click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out.")
-@click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`.")
-@click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`.")
-@choosing_options
-@click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end.")
-@plugins_option
+@recipe_command(
+    *_checked_and_resumed,
+    click.option("--resume-or-start", "or_start", is_flag=True, help="As --resume; start a run where there is none."),
+    click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out."),
+    click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`."),
+    click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`."),
+    *_choosing,
+    click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end."),
+    cls=Training,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def run(
     recipe: str,
     overrides: tuple[str, ...],
@@ -83,110 +70,76 @@ def run(
     folds: bool,
     seeds: int | None,
     sweep: bool,
-    random: int | None,
-    tpe: int | None,
-    draws: int,
-    pruner: str | None,
     score: str | None,
     plugins: tuple[str, ...],
+    **choice: Any,
 ) -> int:
-    """Train RECIPE, with KEY=VALUE words changing it.
+    """Train RECIPE, with KEY=VALUE words changing it. `trainkit train` does the same.
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """
-    stopping = _begin(None if check else recipe)
-    from trainkit.config import run_request as orders
+    stopping = _prepare_process(None if check else recipe)
+    from trainkit.config.run_request import Order, Sweep
 
-    asked = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
-    if len(asked) > 1:
-        raise click.UsageError(f"{' and '.join(asked)} at once; give one of them")
-    if asked and score is not None:
-        raise click.UsageError(f"--score is of one run, not with {asked[0]}")
-    if not sweep and (random, tpe, draws, pruner) != (None, None, 0, None):
+    several = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
+    if len(several) > 1:
+        raise click.UsageError(f"{' and '.join(several)} at once; give one of them")
+    if several and score is not None:
+        raise click.UsageError(f"--score is of one run, not with {several[0]}")
+    if not sweep and Sweep(**choice) != Sweep():
         raise click.UsageError("--random, --tpe, --draws and --pruner are of a sweep: add --sweep")
     if or_start and resume:
         raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
-    order = orders.Order(
-        recipe_file(recipe),
-        overrides,
-        plugins,
-        NEWEST if or_start else resume,
-        elastic,
-        folds,
-        or_start,
-        seeds,
-        _choice(random, tpe, draws, pruner) if sweep else None,
-    )
-    if check or score is None:
-        return _obey(order, check, stopping)
-    from trainkit.inference import evaluate_run
+    resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
+    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
+    if check:
+        return say_valid(order)
+    if score is not None:
+        from trainkit.inference import evaluate_run
 
-    with stopping.at_once():
-        evaluate_run.evaluate(order, score)
-    return 0
+        with stopping.at_once():
+            evaluate_run.evaluate(order, score)
+        return 0
+    from trainkit.experiments import launch
+
+    return launch.launch(order, stopping, _began())
 
 
-@click.command(cls=Training)
-@click.argument("recipe")
-@words_argument
-@click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe.")
-@check_option
-@resume_option
-@elastic_option
-@plugins_option
-def repeat(
-    recipe: str,
-    overrides: tuple[str, ...],
-    seeds: int,
-    check: bool,
-    resume: str | None,
-    elastic: bool,
-    plugins: tuple[str, ...],
-) -> int:
+@recipe_command(
+    click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe."),
+    *_checked_and_resumed,
+    cls=Training,
+)
+def repeat(**asked: Any) -> int:
     """Train RECIPE with several seeds: mean, standard deviation and 95 % interval of every final score.
 
     Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
     """
-    stopping = _begin(None if check else recipe)
-    from trainkit.config.run_request import Order
-
-    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, seeds=seeds), check, stopping)
+    return _launch(**asked)
 
 
-@click.command(cls=Training)
-@click.argument("recipe")
-@words_argument
-@choosing_options
-@check_option
-@resume_option
-@elastic_option
-@plugins_option
-def sweep(
-    recipe: str,
-    overrides: tuple[str, ...],
-    random: int | None,
-    tpe: int | None,
-    draws: int,
-    pruner: str | None,
-    check: bool,
-    resume: str | None,
-    elastic: bool,
-    plugins: tuple[str, ...],
-) -> int:
+@recipe_command(*_choosing, *_checked_and_resumed, cls=Training)
+def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, **asked: Any) -> int:
     """Train RECIPE with every setting of the words that give several values: optim.lr=0.1,0.05 train.ema=null,0.99
 
     With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
     that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
     """
-    stopping = _begin(None if check else recipe)
+    return _launch(**asked, sweep=_sweep(random, tpe, draws, pruner))
+
+
+def _launch(recipe: str, check: bool, **asked: Any) -> int:
+    """Run a request, of which `asked` are fields of `Order`; with `check` validate it."""
+    stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import Order
+    from trainkit.experiments import launch
 
-    choice = _choice(random, tpe, draws, pruner)
-    return _obey(Order(recipe_file(recipe), overrides, plugins, resume, elastic, sweep=choice), check, stopping)
+    order = Order(recipe_file(recipe), **asked)
+    return say_valid(order) if check else launch.launch(order, stopping, _began())
 
 
-def _begin(recipe: str | None) -> Stop:
-    """Set up a process that trains a recipe, and announce it where one is given; returns what says whether to stop."""
+def _prepare_process(recipe: str | None) -> Stop:
+    """Set up a process that trains a recipe, and announce it where one is given; return the flag that stops it."""
     from trainkit.cli import console
     from trainkit.distributed import stop_signal
     from trainkit.environment import process
@@ -205,7 +158,7 @@ def _begin(recipe: str | None) -> Stop:
     return stopping
 
 
-def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
+def _sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
     if random is not None and tpe is not None:
         raise click.UsageError("--random and --tpe at once; give one of them, or none for every setting")
     from trainkit.config.run_request import Sweep
@@ -213,11 +166,8 @@ def _choice(random: int | None, tpe: int | None, draws: int, pruner: str | None)
     return Sweep(random, tpe, draws, pruner)
 
 
-def _obey(order: Order, check: bool, stopping: Stop) -> int:
-    if check:
-        say_valid(order)
-        return 0
+def _began() -> float:
+    """Return when this process began, as `time.perf_counter` counts."""
     from trainkit.environment import process
-    from trainkit.experiments import launch
 
-    return launch.launch(order, stopping, time.perf_counter() - process.age())
+    return time.perf_counter() - process.age()

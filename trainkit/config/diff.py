@@ -1,4 +1,4 @@
-"""What differs between two recipes, as few lines as say it."""
+"""Differences between two recipes, in as few lines as say them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import yaml_reader
+from trainkit.config import renamed_keys, yaml_reader
 from trainkit.config.yaml_reader import Tree
+from trainkit.errors import UserError
 
 _WIDTH = 60
 """Letters of a value in a line."""
@@ -30,7 +31,7 @@ class Change:
 
 
 class Absent(Enum):
-    """What stands where a recipe has no one value."""
+    """Stands where a recipe has no one value."""
 
     NONE = "(none)"
     """It has no such key."""
@@ -42,7 +43,7 @@ ABSENT = Absent.NONE
 
 
 def diff(before: Mapping[str, Tree | Absent], after: Mapping[str, Tree | Absent]) -> list[Change]:
-    """What must be changed in one resolved recipe to make the other, in the order of their keys.
+    """List the changes that make one resolved recipe the other, in the order of their keys.
 
     Where a block has another `name`, as another task or other data has, that is one change, and keys that only one of
     the two knows are left out: they come with the name.
@@ -51,8 +52,15 @@ def diff(before: Mapping[str, Tree | Absent], after: Mapping[str, Tree | Absent]
 
 
 def read(recipe: Path) -> dict[str, Tree]:
-    """A resolved recipe, as it lies in the folder of a run, without the defaults of the trainkit that reads it."""
-    tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
+    """Read a resolved recipe from the folder of a run, without the defaults of the trainkit that reads it.
+
+    Raises UserError where it cannot be read.
+    """
+    try:
+        tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
+    except OSError as error:
+        raise UserError(str(recipe), f"cannot be read: {error.strerror}") from None
+    renamed_keys.translate(tree)
     return tree if isinstance(tree, dict) else {}
 
 

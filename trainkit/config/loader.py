@@ -1,28 +1,22 @@
 """YAML -> Recipe: the file, the `key=value` words after it, and every mistake in both at once; and back again.
 
-`yamltext` reads and writes the text, `blocks` checks the values; this module joins them. Knows no machine learning.
+`yaml_reader` reads and writes the text, `validation` checks the values; this module joins them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
 
 import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from trainkit.config import renamed_keys
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.config.yaml_reader import (
@@ -87,9 +81,13 @@ def parse(
     if not isinstance(source.tree, dict):
         found = "nothing" if source.tree is None else shown(source.tree)
         raise ConfigError(where, [Problem(found=found, expected="a block of keys", **source.at(()))])
+    renamed = renamed_keys.translate(source.tree)
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
+    for old, new in (*renamed, *renamed_keys.translate(source.tree)):  # an override may be a whole block
+        if old in source.places:
+            source.places.setdefault(new, source.places.pop(old))
     _refuse_secrets(source.tree, (), source)
     made = None
     try:
@@ -152,7 +150,7 @@ def _near_file(path: Path) -> str:
 def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     """Apply one `key=value` word to the tree: it replaces the value whole, and makes the blocks around it."""
     key, equals, text = word.partition("=")
-    parts = key.strip().split(".")
+    parts = renamed_keys.current(key.strip().split("."), source.tree)
     wrong = ""
     if FORBIDDEN.search(key) or not equals or not all(parts):
         wrong = "not of the form key=value; write it like optim.lr=0.05"
@@ -162,9 +160,11 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     elif len(parts) > MAX_DEPTH:
         wrong = f"blocks nested more than {MAX_DEPTH} deep; a recipe needs a few levels"
     path: KeyPath = ()
-    node: Any = source.tree
+    node: Tree = source.tree
+    holder: dict[str | int, Tree] = {}
+    step: str | int = ""
     for at, part in enumerate(parts if not wrong else ()):
-        step: str | int = part
+        step = part
         if isinstance(node, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(node):
             step = int(part)
         elif isinstance(node, list):
@@ -174,11 +174,12 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
             wrong = f"{dotted(path)} is {shown(node)}, not a block; give the whole block: {dotted(path)}={{...}}"
             break
         path = (*path, step)
+        holder = cast("dict[str | int, Tree]", node)  # a list is indexed by `step` as a block is
         if at < len(parts) - 1:
             if isinstance(node, dict) and node.get(step) is None:
-                node[step] = {}
+                holder[step] = {}
                 source.places[path] = word
-            node = node[step]
+            node = holder[step]
     if path in given and not wrong:
         wrong = f"{dotted(path)} is given twice; keep one of them"
     if wrong:
@@ -190,7 +191,7 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     source.places = {p: at for p, at in source.places.items() if p[: len(path)] != path} | new.places | {path: word}
     source.broken = {p for p in source.broken if p[: len(path)] != path} | new.broken | unread
     source.problems += new.problems
-    node[path[-1]] = new.tree
+    holder[step] = new.tree
 
 
 def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
@@ -267,9 +268,8 @@ def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
 
 def digest(recipe: Any) -> str:
     """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
-    text = json.dumps(
-        _resolved(recipe, lambda _, f: f.metadata.get("hash") is False), sort_keys=True, separators=(",", ":")
-    )
+    tree = renamed_keys.restore(_resolved(recipe, lambda _, f: f.metadata.get("hash") is False))
+    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What the command line asked for: a recipe, its changes, and how to begin."""
+"""A request of the command line: a recipe, its changes, and how to begin."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Sweep:
     draws: int = 0
     """Seed of draws and proposals; that of the training is `seed` of the recipe."""
     pruner: str | None = None
-    """What ends a run that promises little: a word of `advice.PRUNERS`."""
+    """Rule that ends runs which fall behind: a word of `optuna_search.PRUNERS`."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asked for."""
+    """A request of the command line."""
 
     path: Path
     """The recipe's file; recipes it names are looked up from its folder."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -26,7 +27,6 @@ from trainkit.config.ranges import (
 )
 from trainkit.config.units import AnySpan, Curve, Share, Span, TrainingSpan
 from trainkit.config.validation import Named
-from trainkit.targets import Targets, settled
 
 TABLES: dict[str, dict[str, str]] = {
     "task": {
@@ -266,7 +266,7 @@ class Evaluation:
 
 @dataclass(kw_only=True)
 class Best:
-    """What makes a checkpoint the best."""
+    """The metric by which the best checkpoint is chosen."""
 
     metric: str
     """Full name, such as `lfw/accuracy`; that of averaged weights (`val/ema/top1`) makes the run hand those on."""
@@ -295,7 +295,7 @@ class Checkpoints:
 
 @dataclass(kw_only=True)
 class Profile:
-    """Which updates are traced."""
+    """The updates that torch.profiler traces."""
 
     at: Annotated[int, Field(ge=1, le=1000000000)]
     """Update with which the trace begins; the few before it warm the tracer up."""
@@ -305,7 +305,7 @@ class Profile:
 
 @dataclass(kw_only=True)
 class Log:
-    """What is written down, and how often."""
+    """Log lines, figures and artifacts, and how often they are made."""
 
     every: AnySpan = field(default_factory=lambda: Span(50, "steps"))
     """Loss, learning rate, gradient norm, speed and time shares."""
@@ -334,7 +334,7 @@ class Log:
 
 @dataclass(kw_only=True)
 class Integrity:
-    """Whether the data is looked at for what is both trained on and scored, and what follows."""
+    """Checks of the data before a training: train/test leakage, odd and damaged samples."""
 
     policy: Literal["warn", "refuse", "off"] = "warn"
     """What is found is written down and said; or, where a score would be too good or a set is damaged, ends the run
@@ -355,7 +355,7 @@ class StopWhen:
 
 @dataclass(kw_only=True)
 class Download:
-    """A file that `trainkit fetch` brings; training itself never uses the network."""
+    """A file that `trainkit download` brings; training itself never uses the network."""
 
     url: str
     """An https address."""
@@ -399,6 +399,65 @@ class Promote:
             raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
 
 
+TIME_TO = "time_to/"
+"""Begins the names of metrics that hold the time to a score."""
+
+
+@dataclass(kw_only=True)
+class Targets:
+    """Values of a metric; the wall-clock until each is first reached is measured.
+
+    The time to a quality makes a training fast, and not samples a second alone (DAWNBench, Coleman et al., NIPS ML
+    Systems Workshop 2017; MLPerf Training, Mattson et al., MLSys 2020, arXiv 1910.01500).
+    """
+
+    at: list[Score]
+    mode: Literal["max", "min"] = "max"
+    """`min`: the metric comes from above, as an error rate does."""
+
+    def __post_init__(self) -> None:
+        if not self.at:
+            raise ValueError("at is empty; give a value to be reached, such as [0.9]")
+        texts = [_number_in_name(value) for value in self.at]
+        twice = [text for n, text in enumerate(texts) if text in texts[:n]]
+        if twice:
+            raise ValueError(f"{twice[0]} is given twice; keep one of them")
+
+
+def targets_with_modes(
+    asked: Mapping[str, list[float] | Targets], rules: Iterable[Best | StopWhen | None]
+) -> dict[str, Targets]:
+    """Make `Targets` of lists of values, with the mode of the rule for the same metric, `max` without one.
+
+    Raises ValueError for a list that is empty or holds a value twice.
+    """
+    modes: dict[str, Literal["max", "min"]] = {rule.metric: rule.mode for rule in rules if rule is not None}
+    found = {}
+    for metric, values in asked.items():
+        try:
+            found[metric] = values if isinstance(values, Targets) else Targets(at=values, mode=modes.get(metric, "max"))
+        except ValueError as mistake:
+            raise ValueError(f"time_to of {metric}: {mistake}") from None
+    return found
+
+
+def targets_reached(
+    asked: Mapping[str, list[float] | Targets], metrics: Mapping[str, float], seconds: float
+) -> dict[str, float]:
+    """Return `seconds` under the name of each target that these metrics reach: `time_to/lfw/accuracy_0.9`."""
+    return {
+        f"{TIME_TO}{metric}_{_number_in_name(value)}": seconds
+        for metric, targets in asked.items()
+        if metric in metrics and isinstance(targets, Targets)  # lists became such with the recipe
+        for value in targets.at
+        if (metrics[metric] >= value if targets.mode == "max" else metrics[metric] <= value)
+    }
+
+
+def _number_in_name(value: float) -> str:
+    return f"{value:.10g}".replace("+", "")  # MLflow takes no plus sign in the name of a metric
+
+
 @dataclass(kw_only=True)
 class Recipe:
     """One experiment, complete in itself."""
@@ -439,7 +498,7 @@ class Recipe:
                 "is a multiple of it"
             )
         rules = {"best.metric": self.best, "stop_when.metric": self.stop_when}
-        self.time_to = dict(settled(self.time_to, rules.values()))
+        self.time_to = dict(targets_with_modes(self.time_to, rules.values()))
         named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
         named += [("time_to", metric) for metric in self.time_to]
         named += [("promote.metric", self.promote.metric)] if self.promote and self.promote.metric else []

@@ -58,7 +58,7 @@ class Span:
 
     @property
     def timed(self) -> bool:
-        """Whether the span is one of wall-clock."""
+        """True for a span of wall-clock."""
         return self.unit in _SECONDS
 
     @property
@@ -236,7 +236,7 @@ class Gate:
         return step + max(1, min(int(ahead), 1_000_000))
 
     def decide(self, step: int, elapsed: float, seconds_per_step: float) -> tuple[bool, int]:
-        """Whether the event happens at `step`, and the step at which to ask again.
+        """Return whether the event happens at `step`, and the step at which to ask again.
 
         `elapsed` is wall-clock since training began, in seconds. Called on one process only.
         """

@@ -98,9 +98,10 @@ def _word_of(named: Named, cls: type) -> str:
 
 
 @functools.cache
-def _adapter(cls: type) -> TypeAdapter:
+def _adapter(cls: type) -> TypeAdapter[Any]:
     # A list hands its configuration on to plain dataclasses at any depth; they cannot be given one directly.
-    return TypeAdapter(list[cls], config=ConfigDict(strict=True, extra="forbid"))
+    listed: Any = types.GenericAlias(list, (cls,))
+    return TypeAdapter(listed, config=ConfigDict(strict=True, extra="forbid"))
 
 
 def validate(cls: type[T], tree: Tree, tables: Tables) -> T:
@@ -199,7 +200,7 @@ def _blocks(kind: Any, tree: Tree, tables: Tables, path: str = "") -> Iterator[t
     bare, _ = _resolve(kind, tree, tables)
     if path.count(".") > 8 or _own_validator(_bare(kind)[1]):
         return  # 8: a class that contains itself
-    if is_dataclass(bare):
+    if isinstance(bare, type) and is_dataclass(bare):
         yield path, bare
         for name, member in _hints(bare).items():
             inner = tree.get(name) if isinstance(tree, dict) else None
@@ -228,7 +229,7 @@ def _choices(kind: Any, tables: Tables) -> list:
 
 
 def _words(kind: Any, tables: Tables) -> str:
-    """What a value of this type looks like; empty where only its own validator knows.
+    """Describe the values of a type; empty where only its own validator knows.
 
     A text among the annotations, as in Annotated[Span, "a span such as 1 epoch", ...], is taken for its description.
     """
@@ -291,7 +292,7 @@ def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -
         if sort in ("unexpected_keyword_argument", "extra_forbidden"):
             blocks = blocks or list(_blocks(cls, source.tree, tables))
             homes = [home for home, block in blocks if path[-1] in _hints(block)]
-            problems[path] = _unknown(path[-1], keys, homes, Problem(text, **at))
+            problems[path] = _unknown(str(path[-1]), keys, homes, Problem(text, **at))
         elif sort.startswith("missing"):
             problems[path] = _missing(Problem(text, **at), _words(kind, tables))
         elif isinstance(value, dict) and sort in ("named_block", "union_tag_invalid", "union_tag_not_found"):

@@ -52,9 +52,9 @@ def change(text: str, path: Sequence[str], value: yaml_reader.Tree) -> str:
     for done, part in enumerate(path):
         found = _child(node, part)
         if found is None:
-            return _added(text, key, node, path[done:], flow(value))
+            return _added(text, key, node, path[done:], yaml_reader.flow(value))
         key, node = found
-    return _replaced(text, key, node, flow(value))
+    return _replaced(text, key, node, yaml_reader.flow(value))
 
 
 def _child(node: yaml.Node, part: str) -> tuple[yaml.Node | None, yaml.Node] | None:
@@ -102,12 +102,3 @@ def _end(text: str, node: yaml.Node) -> int:
     end = node.end_mark.index
     # Text in lines of its own has its last line break in it.
     return len(text[:end].rstrip()) if getattr(node, "style", None) in ("|", ">") else end
-
-
-def flow(value: yaml_reader.Tree) -> str:
-    """A value on one line, blocks too."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{yaml_reader.flow(key)}: {flow(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(flow, value))}]"
-    return yaml_reader.flow(value)

@@ -63,7 +63,7 @@ class Problem:
 
 @dataclass
 class Source:
-    """What was read, where each value stands, and what was wrong with the text."""
+    """A document: its values, the line of each, and the mistakes in it."""
 
     tree: Tree = None
     places: dict[KeyPath, int | str] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
         start = next(reader.events)
         if isinstance(start, yaml.StreamEndEvent):
             return source
-        if start.version or start.tags:
+        if isinstance(start, yaml.DocumentStartEvent) and (start.version or start.tags):
             reader.stop(prefix, start, "found a % directive", "leave it out")
         tree = reader.value(next(reader.events), prefix, 0)
         next(reader.events)
@@ -152,8 +152,8 @@ class _Reader:
     values: int = 0
 
     def problem(self, path: KeyPath, line: int | None, found: str, remedy: str = "") -> None:
-        place = {"override": self.override} if self.override else {"line": line}
-        self.source.problems.append(Problem(dotted(path), found=found, remedy=remedy, **place))
+        line = None if self.override else line
+        self.source.problems.append(Problem(dotted(path), line, found, remedy=remedy, override=self.override))
 
     def stop(self, path: KeyPath, event: yaml.Event, found: str, remedy: str) -> NoReturn:
         self.problem(path, event.start_mark.line + 1, found, remedy)
@@ -179,7 +179,7 @@ class _Reader:
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 entries.append(self.value(event, (*path, len(entries)), depth + 1))
             return entries
-        if isinstance(event, yaml.MappingStartEvent):
+        if not isinstance(event, yaml.ScalarEvent):
             return self.block(path, depth)
         try:
             return _text(event.value) if event.style else scalar(event.value)
@@ -213,9 +213,9 @@ class _Reader:
 
     def refuse_marks(self, event: yaml.Event, path: KeyPath) -> None:
         line = event.start_mark.line + 1
-        if event.anchor is not None:
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             self.problem(path, line, f"found anchor {shown('&' + event.anchor)}", "write the value where it is used")
-        if event.tag is not None:
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
             self.problem(path, line, f"found tag {shown(event.tag)}", "leave it out; the type follows from the key")
 
 
@@ -253,7 +253,7 @@ def write(tree: dict[str, Tree]) -> str:
 
 
 def holds_blocks(tree: Tree) -> bool:
-    """Whether a value is a block or a list with one somewhere inside."""
+    """Return whether a value is a block or a list with one somewhere inside."""
     return isinstance(tree, dict) or (isinstance(tree, list) and any(holds_blocks(entry) for entry in tree))
 
 
@@ -273,7 +273,9 @@ def _lines(tree: Tree) -> Iterator[str]:
 
 
 def flow(tree: Tree) -> str:
-    """A value without blocks on one line."""
+    """Return a value on one line, blocks too."""
+    if isinstance(tree, dict):
+        return f"{{{', '.join(f'{_quoted(key)}: {flow(value)}' for key, value in tree.items())}}}"
     if isinstance(tree, list):
         return f"[{', '.join(flow(entry) for entry in tree)}]"
     if isinstance(tree, str):

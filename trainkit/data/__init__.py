@@ -1,1 +1,1 @@
-"""What is learned from: readers, the packed local form, and the data sets that recipes name."""
+"""Data sets that recipes name: readers, the packed local form, splits."""

@@ -1,4 +1,4 @@
-"""Which kind of evaluation set a path holds."""
+"""Recognition of evaluation sets of faces by their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Evaluation:
 
 
 def recognise(path: Path) -> Evaluation:
-    """What is to be scored at `path`. Raises UserError when it is no evaluation set."""
+    """Return the evaluation set at `path`. Raises UserError when it is none."""
     if not path.exists():
         raise UserError(str(path), "does not exist", _EXPECTED)
     if path.suffix == ".bin":

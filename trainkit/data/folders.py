@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import UserError, listing, number_of
 
@@ -114,3 +116,22 @@ def inside(root: Path, name: str, where: str) -> Path:
     if not name or not is_writable(name) or Path(name).is_absolute() or leads_out(root, name):
         raise UserError(where, repr(name)[:200], f"a path inside {root}")
     return root / name
+
+
+def read_text(file: Path, most: int, expected: str) -> str:
+    """Read a text file in UTF-8 of at most so many bytes. Raises UserError where it cannot be read."""
+    try:
+        if (size := file.stat().st_size) > most:
+            raise UserError(str(file), f"{size} bytes", f"at most {most}: {expected}")
+        return file.read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UserError(str(file), f"cannot be read ({error})"[:300], expected) from None
+
+
+def read_json(file: Path, most: int, expected: str) -> Any:
+    """Read a JSON file of at most so many bytes. Raises UserError where it cannot be read."""
+    text = read_text(file, most, expected)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(str(file), f"cannot be read ({error})"[:300], expected) from None

@@ -12,17 +12,17 @@ _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w.-]+))?(?:#(
 
 
 def is_hub(path: str | Path) -> bool:
-    """Whether a path names a data set of the hub, `hf://owner/name`, with `@revision` and `#split` where wanted."""
+    """Return whether a path names a data set of the hub: `hf://owner/name`, with `@revision` and `#split` if wanted."""
     return str(path).startswith((PREFIX, "hf:/"))  # a Path has lost one stroke
 
 
 def split(path: str | Path) -> str | None:
-    """The split that a path names, `test` of `hf://owner/name#test`."""
+    """Return the split that a path names, `test` of `hf://owner/name#test`."""
     return _parts(path)[2]
 
 
 def download(path: str | Path, *, network: bool = True) -> Path:
-    """The folder of the data set's parquet files, downloaded where they are not there yet (into HF_HOME).
+    """Return the folder of the data set's parquet files, downloaded where they are not there yet (into HF_HOME).
 
     Only parquet files are taken: scripts and archives stay where they are. Without `network` it is found if an earlier
     call brought it. Raises UserError when it cannot be had.
@@ -42,7 +42,7 @@ def download(path: str | Path, *, network: bool = True) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            raise UserError(path, "is not here yet", remedy="download it with `trainkit fetch RECIPE`") from None
+            raise UserError(path, "is not here yet", remedy="download it with `trainkit download RECIPE`") from None
         said = " ".join(str(error).split()).partition(". ")[0][:200]
         text = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else said
         raise UserError(path, f"cannot be downloaded ({text})", "a data set of the hub and a network") from None
@@ -50,7 +50,7 @@ def download(path: str | Path, *, network: bool = True) -> Path:
 
 
 def tables(path: str | Path, *, network: bool = True) -> Path:
-    """The folder within the download that holds the parquet files: itself, its `data`, or its only configuration.
+    """Find the folder within the download that holds the parquet files: itself, its `data`, or its only configuration.
 
     Raises UserError when it cannot be had, or when it has several configurations.
     """
@@ -66,7 +66,7 @@ def tables(path: str | Path, *, network: bool = True) -> Path:
 
 
 def is_here(path: str | Path) -> bool:
-    """Whether the data set was downloaded."""
+    """Return whether the data set was downloaded."""
     try:
         download(path, network=False)
     except UserError:

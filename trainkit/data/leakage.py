@@ -1,4 +1,4 @@
-"""What two sets share: subjects by name, samples by their content, and pictures that only look the same.
+"""Leakage between sets: subjects by name, samples by their content, and pictures that only look the same.
 
 A picture that was resized, compressed anew or brightened has other bytes and is still the same picture. To find it,
 every picture is brought to 16 x 16 grey cells, the mean of the pixels in each. Two pictures look the same if both of
@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -69,7 +69,7 @@ _SIDE = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Held:
-    """What a split holds, as far as sets can be compared by it. A split that has `held()` returning one is looked at.
+    """Contents of a split, as far as sets can be compared by them. A split whose `held()` returns one is compared.
 
     All arrays have an entry for each of its n samples.
     """
@@ -78,7 +78,7 @@ class Held:
     """What the samples are."""
     prints: np.ndarray
     """uint64 (n,), fingerprint of the content of each."""
-    names: Callable[[Sequence[int]], list[str]]
+    names: Callable[[Sequence[int] | np.ndarray], list[str]]
     """Names of some of the samples, by their places 0 .. n-1."""
     subjects: frozenset[str] = frozenset()
     """Whom or what the samples are of and no two splits may share: people, patients, videos; empty where unknown."""
@@ -102,11 +102,11 @@ class Held:
         return len(self.prints)
 
 
-def held_in(packed: Packed, rows: np.ndarray | None = None, **more: object) -> Held:
-    """What is held by rows of a packed set of pictures, by all of them if none are named; `more` are fields."""
+def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held:
+    """Return the contents of rows of a packed set of pictures, of all if none are named; `more` are fields."""
     rows = np.arange(len(packed)) if rows is None else np.asarray(rows, np.int64)
 
-    def names(places: Sequence[int]) -> list[str]:
+    def names(places: Sequence[int] | np.ndarray) -> list[str]:
         ids = packed.ids()
         return [ids[row] for row in rows[np.asarray(places, np.int64)].tolist()]
 
@@ -117,7 +117,7 @@ def held_in(packed: Packed, rows: np.ndarray | None = None, **more: object) -> H
 
 
 def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """Places of fingerprints that are in another set too, and where they come first in that: int64 (pairs, 2)."""
+    """Find fingerprints that are in another set too: their places, and the first there, int64 (pairs, 2)."""
     same = np.flatnonzero(np.isin(here, there))
     if not len(same):
         return np.empty((0, 2), np.int64)
@@ -125,8 +125,8 @@ def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.stack([same, order[np.searchsorted(there[order], here[same])]], 1)
 
 
-def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Places of samples of one content and two classes, neighbours in the order of contents: int64 (pairs, 2)."""
+def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """Find samples of one content and two classes, neighbours in the order of contents: places, int64 (pairs, 2)."""
     order = np.argsort(prints, kind="stable")
     same = (prints[order][1:] == prints[order][:-1]) & (label[order][1:] != label[order][:-1])
     place = np.flatnonzero(same)
@@ -135,7 +135,7 @@ def across(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shared:
-    """What a set to be scored has in common with the training set, or another one."""
+    """Overlap of a set to be scored with the training set, or another one."""
 
     what: Literal["subjects", "copies"]
     count: int
@@ -145,7 +145,7 @@ class Shared:
 
 
 def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
-    """Subjects and contents of a set to be scored that are in the training set; empty where none are.
+    """Return subjects and contents of a set to be scored that are in the training set; empty where none are.
 
     `whose`: how the other set is called, where that is another one.
     """
@@ -154,14 +154,14 @@ def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
         said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in {whose}: {few(both)}"
         found.append(Shared("subjects", len(both), said, both))
     if len(pairs := copies(scored.prints, train.prints)):
-        words = told(scored, train, pairs)
+        words = sample_names(scored, train, pairs)
         said = f"{len(words)} of its {len(scored)} {scored.noun} are in {whose}: {few(words)}"
         found.append(Shared("copies", len(words), said, words))
     return found
 
 
-def told(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
-    """Pairs of samples in words: `a = b`."""
+def sample_names(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
+    """Return the names of pairs of samples: `a = b`."""
     return [f"{a} = {b}" for a, b in zip(here.names(pairs[:, 0]), there.names(pairs[:, 1]), strict=True)]
 
 
@@ -169,7 +169,7 @@ def told(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Thumbnails:
     """Small grey pictures of rows of a packed set."""
 
     rows: np.ndarray
@@ -180,7 +180,7 @@ class Looks:
     """Sentences about rows that could not be read."""
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `rows` were looked at, as places in these, and their cells."""
+        """Return which of `rows` were looked at, as places in these, and their cells."""
         if not len(self.rows):
             return np.empty(0, np.int64), self.cells
         place = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
@@ -189,7 +189,7 @@ class Looks:
 
 
 def cells(images: np.ndarray) -> np.ndarray:
-    """Pictures, uint8 (n, 3, height, width), as 16 x 16 grey cells, uint8 (n, 16, 16).
+    """Reduce pictures, uint8 (n, 3, height, width), to 16 x 16 grey cells, uint8 (n, 16, 16).
 
     The same on every machine. Of a smaller picture pixels are in several cells.
     """
@@ -204,7 +204,7 @@ def cells(images: np.ndarray) -> np.ndarray:
 
 
 def edges(cells: np.ndarray) -> np.ndarray:
-    """Differences between neighbours of 8 x 8 cells, of length 1: float32 (n, 112); their products are correlations."""
+    """Return differences of neighbours in 8 x 8 cells, of length 1, float32 (n, 112): products are correlations."""
     half = CELLS // 2
     blocks = cells.reshape(len(cells), half, 2, half, 2).sum((2, 4), dtype=np.int16)
     sides = [np.diff(blocks, axis=axis).reshape(len(cells), half * (half - 1)) for axis in (1, 2)]
@@ -212,8 +212,8 @@ def edges(cells: np.ndarray) -> np.ndarray:
     return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1)
 
 
-def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
-    """Rows of a packed set that are looked at, int64 ascending: all, or a part that is the same in every run."""
+def sampled_rows(packed: Packed, whole: bool = False) -> np.ndarray:
+    """Return rows of a packed set that are looked at, int64 ascending: all, or a part that is the same in every run."""
     rows = len(packed)
     stored = packed.manifest["files"]["images.npy" if packed.store == "decoded" else "images.bin"]["bytes"]
     most = min(PICTURES, BYTES[packed.store] * rows // max(stored, 1))
@@ -223,12 +223,12 @@ def chosen(packed: Packed, whole: bool = False) -> np.ndarray:
     return np.sort(np.argpartition(words, most)[:most])
 
 
-def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Looks:
-    """The small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
+def thumbnails(packed: Packed, cache: Path | None = None, whole: bool = False) -> Thumbnails:
+    """Return the small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
 
     A row that is damaged is left out and named.
     """
-    rows = chosen(packed, whole)
+    rows = sampled_rows(packed, whole)
     name = hashlib.sha256(f"{VERSION} {CELLS} {packed.digest} {len(rows)}".encode()).hexdigest()[:32]
     file = None if cache is None else cache / f"{name}.npz"
     if file is not None and (kept := _kept(file, rows)) is not None:
@@ -247,10 +247,10 @@ def look(packed: Packed, cache: Path | None = None, whole: bool = False) -> Look
                 except UserError as error:
                     good[place] = False
                     damaged.append(str(error))
-    looks = Looks(rows[good], np.concatenate(made), tuple(damaged))
+    small = Thumbnails(rows[good], np.concatenate(made), tuple(damaged))
     if file is not None and not damaged:
-        _keep(file, looks)
-    return looks
+        _keep(file, small)
+    return small
 
 
 def _cells_of(packed: Packed, rows: np.ndarray) -> np.ndarray:
@@ -260,29 +260,29 @@ def _cells_of(packed: Packed, rows: np.ndarray) -> np.ndarray:
 
 
 def _bands(size: int) -> np.ndarray:
-    """Which of `size` rows of pixels are in which row of cells, float32 (16, size): each has one at least."""
+    """Return which of `size` rows of pixels are in which row of cells, float32 (16, size): each has one at least."""
     begins = np.arange(CELLS + 1) * size // CELLS
     at, begin, end = np.arange(size), begins[:-1, None], np.maximum(begins[1:], begins[:-1] + 1)[:, None]
     return ((at >= begin) & (at < end)).astype(np.float32)
 
 
-def _kept(file: Path, rows: np.ndarray) -> Looks | None:
+def _kept(file: Path, rows: np.ndarray) -> Thumbnails | None:
     try:
         with np.load(file, allow_pickle=False) as kept:
-            looks = Looks(kept["rows"], kept["cells"])
+            small = Thumbnails(kept["rows"], kept["cells"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
-    fits = np.array_equal(looks.rows, rows) and looks.cells.shape == (len(rows), CELLS, CELLS)
-    return looks if fits and looks.cells.dtype == np.uint8 else None
+    fits = np.array_equal(small.rows, rows) and small.cells.shape == (len(rows), CELLS, CELLS)
+    return small if fits and small.cells.dtype == np.uint8 else None
 
 
-def _keep(file: Path, looks: Looks) -> None:
-    """What cannot be kept is computed again: no mistake."""
+def _keep(file: Path, small: Thumbnails) -> None:
+    """Write to the cache; failing to is no error, since it is computed again."""
     aside = file.with_name(f".{uuid.uuid4().hex[:8]}.npz")
     with contextlib.suppress(OSError):
         make_private(file.parent)
         try:
-            np.savez(aside, rows=looks.rows, cells=looks.cells)
+            np.savez(aside, rows=small.rows, cells=small.cells)
             os.replace(aside, file)
         finally:
             aside.unlink(missing_ok=True)
@@ -292,7 +292,7 @@ def _keep(file: Path, looks: Looks) -> None:
 
 
 @dataclass(frozen=True)
-class Twins:
+class LookAlikes:
     """Pictures of one set that look like one of another, the most alike first."""
 
     here: np.ndarray
@@ -309,14 +309,14 @@ class Twins:
     """How many of them were too plain for it."""
 
 
-def twins(
+def look_alikes(
     here: np.ndarray,
     there: np.ndarray,
     label: tuple[np.ndarray, np.ndarray] | None = None,
     mirrored: bool = False,
     whole: bool = False,
-) -> Twins:
-    """Pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
+) -> LookAlikes:
+    """Find pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
     With a `label` for each of both only pairs of different ones count: pictures of one look under two classes. `whole`:
     all pairs are compared, however many there are.
@@ -337,11 +337,11 @@ def twins(
         alike[near], twin[near], flipped[near] = both[more], place[near], flip
     found = np.flatnonzero(alike >= ALIKE)
     found = found[np.argsort(-alike[found], kind="stable")]
-    return Twins(one[found], other[twin[found]], alike[found], flipped[found], len(one) + plain, plain)
+    return LookAlikes(one[found], other[twin[found]], alike[found], flipped[found], len(one) + plain, plain)
 
 
 def _worth(cells: np.ndarray) -> np.ndarray:
-    """Places of pictures that are not too plain."""
+    """Return places of pictures that are not too plain."""
     flat = cells.reshape(len(cells), CELLS**2)
     # Squares are summed as whole numbers: 256 times 255 squared is more than float32 counts to.
     variance = np.einsum("nc,nc->n", flat, flat, dtype=np.int64) / CELLS**2 - flat.mean(1, dtype=np.float64) ** 2
@@ -351,7 +351,7 @@ def _worth(cells: np.ndarray) -> np.ndarray:
 def _nearest(
     here: np.ndarray, there: np.ndarray, label: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of each of some rows the largest product with one of others, of another label, and the place of that one."""
+    """Return the largest product of each row with one of `there`, of another label, and the place of that one."""
     most, place = np.full(len(here), -1, np.float32), np.zeros(len(here), np.int64)
     for first in range(0, len(here), _BLOCK[0]):
         rows = slice(first, first + _BLOCK[0])
@@ -368,7 +368,7 @@ def _nearest(
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Of pictures given as cells, pair by pair."""
+    """Correlate pictures given as cells, pair by pair."""
     flat = [cells.reshape(len(cells), CELLS**2).astype(np.float32) for cells in (one, other)]
     a, b = (some - some.mean(1, keepdims=True) for some in flat)
     return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))

@@ -1,4 +1,4 @@
-"""What a source of pictures yields: records, each one picture of a class: a person, a kind of thing, a state."""
+"""Sources of pictures, and their records: each one picture of a class (a person, a kind of thing, a state)."""
 
 from __future__ import annotations
 

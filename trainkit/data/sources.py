@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from trainkit import rng
 from trainkit.data import hub
 from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.formats import image_decode
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError, few, number_of
+from trainkit.errors import UserError, number_of
 from trainkit.paths import locate
 
 if TYPE_CHECKING:
@@ -39,11 +35,9 @@ PATTERN_LIMIT = 200
 ID_LIMIT = 1000
 """Longest id that one is tried on. Both bound how long a badly written one may try."""
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-
 
 def open_source(path: Path | str, *, nested: bool = True, network: bool = False) -> Source:
-    """The source at `path`, whatever its form: a folder, a table, `hf://owner/name`, each with `#split` if it has some.
+    """Open the source at `path`: a folder, a table, `hf://owner/name`, each with `#split` where it has some.
 
     With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
     Without `network` a set of the hub must be here. Raises UserError when there is nothing, or no such split.
@@ -79,7 +73,7 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
 
 
 def named(text: str, *, nested: bool = True) -> Source:
-    """The source that a recipe names: below the data root, or of the hub. Never downloads: a training uses no network.
+    """Open the source that a recipe names, below the data root or of the hub. Never downloads.
 
     Raises UserError as `open_source` does.
     """
@@ -87,62 +81,15 @@ def named(text: str, *, nested: bool = True) -> Source:
 
 
 def missing(text: str) -> str | None:
-    """A sentence about a source that a recipe names and that is not there yet."""
+    """Return a sentence about a source that a recipe names and that is not there yet."""
     if hub.is_hub(text):
-        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit fetch RECIPE` downloads it"
+        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit download RECIPE` downloads it"
     path, _ = split_of(locate(text))
     return None if path.exists() else f"{path} does not exist"
 
 
-def all_missing(train: str, evaluate: Mapping[str, str]) -> dict[str, str]:
-    """Sentences about the sources of a recipe that are not there yet, by the key that names them."""
-    named = {"data.train": train} | {f"data.evaluate.{name}": text for name, text in evaluate.items()}
-    found = {key: missing(text) for key, text in named.items() if text != HELD_OUT and not text.startswith(SAMPLE)}
-    return {key: sentence for key, sentence in found.items() if sentence}
-
-
-def check_names(names: Iterable[str]) -> None:
-    """Raise ValueError for a set to be scored whose name cannot stand in that of a split, or is taken."""
-    for name in names:
-        if not _NAME.fullmatch(name) or name == "train":
-            raise ValueError(f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not")
-
-
-def held_out(names: Sequence[str], hold_out: float | list[str], seed: int, what: tuple[str, str]) -> np.ndarray:
-    """Places of those of `names`, all different, that are kept from training, int64: a share, or those that are named.
-
-    `what` they are is said in messages, one and several. Raises UserError where one that is named is not there, or
-    there are not two to divide.
-    """
-    one, several = what
-    if isinstance(hold_out, list):
-        wanted = set(hold_out)
-        if absent := sorted(wanted - set(names)):
-            found = f"{several} that are not there: {few(absent)}"
-            raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
-        return np.flatnonzero([name in wanted for name in names])
-    if len(names) < 2:
-        raise UserError("data.hold_out", f"{len(names)} {one} ({few(names)})", "at least 2")
-    # By a hash of the name and not by its place, so that one added later moves few of the others.
-    codes = np.asarray([zlib.crc32(name.encode(errors="surrogateescape")) for name in names])
-    order = np.lexsort((np.asarray(names), rng.words(seed, "hold_out", codes)))
-    return order[: min(max(1, round(hold_out * len(names))), len(names) - 1)]
-
-
-def report_leaks(found: Sequence[tuple[str, str]], leakage: str, expected: str, remedy: str) -> None:
-    """Refuse or warn of what is in two splits: `found` are keys of a recipe, and sentences about what leaks there.
-
-    Raises UserError unless `leakage` is `allow`.
-    """
-    if found and leakage == "refuse":
-        listing = "".join(f"\n  {where}: {leak}" for where, leak in found)
-        raise UserError("data", f"what is scored was trained on:{listing}", f"\n{expected}", remedy)
-    for where, leak in found:
-        _log.warning("%s: %s; scores on it are too good", where, leak)
-
-
 def split_of(path: Path | str) -> tuple[Path, str | None]:
-    """`set.parquet#val` as path and name of the split; a path that is there with its `#` is a path."""
+    """Divide `set.parquet#val` into path and name of the split; a path that is there with its `#` is a path."""
     path = Path(path)
     name, mark, split = path.name.rpartition("#")
     if not mark or not name or path.exists():
@@ -153,7 +100,7 @@ def split_of(path: Path | str) -> tuple[Path, str | None]:
 
 
 def folder(root: Path, *, nested: bool = True) -> Source:
-    """A folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
+    """Return a folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
@@ -184,7 +131,7 @@ def folder(root: Path, *, nested: bool = True) -> Source:
 
 
 def repacked(data: Packed) -> Source:
-    """A packed set as a source, to be packed again at another size."""
+    """Return a packed set as a source, to be packed again at another size."""
 
     def records() -> Iterator[Record]:
         ids, groups = data.ids(), data.group_names
@@ -196,13 +143,13 @@ def repacked(data: Packed) -> Source:
 
 
 def grouping(pattern: str) -> Callable[[Record], str]:
-    """Finds the group of a record, as `finding` does in its id."""
+    """Return a function that finds the group of a record, as `finding` does in its id."""
     find = finding(pattern, "group")
     return lambda record: find(record.id, record.where)
 
 
 def finding(pattern: str, what: str) -> Callable[[str, str], str]:
-    """Finds `what` an id names (a group, a patient): what the one parenthesised part of the regular expression matches.
+    """Return a function that finds `what` an id names (group, patient), by the one part in parentheses of a pattern.
 
     Raises UserError when it is no such expression; the function it returns, which takes an id and where that is from,
     raises one where it names nothing.

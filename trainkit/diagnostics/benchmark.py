@@ -701,7 +701,7 @@ def command(
     resume: bool = False,
     say: Callable[[str], Any] = print,
 ) -> int:
-    """`trainkit ladder`. Returns 0. Raises UserError for what the user can mend."""
+    """`trainkit bench`. Returns 0. Raises UserError for what the user can mend."""
     recipe = load(order)
     chosen = _refuse(order, recipe, only, repeats, steps, write)
     store = Store.locate()
@@ -794,7 +794,7 @@ def _tracked(order: Order, recipe: Recipe, store: Store, say: Callable[[str], An
             run_name=folder.name,
             params=loader.flat(recipe),
             tags={"trainkit.recipe": recipe.name, "trainkit.ladder": "ladder"},
-            note=f"What switches bring: `trainkit ladder {order.path.name}`.\n\n{about(order)}",
+            note=f"What switches bring: `trainkit bench {order.path.name}`.\n\n{about(order)}",
             resume=resuming,
             system_metrics_every=0.0,
         )
@@ -885,7 +885,7 @@ def _write(order: Order, recipe: Recipe, state: State, kept: Result | None, new:
         return f"{new} is not written: there is no switch to put into it"
     machine = state.machine
     lines = [f"speed    {Ratio(kept.ratio, kept.low, kept.high)} as {order.path.name}, {kept.rate:.4g} samples/s, by"]
-    lines.append(f"         {kept.title}; trainkit ladder, {time.strftime('%Y-%m-%d')}")
+    lines.append(f"         {kept.title}; trainkit bench, {time.strftime('%Y-%m-%d')}")
     where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores'):g} cores"
     lines.append(f"         on {where}, torch {machine.get('torch')}, {platform.system()}")
     lines += [f"         with {key}={value}" for key, value in kept.environment if key != "OMP_NUM_THREADS"]

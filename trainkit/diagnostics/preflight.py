@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,21 @@ import psutil
 import torch
 
 from trainkit.checkpoint import storage
-from trainkit.config import loader
 from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
-from trainkit.config.units import Span
 from trainkit.distributed.runtime import Machine
-from trainkit.errors import UserError
-from trainkit.interfaces import Opened, Parts
+from trainkit.errors import UserError, number_of
+from trainkit.interfaces import Opened
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, pace
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Silent
-from trainkit.training import plan, teacher_cache, trainer
+from trainkit.training import plan, teacher_cache
+from trainkit.training.checkpointer import Resume
 from trainkit.training.dependencies import gather
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 from trainkit.training.teacher_cache import Building
+from trainkit.training.trainer import Trainer
 
 FIRST = 3
 """Updates before the checkpoint."""
@@ -105,36 +104,70 @@ def fly(
     machine.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
-    known = loader.digest(recipe)
-    first = _witness(_shortened(recipe, smallest), known, folder, machine, found, FIRST, None)
-    task = _Kept(recipe.task)
-    began = trainer.train(replace(first.recipe, task=task), data, machine, first)
-    if not machine.share(first.written):
-        raise UserError("preflight", f"the training ended after {began.step} updates", f"more than {FIRST}")
-    building = teacher_cache.forecast(task.parts, data.train, machine, outputs)
-    del task  # its networks take memory
-    step_s = machine.share(float(began.steps.seconds[-1]))
+    short = _shortened(recipe, smallest)
+    logger = RunLogger(short, _Scratch(folder))
+    with Trainer(short, data, machine, logger, weights=found) as trainer:
+        if trainer.plan.steps <= FIRST:
+            steps = number_of(trainer.plan.steps, "updates", "update")
+            raise UserError("preflight", f"a training of {steps}", f"more than {FIRST}")
+        trainer.start()
+        costs = trainer.evaluator.costs
+        _updates(trainer, FIRST)
+        path, written_s = _saved(trainer)
+        building = teacher_cache.forecast(trainer.model.parts, data.train, machine, outputs)
+        step_s = machine.share(float(trainer.clock.recent(1).seconds[-1]))
+    del trainer  # its networks take memory
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
-    path = Path(machine.share(str(first.written[-1][0]) if first.written else ""))
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    written_s = machine.share(first.written[-1][1] if first.written else 0.0)
-    beside = Span.parse(f"{FIRST + max(2, timed // 3)} steps")
-    again = _witness(_shortened(recipe, None, beside), known, folder, machine, found, timed, path)
-    outcome = trainer.train(again.recipe, data, machine, again)
-    steps, holds_up_s = apart(outcome.steps[1:], again.beside)
+    with Trainer(
+        short, data, machine, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
+    ) as trainer:
+        trainer.open()
+        beside = _updates(trainer, timed, save_at=max(2, timed // 3))
+        steps, holds_up_s = apart(trainer.clock.recent()[1:], beside)
     peak, left = _memory(machine)
     return Tried(
         steps=steps,
-        costs=first.costs,
-        held={name: seconds[-1] for name, seconds in first.held.items()},
-        scored=first.counted,
+        costs=costs,
+        held={name: seconds[-1] for name, seconds in logger.evaluation_s.items()},
+        scored={name: sizes[name] for name in logger.evaluation_s},
         written_s=written_s,
         holds_up_s=machine.share(written_s if holds_up_s is None else holds_up_s),
-        bytes=size,
+        bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         building=building,
         peak_gb=peak,
         left_gb=left,
     )
+
+
+def _updates(trainer: Trainer, many: int, save_at: int = 0) -> list[int]:
+    """Make updates, and write a checkpoint beside those after `save_at`.
+
+    Returns how many had been made when it was begun and when it was written; or nothing.
+    """
+    beside: list[int] = []
+    for number in range(1, min(many, trainer.plan.steps - trainer.state.step) + 1):
+        trainer.step()
+        trainer.after_step()
+        if len(beside) == 1 and not trainer.checkpoints.writer.writing:
+            beside.append(trainer.clock.steps - 1)
+        if number == save_at:
+            beside.append(trainer.clock.steps)
+            trainer.checkpoints.save(required=True)
+    trainer.checkpoints.wait()
+    return [*beside, trainer.clock.steps] if len(beside) == 1 else beside
+
+
+def _saved(trainer: Trainer) -> tuple[Path, float]:
+    """Write a checkpoint, wait for it and read it back; returns its folder, and the seconds that it took to write."""
+    began = time.perf_counter()
+    trainer.checkpoints.save(required=True)
+    trainer.checkpoints.wait()
+    seconds = trainer.machine.share(time.perf_counter() - began)
+    folder = trainer.logger.folder
+    path, problems = storage.newest_valid(folder.checkpoints) if folder is not None else (None, [])
+    if path is None:
+        raise UserError("checkpoint", "; ".join(problems), "one that can be read back")
+    return path, seconds
 
 
 def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
@@ -223,106 +256,23 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
 # ---- The trial
 
 
-class _Kept:
-    """A task, and the networks that it built."""
-
-    parts: Parts
-
-    def __init__(self, task: Any):
-        self._task = task
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def build(self, *args: Any) -> Parts:
-        self.parts = self._task.build(*args)
-        return self.parts
-
-
-@dataclass
-class _Trial(Witness):
-    """A witness that stops the training after some updates and keeps what was measured."""
-
-    counted: dict[str, int] = field(default_factory=dict)
-    written: list[tuple[Path, float]] = field(default_factory=list)
-    """A checkpoint that was waited for, and the seconds that it took."""
-    beside: list[int] = field(default_factory=list)
-    """Updates that had been made when one beside the training was asked for, and when it was written."""
-
-    def begun(self, *_: Any) -> None:
-        """Do nothing: nobody would call a watchdog off."""
-
-    def say(self, text: str) -> None:
-        """Keep silent."""
-
-    def progress(self, step: int, steps: int) -> None:
-        """Draw nothing."""
-
-    def line(self, *_: Any) -> None:
-        """Write nothing."""
-
-    def draw(self, *_: Any) -> None:
-        """Draw nothing."""
-
-    def scored(self, step: int, name: str, scored: Any, metrics: Any, seconds: float, leads: bool) -> None:
-        """Keep how long an evaluation took."""
-        self.held[name], self.counted[name] = [seconds], scored[name].samples
-
-    def commit(self, step: int, copies: Any, state: Any, best: Any, required: bool = False) -> None:
-        """The first training waits for its checkpoint, verified by reading it back; the second writes one beside it."""
-        if self.checkpoint is not None:
-            if not self.beside:  # and none at its end
-                self.beside.append(self.clock.steps)
-                super().commit(step, copies, state, best, required)
-            return
-        began = time.perf_counter()
-        gates = {name: gate for name, gate in state["gates"].items() if name != "checkpoint"}  # the second's is its own
-        kept = {**state, "gates": gates, "journal": 0}
-        storage.write(self.folder.checkpoints, step, copies.make(), kept, self.recipe_text)
-        took = time.perf_counter() - began
-        path, problems = storage.newest_valid(self.folder.checkpoints)
-        if path is None:
-            raise UserError(str(self.folder.checkpoints), "; ".join(problems), "a checkpoint that can be read back")
-        self.written.append((path, took))
-
-    def _write(self, *what: Any) -> None:
-        super()._write(*what)
-        self.beside.append(self.clock.steps)
-
-
 class _Scratch(RunFolder):
     """A folder without a record of its run."""
 
-    def update(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> RunInfo:
         """Keep no record."""
+        return RunInfo(self.name, "", "", 0, 0.0)
 
 
-def _shortened(recipe: Recipe, held: str | None, every: Span | None = None) -> Recipe:
-    """A recipe that holds one evaluation at its start and no other, and writes nothing but checkpoints on the way."""
+def _shortened(recipe: Recipe, held: str | None) -> Recipe:
+    """Return a recipe with one evaluation at its start and no other, that writes nothing by itself on the way."""
     evaluations = {
         name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
-    checkpoints = replace(recipe.checkpoints, every=every, failing="stop")
+    checkpoints = replace(recipe.checkpoints, every=None, lose_at_most=None, failing="stop")
     out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
     return replace(recipe, evaluations=evaluations, **out)
-
-
-def _witness(
-    recipe: Recipe,
-    recipe_hash: str,
-    folder: Path,
-    machine: Machine,
-    found: Mapping[str, Path],
-    updates: int,
-    path: Path | None,
-) -> _Trial:
-    asked = iter(range(10**9))
-    # Asked before training, before the first update and after each; the answer is read an update later.
-    return _Trial(
-        recipe, recipe_hash, loader.dump(recipe), _Scratch(folder), Silent(), machine.main,
-        lambda: next(asked) >= updates, found, [], path,
-    )  # fmt: skip
 
 
 def _memory(machine: Machine) -> tuple[float, float]:

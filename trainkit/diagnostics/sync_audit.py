@@ -1,4 +1,4 @@
-"""Where the processor waits for the device.
+"""Find where the processor waits for the device.
 
 On a GPU the main thread hands over work and runs ahead; whatever needs a value of the device on the host (`.item()`,
 `float(tensor)`, a boolean mask as an index) makes it wait until the device has done all that it was given, and then the
@@ -9,13 +9,10 @@ CPU, where nothing waits, `Following` finds the calls that would.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from trainkit.config import loader
 from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
@@ -24,11 +21,9 @@ from trainkit.distributed.runtime import Machine
 from trainkit.errors import UserError
 from trainkit.speed.clock import STEP
 from trainkit.speed.sync_points import Log, Place, Tally, cuda_waits
-from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Silent
 from trainkit.training.dependencies import gather
-from trainkit.training.run_logger import Witness
+from trainkit.training.trainer import Trainer
 
 WARM_UP = 3
 """Updates before those that are watched."""
@@ -119,8 +114,6 @@ def _table(tallies: Mapping[Place, Tally], over: int, unit: str) -> list[str]:
 
 
 def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: bool) -> Audit:
-    from trainkit.training import trainer
-
     cuda = machine.device.type == "cuda"
     notes = []
     if not cuda:
@@ -136,18 +129,33 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: b
     data = recipe.data.open(recipe.seed)
     log = Log(_roots(order.plugins))
     machine.at_once = False
-    with tempfile.TemporaryDirectory(prefix="trainkit-syncs-") as folder:
-        witness = _Watched(recipe, Path(folder), found, log, total)
-        if cuda:
-            watching = cuda_waits(log.seen, names=recipe.train.compile == "off")
-        else:
-            watching = Following(log.seen, log.asks if as_gpu else lambda file: False)
-        with watching:
-            trainer.train(recipe, data, machine, witness)
-    watched = witness.last - witness.warm
-    if witness.last < total:
-        notes.append(f"the training has {witness.last} updates")
+    if cuda:
+        watching = cuda_waits(log.seen, names=recipe.train.compile == "off")
+    else:
+        watching = Following(log.seen, log.asks if as_gpu else lambda file: False)
+    with watching, Trainer(recipe, data, machine, weights=found) as trainer:
+        watched = watch(trainer, log, total)
+    if trainer.state.step < total:
+        notes.append(f"the training has {trainer.state.step} updates")
     return Audit(recipe.name, str(machine.device), watched, log.tallies, tuple(notes))
+
+
+def watch(trainer: Trainer, log: Log, total: int) -> int:
+    """Train so many steps and log their waits by phase; returns how many were watched, those of the warm-up not."""
+    log.phase = lambda: "trial"
+    trainer.evaluator.measure_costs()
+    log.phase = lambda: trainer.clock.phase
+    trainer.evaluator.score_frozen()
+    trainer.open()
+    total = min(total, trainer.plan.steps)
+    warm = min(WARM_UP, total - 1)  # of a training of two updates the second is watched
+    for step in range(1, total + 1):
+        trainer.step()
+        if step == warm:
+            for place in [place for place in log.tallies if place.phase in STEP]:
+                del log.tallies[place]
+        trainer.after_step()
+    return total - warm
 
 
 def _shortened(recipe: Recipe, total: int, cuda: bool) -> Recipe:
@@ -169,33 +177,3 @@ def _roots(plugins: Sequence[str]) -> list[str]:
     """Folders of the plug-ins, wherever they are installed."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in plugins]
     return [f"{Path(file).resolve().parent}/" for file in files if file and Path(file).name == "__init__.py"]
-
-
-class _Watched(Witness):
-    """A silent witness that ends the training after so many updates, and forgets what was seen in the warm-up."""
-
-    def __init__(self, recipe: Recipe, folder: Path, found: Mapping[str, Path], log: Log, total: int):
-        self.last, self.warm, self._log = 0, 0, log
-        super().__init__(
-            recipe,
-            loader.digest(recipe),
-            "",
-            RunFolder(folder),
-            Silent(),
-            False,
-            lambda: self.last >= total - 1,
-            found,
-        )
-
-    def begun(self, *_: Any) -> None:
-        """Do nothing: nobody would call a watchdog off."""
-
-    def progress(self, step: int, steps: int) -> None:
-        self.last = step
-        if step == min(WARM_UP, steps - 1):  # of a training of two updates the second is watched
-            self.warm = step
-            for place in [place for place in self._log.tallies if place.phase in STEP]:
-                del self._log.tallies[place]
-
-    def commit(self, *args: Any, **kwargs: Any) -> None:
-        """Keep nothing."""

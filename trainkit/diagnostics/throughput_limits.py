@@ -1,8 +1,8 @@
-"""What a recipe could reach on a machine if the loader, the network or an evaluation were all there is.
+"""Measure upper bounds: what a recipe could reach if the loader, the network or an evaluation were all there is.
 
-Each is timed alone, in seconds. The network learns in `loop.train` itself, from one batch that is read once and given
-again and again; its weights are thrown away, and no bit of the training that follows changes. The figures are kept
-beside the runs, under a fingerprint of all that bears on them.
+Each is timed alone, in seconds. The network is trained by `Trainer.step` itself, from one batch that is read once and
+given again and again; its weights are thrown away, and no bit of the training that follows changes. The figures are
+kept beside the runs, under a fingerprint of all that bears on them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Machine
+from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Batch, Opened, Split
-from trainkit.speed.limits import Ceilings, _rate, lines, metrics, turns
+from trainkit.speed.limits import Ceilings, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
-from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Silent
 from trainkit.training import plan as planning
-from trainkit.training import trainer
 from trainkit.training.dependencies import gather
 from trainkit.training.plan import Plan
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.trainer import Trainer
 
 FOLDER = "ceilings"
 """Folder of the store's home that keeps what was measured."""
@@ -291,13 +290,46 @@ class _Alone:
 
     # ---- the network
 
-    def _train(self, pace: _Pace, frozen: _Frozen, **changes: Any) -> None:
-        """Train on one batch until `pace` says that it is enough."""
+    def _model(self, frozen: _Frozen) -> tuple[float, int | None]:
+        """Return seconds of a step on this process, and its operations where they can be counted on the way."""
+        # Compiled code cannot be looked into.
+        return self._train(frozen, counted=self.recipe.train.compile == "off", timing=_Timing(self, frozen))
+
+    def _flops(self, frozen: _Frozen) -> int | None:
+        """Return the operations of a step on this process that is not compiled."""
+        return self._train(frozen, counted=True, compile="off")[1]
+
+    def _train(
+        self, frozen: _Frozen, counted: bool, timing: _Timing | None = None, **changes: Any
+    ) -> tuple[float, int | None]:
+        """Train on one batch until `timing` has enough; returns seconds of a step, and operations of one more."""
+        from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
+
+        data = replace(self.data, train=frozen, evaluations={}, notes=())
+        with Trainer(self._endless(**changes), data, self.machine, weights=self.found) as trainer:
+            trainer.open()
+            poll = StopPoll(self.machine, lambda: timing is None or timing.done or self.stopping())
+            ends = False
+            while not ends:
+                poll.ask()
+                trainer.step()
+                trainer.judge(wait=False)
+                if timing is not None:
+                    timing.add()
+                ends = poll.answer()
+            if not counted:
+                return (timing.seconds() if timing else 0.0), None
+            with Counter() as counter:
+                trainer.step()
+            return (timing.seconds() if timing else 0.0), counter.total
+
+    def _endless(self, **changes: Any) -> Recipe:
+        """Return the recipe without an end, and without all that is not a step."""
         plain = {"on_oom": "stop", "spikes": None, "replay": None}
         train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), **plain, **changes)
         if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
             train = replace(train, nonfinite="stop")
-        recipe = replace(
+        return replace(
             self.recipe,
             train=train,
             # A rate of next to nothing: what is seen so often would else be learned by heart, or leave all bounds.
@@ -311,27 +343,6 @@ class _Alone:
             log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
             loader=replace(self.recipe.loader, workers=0),
         )
-        try:
-            trainer.train(recipe, replace(self.data, train=frozen, evaluations={}, notes=()), self.machine, pace)
-        finally:
-            pace.leave()
-
-    def _model(self, frozen: _Frozen) -> tuple[float, int | None]:
-        """Seconds of an update on this process, and its operations where they can be counted on the way."""
-        from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
-
-        # Compiled code cannot be looked into.
-        pace = _Pace(self, frozen, Counter() if self.recipe.train.compile == "off" else None)
-        self._train(pace, frozen)
-        return pace.seconds_of_a_step(), pace.counted
-
-    def _flops(self, frozen: _Frozen) -> int | None:
-        """Operations of an update on this process that is not compiled."""
-        from trainkit.speed.flops import Counter
-
-        pace = _Pace(self, frozen, Counter(), timed=False)
-        self._train(pace, frozen, compile="off")
-        return pace.counted
 
     # ---- the loader
 
@@ -481,48 +492,23 @@ class _Frozen:
         return {**batch, "index": torch.tensor(index, dtype=torch.int64)}
 
 
-class _Pace(Witness):
-    """Notes when each update ended, and ends the training when enough of them were steady.
+class _Timing:
+    """When each step ended, and whether enough of them were steady."""
 
-    The loop learns of it an update later. That one is given to `counter`, so that it counts what no time is taken of.
-    """
-
-    def __init__(self, alone: _Alone, frozen: _Frozen, counter: Any, timed: bool = True):
-        recipe, found = alone.recipe, alone.found
-        super().__init__(recipe, "", "", RunFolder(Path()), Silent(), False, self.ended, found)
+    def __init__(self, alone: _Alone, frozen: _Frozen):
         self._alone, self._frozen = alone, frozen
-        self._counter, self._timed = counter, timed
         self._ends: list[float] = []
         self._handed: list[float] = []
         self._warm = 0
-        """Updates that are left out; 0: not yet known."""
-        self._done = self._counting = False
-        self.counted: int | None = None
-        """Operations of an update on this process."""
+        """Steps that are left out; 0: not yet known."""
+        self.done = False
 
-    def ended(self) -> bool:
-        """Whether the training is to end."""
-        return self._done or self._alone.stopping()
-
-    def progress(self, step: int, steps: int) -> None:
-        """An update has ended."""
-        if self._counting:
-            self.leave()
-            self.counted = self._counter.total
-        if self._done:
-            return
-        self._ends.append(time.perf_counter())
-        self._handed.append(self._frozen.seconds)
-        self._done = self._enough(step) if self._timed else True
-        if self._done and self._counter is not None:
-            self._counter.__enter__()
-            self._counting = True
-
-    def leave(self) -> None:
-        """Count no longer."""
-        if self._counting:
-            self._counter.__exit__(None, None, None)
-            self._counting = False
+    def add(self) -> None:
+        """Note that a step has ended."""
+        if not self.done:
+            self._ends.append(time.perf_counter())
+            self._handed.append(self._frozen.seconds)
+            self.done = self._enough(len(self._ends))
 
     def _enough(self, step: int) -> bool:
         if step < 2:
@@ -545,8 +531,8 @@ class _Pace(Witness):
         self._alone.machine.synchronize()
         self._ends[-1] = time.perf_counter()
 
-    def seconds_of_a_step(self) -> float:
-        """Of what was steady; raises ValueError where the training ended before.
+    def seconds(self) -> float:
+        """Return the seconds of a steady step; raises ValueError where the training ended before.
 
         On a CPU without the time in which batches were copied; on a GPU that goes on beside the device's work.
         """
@@ -556,18 +542,6 @@ class _Pace(Witness):
         if self._frozen.copied:
             spent = spent - np.diff(self._handed[self._warm - 1 :])
         return steady(spent)
-
-    def begun(self, *_: Any) -> None:
-        """Do nothing: a watchdog would outlive this training, and end the run that follows."""
-
-    def line(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def draw(self, *_: Any) -> None:
-        """Do nothing."""
-
-    def commit(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
 
 
 def steady(seconds: np.ndarray) -> float:
@@ -602,18 +576,18 @@ def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
 # ---- What they say
 
 
-def note(run: Witness, resuming: bool) -> None:
-    """Write the ceilings of a run into its journal at step 0, once: not again where it is resumed."""
-    if run.ceilings is None or not run.main:
+def note(logger: RunLogger, resuming: bool) -> None:
+    """Write the upper bounds of a run into its journal at step 0, once: not again where it is resumed."""
+    if logger.limits is None or not logger.main or logger.folder is None:
         return
-    figures = metrics(run.ceilings)
+    figures = metrics(logger.limits)
     if resuming:
-        before = journal.read(run.folder.journal).metrics
+        before = journal.read(logger.folder.journal).metrics
         figures = {name: rate for name, rate in figures.items() if name not in before}
     if figures:
-        run.tracker.log(0, figures)
-        if run.ceilings.absent:
-            run.tracker.event(0, "ceilings_absent", dict(run.ceilings.absent))
+        logger.tracker.log(0, figures)
+        if logger.limits.absent:
+            logger.tracker.event(0, "ceilings_absent", dict(logger.limits.absent))
 
 
 def command(order: Order) -> Iterable[str]:
@@ -634,7 +608,7 @@ def command(order: Order) -> Iterable[str]:
         machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
         yield from lines(ceilings) if machine.main else ()
         if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
-            yield f"read in the process itself, loader and network take turns: {_rate(most)} samples/s at most"
+            yield f"read in the process itself, loader and network take turns: {rate_words(most)} samples/s at most"
         if others:
             yield others
     finally:

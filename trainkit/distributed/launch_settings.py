@@ -1,4 +1,4 @@
-"""Settings that the launcher and the recipe can both make: which one holds, and where they contradict each other.
+"""Settle settings that the launcher and the recipe can both make, and refuse those that contradict each other.
 
 `accelerate launch` hands its settings to the training as environment variables. The recipe decides the arithmetic, so a
 setting of the launcher that the recipe does not share is refused: Accelerate would apply it, or drop it, in silence.
@@ -39,7 +39,7 @@ def check(recipe: Recipe) -> None:
 
 
 def precision(recipe: Recipe) -> Setting:
-    """Precision of a run: the recipe's, or where that is `auto` the launcher's, or what suits the device."""
+    """Return the precision of a run: the recipe's, or where that is `auto` the launcher's, or the device's default."""
     word = recipe.train.precision
     if word != "auto":
         return Setting(word, "train.precision")
@@ -49,24 +49,24 @@ def precision(recipe: Recipe) -> Setting:
 
 
 def compile_mode(recipe: Recipe) -> Setting:
-    """Compile mode of a run, which is the recipe's."""
+    """Return the compile mode of a run, which is the recipe's."""
     return Setting(recipe.train.compile, "train.compile")
 
 
 def on_cpu() -> bool:
-    """Whether a run is on the CPU: the launcher says so, or there is nothing else."""
+    """Return True where a run is on the CPU: the launcher says so, or there is no GPU."""
     return _use_cpu() or not (torch.cuda.is_available() or torch.backends.mps.is_available())
 
 
 def device(found: torch.device) -> Setting:
-    """Device that a run has."""
+    """Return the device of a run."""
     if found.type == "cpu":
         return Setting("cpu", "launcher: use_cpu" if _use_cpu() else "no GPU found")
     return Setting(str(found), "found")
 
 
 def processes(world: int) -> Setting:
-    """Number of processes that a run has."""
+    """Return the number of processes of a run."""
     launched = any(name in os.environ for name in ("ACCELERATE_MIXED_PRECISION", "WORLD_SIZE"))
     return Setting(str(world), "launcher" if launched else "no launcher")
 

@@ -1,8 +1,8 @@
-"""Which process of a run failed first: each that fails leaves word of it in the run's folder.
+"""Find the process of a run that failed first: each writes its error to a file in the run's folder.
 
-A process that fails takes the others with it: they see a connection that broke, which says nothing. So each looks for
-what the others left, and for processes that are gone, before it says why it ended. What nobody was left to say, the
-next start says: a run whose processes left word has failed, one whose processes were only killed has been killed.
+A process that fails takes the others with it: they see a broken connection, which says nothing. So each reads what the
+others wrote, and looks for processes that have ended, before it reports why it ended. Where no process was left to
+report, the next start does: a run with such a file has failed, one without was killed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.redact import without_secrets
 
+if TYPE_CHECKING:
+    from trainkit.distributed.runtime import Machine
+
 _WAIT_SECONDS = 2.0
-"""A process that fails leaves word at once; one that was killed is gone from the system's list a moment later."""
+"""A process that fails writes its file at once; one that was killed is gone from the system's list a moment later."""
 _LOST = ("gloo", "nccl", "connection closed by peer", "connection reset", "timed out waiting", "broken pipe")
-"""What errors say that come from another process being gone, or silent."""
+"""Words in errors that come from another process having ended, or not answering."""
 _NOTES, _STACKS = "error-process-*.json", "stacks-process-*.txt"
 
 
 def stacks(folder: Path, rank: int) -> Path:
-    """File for what all threads of a process were at when it hung."""
+    """Return the file for the stacks of all threads of a process that hung."""
     return folder / f"stacks-process-{rank}.txt"
 
 
@@ -34,30 +37,30 @@ def _note(folder: Path, rank: int) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Forget what processes left word of, however many there were: the run goes on."""
+    """Delete the files of all processes: the run goes on."""
     for path in (*folder.glob(_NOTES), *folder.glob(_STACKS)):
         path.unlink(missing_ok=True)
 
 
 def note(folder: Path, rank: int, error: BaseException | str) -> None:
-    """Leave word of what ended this process."""
+    """Write the error that ended this process to its file."""
     words = without_secrets(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
     said: dict[str, Any] = {"at": time.time(), "words": words, "lost": lost(error)}
     if isinstance(error, UserError):
         said["mistake"] = [error.where, error.found, error.expected, error.remedy]
-    with contextlib.suppress(OSError, UserError):  # of a folder that is gone nothing is said
+    with contextlib.suppress(OSError, UserError):  # the folder may be gone
         write_aside(_note(folder, rank), json.dumps(said))
 
 
 def lost(error: BaseException | str) -> bool:
-    """Whether an error only says that another process is gone, or silent."""
+    """Return True for an error that only says that another process has ended, or does not answer."""
     if not isinstance(error, RuntimeError | ConnectionError):
         return False
     return type(error).__name__.startswith("Dist") or any(words in str(error).lower() for words in _LOST)
 
 
-def first(folder: Path, machine: Any) -> Exception | None:
-    """What ended another process and so this one, as an error to raise; None where none left word or is gone."""
+def first(folder: Path, machine: Machine) -> Exception | None:
+    """Return the error that ended another process, and so this one; None where none wrote one or is gone."""
     others = [rank for rank in range(machine.world) if rank != machine.rank]
     end = time.monotonic() + _WAIT_SECONDS
     while others:
@@ -70,7 +73,7 @@ def first(folder: Path, machine: Any) -> Exception | None:
                 return error
             return RuntimeError(f"process {rank} failed first: {told[rank]['words']}")
         over = time.monotonic() > end
-        # One that is gone may have left word as it went.
+        # One that is gone may have written its error as it went.
         if over and (gone := [rank for rank in others if machine.gone(rank)]):
             return RuntimeError(f"process {gone[0]} is gone without a word: killed, or it left early")
         if over:
@@ -80,7 +83,7 @@ def first(folder: Path, machine: Any) -> Exception | None:
 
 
 def left(folder: Path) -> str:
-    """What the processes of a run that never said its end left word of; empty where they were killed."""
+    """Return the error that ended a run still marked as running, as text; empty where it was killed."""
     found = [(path, said) for path in sorted(folder.glob(_NOTES)) if (said := _read(path))]
     if found:
         path, said = min(found, key=lambda entry: (entry[1]["lost"], entry[1]["at"]))

@@ -14,11 +14,12 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.optim import Optimizer
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
@@ -29,6 +30,9 @@ from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
 from trainkit.paths import keep_compiled_private
 
+if TYPE_CHECKING:
+    from accelerate import FullyShardedDataParallelPlugin
+
 T = TypeVar("T")
 
 
@@ -38,7 +42,12 @@ class Machine:
     def __init__(self, recipe: Recipe):
         _set_environment(recipe)
         from accelerate import Accelerator
-        from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, TorchDynamoPlugin
+        from accelerate.utils import (
+            DistributedDataParallelKwargs,
+            DynamoBackend,
+            InitProcessGroupKwargs,
+            TorchDynamoPlugin,
+        )
 
         launch_settings.check(recipe)
         precision = launch_settings.precision(recipe)
@@ -55,7 +64,7 @@ class Machine:
                 cpu=launch_settings.on_cpu(),
                 kwargs_handlers=handlers,
                 # `train.compile` compiles in place, and Accelerate never does, whatever the launcher asked for.
-                dynamo_plugin=TorchDynamoPlugin(backend="no"),
+                dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.NO),
             )
         except (ValueError, ImportError) as error:
             raise UserError(
@@ -67,15 +76,14 @@ class Machine:
         self.world: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
         self.at_once: bool = self.device.type == "cpu"
-        """Whether values of the device can be read without waiting; not where what a GPU would do is looked into."""
+        """True where values of the device can be read without waiting; set to False to emulate a GPU."""
         self._factors: dict[tuple[float, torch.dtype], Tensor] = {}
         self._check_processes()
         self._plugin = self._sharding_on_cpu()
         scaler = self.accelerator.scaler
         self._scale = scaler.state_dict() if scaler is not None else None
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
-        beside = self.world > 1 and self.device.type != "cpu"
-        self._control = dist.new_group(backend="gloo", timeout=patience) if beside else None
+        self._control = _gloo_group(patience) if self.world > 1 and self.device.type != "cpu" else None
         self.asked = 0
         """How often `any` was asked: at every update, and at every batch of an evaluation."""
         self._peers = self.each((socket.gethostname(), os.getpid()))
@@ -107,7 +115,7 @@ class Machine:
                 "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
             )
 
-    def _sharding_on_cpu(self) -> Any:
+    def _sharding_on_cpu(self) -> FullyShardedDataParallelPlugin | None:
         """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
         if self.device.type != "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true" or self.world == 1:
             return None
@@ -125,11 +133,11 @@ class Machine:
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are split over processes, so that a forward is a joint act of all."""
+        """True where parameters are split over processes (FSDP2): a forward pass then involves all ranks."""
         return self.kind == "FSDP"
 
     def describe(self) -> dict[str, Any]:
-        """What the run ran on, for its parameters."""
+        """Return device, processors, processes and precision, for the parameters of the run."""
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
         return {
             "device": self.device.type,
@@ -143,7 +151,7 @@ class Machine:
         }
 
     def settings(self, recipe: Recipe) -> str:
-        """Device, processes, precision and compile mode of a recipe's run, each with where it came from."""
+        """Return device, processes, precision and compile mode of a recipe's run, each with its source, as text."""
         found = {
             "device": launch_settings.device(self.device),
             "processes": launch_settings.processes(self.world),
@@ -152,19 +160,20 @@ class Machine:
         }
         return ", ".join(f"{name} {setting}" for name, setting in found.items())
 
-    # ---- placing
+    # ---- Placing
 
-    def prepare(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, Any]:
-        """Wrap what learns and its optimizer for the processes and the precision at hand."""
+    def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Wrap the trained network and its optimizer for the processes and the precision of the launch."""
         if self._plugin is not None:
             from accelerate.utils import DistributedType
 
             # Set here and not once: Accelerate puts its own word back whenever it looks at its state.
             self.accelerator.state.distributed_type = DistributedType.FSDP
             self.accelerator.state.fsdp_plugin = self._plugin
-        if self._scale is not None:
+        scaler = self.accelerator.scaler
+        if scaler is not None and self._scale is not None:
             # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
-            self.accelerator.scaler.load_state_dict(self._scale)
+            scaler.load_state_dict(self._scale)
         return self.accelerator.prepare(net, optimizer)
 
     def place(self, batch: Batch) -> Batch:
@@ -178,14 +187,19 @@ class Machine:
         last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
         ranks = {p.dim() for p in net.parameters()}
         fits = torch.channels_last_3d if 5 in ranks else torch.channels_last
-        return net.to(self.device, memory_format=fits if last and not {4, 5} <= ranks else torch.preserve_format)
+        memory_format = fits if last and not {4, 5} <= ranks else torch.preserve_format
+        return net.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue] - torch types no memory_format
 
     def bare(self, net: nn.Module) -> nn.Module:
-        """The network without the wrapper that averages gradients."""
+        """Return the network without DistributedDataParallel around it."""
         return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
+    def autocast(self) -> AbstractContextManager:
+        """Return the run's mixed precision, for forwards outside of what `prepare` wrapped."""
+        return self.accelerator.autocast()
+
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
-        """Leave gradients unsynchronised until the last micro-batch of an update."""
+        """Return a context that leaves gradients unsynchronised until the `last` micro-batch of an update."""
         return contextlib.nullcontext() if last else self.accelerator.no_sync(net)
 
     def backward(self, loss: Tensor, factor: float) -> None:
@@ -202,19 +216,21 @@ class Machine:
             begin = self._factors[factor, loss.dtype] = torch.full_like(loss.detach(), factor)
         loss.backward(begin)
 
-    def stepper(self, optimizer: Any) -> Callable[[], Any]:
-        """What makes a step of a prepared optimizer: the optimizer's own where no loss is scaled.
+    def stepper(self, optimizer: Optimizer) -> Callable[[], Any]:
+        """Return the function that makes a step of a prepared optimizer: the optimizer's own where no loss is scaled.
 
         Accelerate's looks for packages at every step, 35 us and more.
         """
-        inner = getattr(optimizer, "optimizer", optimizer)
+        inner: Optimizer = getattr(optimizer, "optimizer", optimizer)
         return (inner if self.accelerator.scaler is None else optimizer).step
 
     def reshard(self, net: nn.Module) -> None:
-        """Put back the sharded parameters: after a forward without a backward, FSDP2 leaves whole ones in the root."""
+        """Free the gathered parameters: after a forward without a backward, FSDP2 leaves whole ones in the root."""
         if self.sharded:
+            from torch.distributed.fsdp import FSDPModule
+
             for module in net.modules():
-                if hasattr(module, "reshard"):
+                if isinstance(module, FSDPModule):
                     module.reshard()
 
     def synchronize(self) -> None:
@@ -228,7 +244,7 @@ class Machine:
             return {}
         return {"speed/peak_memory_gb": torch.cuda.max_memory_allocated(self.device) / 1e9}
 
-    # ---- speaking with the other processes
+    # ---- Collectives
 
     def gather(self, x: Tensor, grad: bool = False) -> Tensor:
         """(b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient.
@@ -247,22 +263,23 @@ class Machine:
             dist.all_reduce(x)
         return x
 
-    def share(self, thing: Any) -> Any:
-        """What rank 0 has, on every rank; `thing` must be plain data."""
+    def share(self, thing: T) -> T:
+        """Broadcast `thing` of rank 0, which must be plain data; returns it on every rank."""
         if self.world == 1:
             return thing
-        box = [thing]
+        box: list[Any] = [thing]
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
     def lead(self, act: Callable[[], T]) -> T:
-        """Do something on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
+        """Call `act` on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
 
         Where rank 0 is stopped at it (`Stopped`), so are all.
         """
         if self.world == 1:
             return act()
-        done, failure = None, None
+        done: Any = None
+        failure: UserError | str | None = None
         if self.main:
             try:
                 done = act()
@@ -285,8 +302,8 @@ class Machine:
             raise RuntimeError(failure)
         return done
 
-    def each(self, thing: Any) -> list[Any]:
-        """What each rank has, on every rank, in rank order."""
+    def each(self, thing: T) -> list[T]:
+        """Gather `thing` of all ranks, which must be plain data; returns them on every rank, in rank order."""
         if self.world == 1:
             return [thing]
         box: list[Any] = [None] * self.world
@@ -294,7 +311,7 @@ class Machine:
         return box
 
     def agree(self, things: Mapping[str, str]) -> None:
-        """Compare words over ranks: all have the same names. Raises UserError, on every rank, for what differs."""
+        """Compare words by name over ranks. Raises UserError, on every rank, for those that differ."""
         told = self.each(dict(things)) if self.world > 1 else []
         for rank, other in enumerate(told):
             if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
@@ -307,10 +324,10 @@ class Machine:
                 error.told = not self.main
                 raise error
 
-    def any(self, flag: bool) -> Any:
-        """Start asking whether a flag is up on any rank; call what is returned for the answer.
+    def any(self, flag: bool) -> Callable[[], bool]:
+        """Begin an all-reduce that tells whether a flag is True on any rank; call what is returned to wait for it.
 
-        The question travels while the caller works on, and the answer is read a step later.
+        The message travels while the caller works on, and the answer is read a step later.
         """
         self.asked += 1
         if self.world == 1:
@@ -325,12 +342,12 @@ class Machine:
         return answer
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every rank has come here (a barrier)."""
         if self.world > 1:
             dist.barrier(group=self._control)
 
     def average(self, grads: Sequence[Tensor]) -> None:
-        """Average gradients over ranks in place: what a synchronised backward pass does on the way."""
+        """Average gradients over ranks in place, as a synchronised backward pass does on the way."""
         if self.world == 1:
             return
         flat = torch.cat([grad.reshape(-1) for grad in grads]) / self.world
@@ -339,26 +356,22 @@ class Machine:
             grad.copy_(mean.view_as(grad))
 
     def average_buffers(self, net: nn.Module) -> None:
-        """Make floating-point buffers (batch-norm statistics) equal on all ranks: their mean.
+        """Replace floating-point buffers (batch-norm statistics) on all ranks by their mean.
 
-        After every update, not before evaluations: then looking at a run changes no bit of it, and what a checkpoint
-        holds is what every rank has.
+        After every update, not before evaluations: then evaluating a run changes no bit of it, and a checkpoint holds
+        what every rank has.
         """
-        if self.world == 1:
-            return
         buffers = [b for b in net.buffers() if b.is_floating_point()]
-        if not buffers:
+        if self.world == 1 or not buffers:
             return
         flat = torch.cat([b.reshape(-1).float() for b in buffers])
         dist.all_reduce(flat)
         flat /= self.world
-        offset = 0
-        for b in buffers:
-            b.copy_(flat[offset : offset + b.numel()].view_as(b))
-            offset += b.numel()
+        for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
 
     def check_equal(self, what: str, tensors: Iterable[Tensor]) -> None:
-        """Compare a checksum over ranks. Raises RuntimeError: state that must be equal is not, and nothing is saved."""
+        """Compare a checksum of tensors over ranks. Raises RuntimeError where they differ, which `what` names."""
         if self.world == 1:
             return
         sums = self.each(checksum(tensors))
@@ -366,7 +379,7 @@ class Machine:
             raise RuntimeError(f"{what} differs between processes (checksums {sums}); nothing was saved")
 
     def gone(self, rank: int) -> bool:
-        """Whether the process of another rank is no more; False for one on another machine."""
+        """Return True where the process of another rank has ended; False for one on another machine."""
         import psutil
 
         host, pid = self._peers[rank]
@@ -379,6 +392,13 @@ class Machine:
         """Leave the process group."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gloo_group(timeout: datetime.timedelta) -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    if not isinstance(group, dist.ProcessGroup):
+        raise RuntimeError("torch.distributed made a group of all processes without this one")
+    return group
 
 
 def _gathered(x: Tensor, world: int) -> Tensor:
@@ -403,7 +423,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _breaks_onednn(net: nn.Module) -> bool:
-    """Whether a convolution would write past its memory on a CPU (uxlfoundation/oneDNN#6035).
+    """Return True where a convolution would write past its memory on a CPU (uxlfoundation/oneDNN#6035).
 
     In channels_last, the backward of a strided 1x1 convolution with fewer input channels than a vector register holds
     numbers: seen here with 3 to 6 channels and AVX2, which holds 8; AVX-512 holds 16.
@@ -418,7 +438,7 @@ def checksum(tensors: Iterable[Tensor]) -> str:
     """SHA-256 over the bytes of tensors, in order."""
     digest = hashlib.sha256()
     for t in tensors:
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -15,16 +15,13 @@ from typing import Any
 ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
 """Signals that ask a training to stop."""
 
-
 STOP_SECONDS = 25.0
 """Time that a training which was told to stop has by default: torch's launcher kills after 30 s."""
 
-
 _NOTHING_TO_SAVE_SECONDS = 5.0
 
-
-_ONE_WISH_SECONDS = 1.0
-"""`timeout` signals its child twice, a terminal and a launcher both tell it: what comes so close is one wish."""
+_ONE_REQUEST_SECONDS = 1.0
+"""Signals this close together count as one: `timeout` sends two, and so do a terminal and a launcher."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stop:
-    """Whether the training is to stop: by a signal, or because `asked` says so.
+    """Tells whether the training is to stop: after a signal, or because `asked` returns True.
 
     A signal turns the flag `told` on, and a loop that has something to save looks at it. Where nothing has to be saved
     (`with stop.at_once():`) it raises `Stopped` in the main thread instead.
@@ -41,28 +38,28 @@ class Stop:
     def __init__(self, asked: Callable[[], bool] = lambda: False):
         self._asked = asked
         self.told = False
-        """Whether a signal has come."""
+        """True once a signal has come."""
         self.seconds = STOP_SECONDS
         """After so many from the first signal on the process leaves, whatever it is at."""
         self._raises = self._raised = False
         self._first = 0.0
 
     def __call__(self) -> bool:
-        """Whether the training is to stop."""
+        """Return True where the training is to stop."""
         return self.told or self._asked()
 
     @staticmethod
     def of(stopping: Callable[[], bool]) -> Stop:
-        """As a `Stop`, whatever says whether to stop."""
+        """Return `stopping` as a `Stop`."""
         return stopping if isinstance(stopping, Stop) else Stop(stopping)
 
     def listen(self) -> None:
-        """Hear signals from now on; to be called once, in the main thread.
+        """Install the handlers of signals; to be called once, in the main thread.
 
         SIGHUP is ignored: a terminal that is gone, or a connection, is no reason to stop. A second signal, a second or
         more after the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the
-        SIGTERM of `die_with_parent`, which is no second wish. Nor is what torch's launcher of several processes passes
-        on where everybody was told already, as on a machine that goes away: beneath it a third signal counts.
+        SIGTERM of `die_with_parent`, which is no second request. Nor is what torch's launcher of several processes
+        passes on where all were signalled already, as on a machine that goes away: beneath it a third signal counts.
         """
         self._parent, self._later = os.getppid(), 0
         self._excused = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
@@ -79,15 +76,15 @@ class Stop:
         threading.Thread(target=self._see_to_it, args=(read,), name="trainkit-stop", daemon=True).start()
 
     def at_once(self) -> _Within:
-        """Within, a signal raises `Stopped`; so does one that came before."""
+        """Return a context in which a signal raises `Stopped`, also one that came before."""
         return _Within(self, True)
 
     def later(self) -> _Within:
-        """Within, it only turns the flag on, whatever is around this."""
+        """Return a context in which a signal only sets the flag, whatever is around this."""
         return _Within(self, False)
 
     def save_first(self) -> None:
-        """From here on, until the end of what is around this, there is something to save."""
+        """Have signals only set the flag, until the end of the context around this: there is something to save."""
         self._raises = False
 
     def _note(self, number: int, frame: object) -> None:
@@ -97,7 +94,7 @@ class Stop:
             if self._raises:  # only now: what cleans up afterwards is not to be interrupted
                 self._raised = True
                 raise Stopped
-        elif now - self._first > _ONE_WISH_SECONDS and os.getppid() == self._parent:
+        elif now - self._first > _ONE_REQUEST_SECONDS and os.getppid() == self._parent:
             self._later += 1
             if self._later > self._excused:
                 os._exit(128 + number)
@@ -120,7 +117,7 @@ class Stop:
 
 
 class _Within:
-    """What a signal does for a while. A class, since a generator is resumed before it can turn anything off."""
+    """Sets for a while if a signal raises. A class, since a generator is resumed before it can turn anything off."""
 
     def __init__(self, stop: Stop, raises: bool):
         self._stop, self._raises = stop, raises
@@ -142,7 +139,7 @@ class _Within:
 
 
 def stop_flag() -> Stop:
-    """A `Stop` that hears signals."""
+    """Return a `Stop` with its handlers installed."""
     stop = Stop()
     stop.listen()
     return stop

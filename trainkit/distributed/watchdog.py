@@ -1,15 +1,14 @@
-"""A training that hangs is ended, and says what it was at.
+"""End a training that hangs, and write the stacks of all its threads.
 
-Two watch. A thread looks whether the training has moved on: by a phase of an update, an update, a batch of an
-evaluation. And the timer of `faulthandler`, which that thread winds up again and again: it is a thread without Python,
-so it comes also where somebody holds the interpreter and no Python runs at all (NVIDIA's resiliency extension injects
-that fault as LOCK_GIL). Either writes what all threads are at into `stacks-process-<rank>.txt` of the run's folder, and
-ends the process. It costs the training nothing: what it does anyway is looked at.
+A thread looks whether the training has moved on: by a phase of an update, an update, a batch of an evaluation. It also
+restarts the timer of `faulthandler` again and again, which is a thread without Python: that ends the process also where
+the interpreter's lock is never released (NVIDIA's resiliency extension injects that fault as LOCK_GIL). Either writes
+the stacks to `stacks-process-<rank>.txt` of the run's folder.
 
-The time counts from the end of a process's first update on, which may compile for long, to the end of the training:
-reading data before it and drawing after it are not watched. The thread counts its own ticks, so that time in which a
-process is stopped does not count. The timer is stopped by Ctrl-Z and by schedulers that suspend (SIGTSTP); of SIGSTOP
-no process learns, and one that is let go on after more than the limit may be ended.
+The time counts from the end of a process's first update on, which may compile for long, to the end of the training. The
+thread counts its own ticks, so that time in which a process is stopped does not count. The timer is stopped by Ctrl-Z
+and by schedulers that suspend (SIGTSTP); of SIGSTOP no process learns, and one that is continued after more than the
+limit may be ended.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Watchdog(threading.Thread):
             signal.signal(signal.SIGTSTP, _suspend)
 
     def run(self) -> None:
-        """Look, and wind the timer up."""
+        """Look, and restart the timer."""
         before, still = self._moved(), 0.0
         while True:
             # A little later than the thread itself, which can say more.
@@ -55,7 +54,7 @@ class Watchdog(threading.Thread):
                 self._end()
 
     def stop(self) -> None:
-        """The training is over; nobody watches any more."""
+        """Stop watching: the training is over."""
         self._over.set()
         self.join()
         self._file.close()

@@ -1,6 +1,7 @@
-"""The oldest versions that read what others made: below them are known ways to run code from a file.
+"""Refuse versions of libraries with known holes, such as ways to run code from a file.
 
-Read from the packages' metadata alone, so that nothing of an unsafe version is imported first: 10 ms.
+Versions are read from the metadata of packages alone, so that nothing unsafe is imported first: 10 ms. All other
+requirements are ranges in pyproject.toml, which the installer checks.
 """
 
 from __future__ import annotations
@@ -16,34 +17,33 @@ PYTHON = (3, 11, 1)
 
 
 @dataclass(frozen=True)
-class Floor:
-    """The oldest version of a package that is taken."""
+class Minimum:
+    """The oldest version of a package without a known hole that matters here."""
 
     package: str
     version: str
     why: str
-    """What is known of versions below."""
+    """The holes of versions below."""
     optional: bool = False
     """It may be absent."""
 
 
-FLOORS = (
-    Floor("torch", "2.11", "code from a `.pth` in spite of weights_only (CVE-2025-32434), memory corruption by one "
+MINIMUMS = (
+    Minimum("torch", "2.11", "code from a `.pth` in spite of weights_only (CVE-2025-32434), memory corruption by one "
           "(CVE-2026-24747), code from a `.pt2` (CVE-2026-4538)"),
-    Floor("pillow", "13", "heap overflows by a JPEG file (CVE-2026-112403, CVE-2026-112398)"),
-    Floor("mlflow", "3.17.2", "reading any file through a server (CVE-2026-116690), requests in its name "
+    Minimum("pillow", "13", "heap overflows by a JPEG file (CVE-2026-112403, CVE-2026-112398)"),
+    Minimum("mlflow", "3.17.2", "reading any file through a server (CVE-2026-116690), requests in its name "
           "(CVE-2026-115886), paths out of a store (CVE-2026-53995)"),
-    Floor("datasets", "5.2", "code from a pickled table (CVE-2026-57845)"),
-    Floor("pyarrow", "23.0.1", "use of freed memory by an Arrow file (CVE-2026-25087)"),
-    Floor("filelock", "3.20.1", "emptying a file behind a link that lies where a lock will (CVE-2025-68146)"),
-    Floor("accelerate", "1.15", "no known hole, but none older is tested"),
-    Floor("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
+    Minimum("datasets", "5.2", "code from a pickled table (CVE-2026-57845)"),
+    Minimum("pyarrow", "23.0.1", "use of freed memory by an Arrow file (CVE-2026-25087)"),
+    Minimum("filelock", "3.20.1", "emptying a file behind a link that lies where a lock will (CVE-2025-68146)"),
+    Minimum("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
 )  # fmt: skip
 """Held equal to pyproject.toml and to SECURITY.md by tests/environment/test_min_versions.py."""
 
 
 def check() -> None:
-    """Raise UserError, with all that is too old, before anything of it is imported."""
+    """Raise UserError that names every package that is too old, before any of them is imported."""
     if sys.version_info[:3] < PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
         raise UserError(
@@ -58,14 +58,14 @@ def check() -> None:
             return None
 
     problems, wanted = [], []
-    for floor in FLOORS:
-        found = installed(floor.package)
-        if found is None and floor.optional:
+    for minimum in MINIMUMS:
+        found = installed(minimum.package)
+        if found is None and minimum.optional:
             continue
-        if found is None or _release(found) < _release(floor.version):
+        if found is None or _release(found) < _release(minimum.version):
             older = f"is {found}" if found is not None else "is not installed"
-            problems.append(f"{floor.package} {older}, {floor.version} or newer is needed ({floor.why})")
-            wanted.append(f'"{floor.package}>={floor.version}"')
+            problems.append(f"{minimum.package} {older}, {minimum.version} or newer is needed ({minimum.why})")
+            wanted.append(f'"{minimum.package}>={minimum.version}"')
     if problems:
         raise UserError("installed packages", "; ".join(problems), remedy=f"pip install {' '.join(wanted)}")
     torch, vision = installed("torch"), installed("torchvision")

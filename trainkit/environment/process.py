@@ -1,7 +1,4 @@
-"""What started this process, what it was asked for, and when it is told to stop.
-
-Reads the parent's command line on Linux, else nothing.
-"""
+"""Read the launcher's arguments, tie this process to it, and end it. The former two on Linux alone."""
 
 from __future__ import annotations
 
@@ -48,20 +45,21 @@ def leave_no_log_folders() -> None:
 
 def check_variables() -> None:
     """Raise UserError for variables of a launcher that are no numbers, or do not fit each other."""
-    found = {}
+    found: dict[str, int | None] = {}
     for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
         word = os.environ.get(name)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 7):
             raise UserError(name, f"{word!r:.80}", "a whole number, as launchers set it", f"unset {name}")
         found[name] = int(word) if word is not None else None
     for size, rank in (("WORLD_SIZE", "RANK"), ("LOCAL_WORLD_SIZE", "LOCAL_RANK")):
-        if found[size] is not None and found[size] <= (found[rank] or 0):
-            said = f"{found[size]}, with {rank} {found[rank] or 0}"
+        count, own = found[size], found[rank] or 0
+        if count is not None and count <= own:
+            said = f"{count}, with {rank} {own}"
             raise UserError(size, said, "more processes than the number of this one", "unset both, or set both")
 
 
 def asked_processes() -> int:
-    """Number of processes the launcher was asked for, as far as can be told; at least 1.
+    """Return the number of processes the launcher was asked for, as far as can be told; at least 1.
 
     `WORLD_SIZE` where it is set. Accelerate's one-process launcher does not set it, whatever number it was given, so
     the launcher's own arguments and config file are read.
@@ -77,7 +75,7 @@ def asked_processes() -> int:
 
 
 def age() -> float:
-    """Seconds since the command of this process began: since its launcher did, where it was started by one.
+    """Return seconds since the command of this process began: since its launcher did, where it was started by one.
 
     A worker that a launcher has restarted counts from its own start. 0 where the kernel does not tell.
     """
@@ -92,7 +90,7 @@ def age() -> float:
 
 
 def leave(code: int, seconds: float = 5.0) -> NoReturn:
-    """End the process, as the interpreter does: wait for threads, call what is registered for the end; then exit.
+    """End the process, as the interpreter does: wait for threads, call the functions of `atexit`; then exit.
 
     After so many seconds it ends whatever it waits for. What the interpreter would do last is left to the kernel:
     giving back the memory object by object takes 2 s of a core once torch and MLflow are imported, and threads of gloo,
@@ -105,7 +103,7 @@ def leave(code: int, seconds: float = 5.0) -> NoReturn:
 
     threading.Thread(target=insist, name="trainkit-leave", daemon=True).start()
     try:
-        threading._shutdown()
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] - private, as the interpreter calls it
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):

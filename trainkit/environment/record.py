@@ -1,4 +1,4 @@
-"""Where a run comes from: who started it, the state of the source, versions and hardware."""
+"""Record the origin of a run: user, state of the source, versions and hardware."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _VERSIONS = ("torch", "torchvision", "accelerate", "mlflow", "timm", "datasets",
 
 
 def origin() -> dict[str, str]:
-    """Who and what started the run, as MLflow notes it, and the state of the source. No remote address, no diff."""
+    """Return tags for user, source file and state of the source, named as by MLflow. No remote address, no diff."""
     from mlflow.tracking.context.git_context import GitRunContext
     from mlflow.tracking.context.registry import resolve_tags
 
-    found = {key: str(value) for key, value in resolve_tags(ignore=[GitRunContext]).items()}
+    resolved = resolve_tags(ignore=[GitRunContext])  # pyright: ignore[reportArgumentType] - MLflow compares with types
+    found = {key: str(value) for key, value in resolved.items()}
     tags = {key: value for key, value in found.items() if "://" not in value and "url" not in key.lower()}
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
@@ -50,7 +51,7 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def place() -> dict[str, str]:
-    """Versions and hardware."""
+    """Return tags for versions and hardware."""
     import psutil
 
     from trainkit import __version__
@@ -73,8 +74,9 @@ def place() -> dict[str, str]:
 
 @functools.cache
 def program(*plugins: str) -> dict[str, str]:
-    """What has to be the same in all processes of a run: digests of the sources of trainkit and of plug-ins, which have
-    been imported, and torch's version. All as it was when this was first asked, whatever changes on the disk later.
+    """Return what all processes of a run must share: digests of the sources of trainkit and plug-ins, torch's version.
+
+    Plug-ins must have been imported. The digests are those of the first call, whatever changes on the disk later.
     """
     sources = {f"source of {package}": _source(package) for package in ("trainkit", *plugins)}
     return {**sources, "torch": metadata.version("torch")}
@@ -82,14 +84,14 @@ def program(*plugins: str) -> dict[str, str]:
 
 def _source(package: str) -> str:
     module, digest = sys.modules[package], hashlib.sha256()
-    for place in map(Path, getattr(module, "__path__", None) or [module.__file__]):
+    for place in map(Path, getattr(module, "__path__", None) or filter(None, [module.__file__])):
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(f"{file.relative_to(place)}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def cpu_name() -> str:
-    """Model of the processor, as far as the system tells."""
+    """Return the model of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -3,7 +3,7 @@
 Each fold is a run of its own, the one that `data.fold=K` would start, and stands beneath a parent run in MLflow. Folds
 that finished with this recipe and data are used again; with --resume those that were interrupted go on. The parent gets
 the mean and the standard deviation of every final score, and tables in which every sample stands once, with the fold in
-which it was held out. Knows nothing of what is learned.
+which it was held out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,28 +22,31 @@ from trainkit.config.run_request import Order, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import group
-from trainkit.experiments.group import Child, Family, Parent, child_of, final_scores
+from trainkit.experiments.group import Child, Parent, RunGroup, child_of
 from trainkit.metrics import segmentation_3d
-from trainkit.text_table import aligned, chosen, numbers
+from trainkit.metrics.significance import nan_mean
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+
+if TYPE_CHECKING:
+    from trainkit.distributed.runtime import Machine
 
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
 
-def validate(order: Order, folds: Sequence[Child], machine: Any, store: Store, train: group.Train) -> str:
+def validate(order: Order, folds: Sequence[Child], machine: Machine, store: Store, train: group.Train) -> str:
     """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
 
     Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
     """
     first, digests = folds[0].recipe, {}
-    keys = [group.key(fold, digests) for fold in folds]
-    digest = group.fingerprint(folds)
-    whole = Family(order, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
-    with group.above(whole, machine, store, train) as parent:
-        runs = parent.bring_all(folds, keys)
+    keys = [group.child_key(fold, digests) for fold in folds]
+    digest = group.group_digest(folds)
+    whole = RunGroup(order, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
+    with group.parent_run(whole, machine, store, train) as parent:
+        runs = parent.run_children(folds, keys)
         if runs is None:
             return "KILLED"
         machine.lead(lambda: _conclude(first, runs, parent))
@@ -79,22 +82,14 @@ class Summary:
 def _conclude(recipe: Recipe, runs: Sequence[RunFolder], parent: Parent) -> None:
     """Sum the folds up in the parent run and in the terminal."""
     tracker, store = parent.tracker, parent.store
-    values, step = final_scores(runs)
+    values, step = group.final_scores(runs)
     rows = {name: _rows(runs, name, store) for name in recipe.evaluations}
     found = summarise(values, step, rows)
-    scores: dict[str, float] = {}
-    # The ends of a fold's own interval say nothing beside those of other folds.
-    names = [name for name in found.values if not name.endswith(("_low", "_high"))]
-    for name in names:
-        scores[f"final/{name}"] = found.mean(name)
-        if not name.startswith(("speed/", "time/")):
-            scores[f"std/{name}"] = found.std(name)
+    names = group.summary_names(recipe, found.values)
+    scores = group.summary_metrics(names, found.values)
     for name, (value, low, high) in found.pooled.items():
         scores |= {f"pooled/{name}": value, f"pooled/{name}_low": low, f"pooled/{name}_high": high}
     tracker.log(step, scores)
-    # The page shows the first few rows and columns.
-    lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
-    names.sort(key=lambda name: not name.startswith(f"{lead}/"))
     columns: dict[str, Any] = {"score": names}
     columns |= {"mean": [found.mean(name) for name in names], "std": [found.std(name) for name in names]}
     together = [found.pooled.get(name, (None, None, None)) for name in names]
@@ -117,8 +112,9 @@ def summarise(
     Rows are put together where no `id` is in two folds: a set that is the same in each would count several times.
     """
     tables, pooled, notes = {}, {}, []
-    for name, parts in rows.items():
-        if any(part is None for part in parts):
+    for name, kept in rows.items():
+        parts = [part for part in kept if part is not None]
+        if len(parts) < len(kept):
             notes.append(f"{name}: no table of all folds; not every run kept its rows")
             continue
         if any("id" not in part for part in parts):
@@ -142,7 +138,7 @@ def summarise(
 
 def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
     """Mean over columns of their means over rows, what is no number left out."""
-    return float(segmentation_3d.mean(segmentation_3d.mean(_matrix(part, columns), 0)))
+    return float(nan_mean(nan_mean(_matrix(part, columns), 0)))
 
 
 def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
@@ -195,26 +191,17 @@ def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Colu
 
 
 def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
-    """The scores of all folds as a table."""
+    """Return the scores of all folds as a table for each evaluation."""
     lines = [f"{recipe.name} in {len(runs)} folds", ""]
     for evaluation in recipe.evaluations:
-        shown, more = chosen(list(found.values), evaluation)
-        if not shown:
-            continue
-        table = [[evaluation, *(f"fold {k}" for k in range(len(runs))), "mean", "std", "all", "95 %"]]
-        for name in shown:
-            together = found.pooled.get(name, (math.nan, math.nan, math.nan))
-            mean, std, value, low, high = numbers([found.mean(name), found.std(name), *together])
-            span = "-" if math.isnan(together[1]) else f"{low} to {high}"
-            table.append([name.removeprefix(f"{evaluation}/"), *numbers(found.values[name]), mean, std, value, span])
-        if evaluation not in found.tables:
-            table = [row[:-2] for row in table]
-        lines += aligned(table)
-        if more:
-            lines.append(f"and {more} more in MLflow")
-        if evaluation in found.tables:
-            lines.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
-        lines.append("")
+        heads = [*(f"fold {k}" for k in range(len(runs))), "mean", "std"]
+        pooled = evaluation in found.tables
+        ends = (lambda name: found.pooled.get(name, 3 * (math.nan,))) if pooled else lambda _: ()
+        heads += ["all", "95 %"] * pooled
+        table = group.score_table(evaluation, found.values, heads, ends)
+        if table and pooled:
+            table.append(f"all: the {len(found.tables[evaluation]['fold'])} samples of all folds, each once")
+        lines += [*table, ""] if table else []
     lines += found.notes
     lines += [f"fold {k}  {run.name}" for k, run in enumerate(runs)]
     return "\n".join([*lines, ""])

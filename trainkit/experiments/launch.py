@@ -1,4 +1,4 @@
-"""From an order to a finished run: load, train what is needed first, train, report."""
+"""From a request to finished runs: load, train the weights that are needed first, train, report."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.config import loader
 from trainkit.config.run_request import Order, load
@@ -19,17 +19,27 @@ from trainkit.distributed import rank_failures
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
 from trainkit.errors import UserError, visible
-from trainkit.experiments.cross_validation import divide
-from trainkit.experiments.group import Child
-from trainkit.experiments.seeds import repeated
+from trainkit.experiments import cross_validation, post_mortem, seeds, sweep
+from trainkit.experiments.group import Child, Watch, start_tracker, track_request
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import META
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.redact import without_secrets
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder, run_key
-from trainkit.tracking.run_lifecycle import about, begin, ending, finished
+from trainkit.tracking.run_lifecycle import begin, ending, finished
+from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
 from trainkit.training.dependencies import Need, gather
+
+if TYPE_CHECKING:
+    from trainkit.analysis.data_integrity import Report
+    from trainkit.distributed.runtime import Machine
+    from trainkit.interfaces import Opened
+    from trainkit.tracking.store import Store
+    from trainkit.training.checkpointer import Resume
+    from trainkit.training.outcome import Outcome
+    from trainkit.training.run_logger import RunLogger
+    from trainkit.training.trainer import Trainer
 
 STOPPED = 143
 """Exit code of a run that was told to stop."""
@@ -42,8 +52,24 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
     UserError for what the user can mend.
     """
     stop = Stop.of(stopping)
+    began = time.perf_counter() if began is None else began
     try:
-        return _launch(order, stop, time.perf_counter() if began is None else began)
+        with stop.at_once():
+            children = children_of(order)
+            recipe = children[0].recipe if order.sweep else load(order)
+            refuse_unknown(recipe, *(child.recipe for child in children))
+            session = Session.begin(order, recipe, stop, began)
+        machine = session.machine
+        if (group := _group(order)) is not None:
+            status = group[1](order, children, machine, session.store, session.train)
+        else:
+            with session.open_run(order, recipe) as run:
+                if run.trainer is not None:
+                    with stop.at_once():  # until there is something to save
+                        run.outcome = run.trainer.fit()
+            status = run.status
+        machine.close()  # not after an error: others may be at something else, and never come
+        return 0 if status == "FINISHED" else STOPPED
     except Stopped:
         return STOPPED
     except UserError:
@@ -56,11 +82,64 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
         return STOPPED
 
 
-def _launch(order: Order, stop: Stop, began: float) -> int:
-    with stop.at_once():
-        children = children_of(order)
-        recipe = children[0].recipe if order.sweep else load(order)
-        refuse_unknown(recipe, *(child.recipe for child in children))
+def _group(order: Order) -> tuple[Callable[[Order], list[Child]], Callable[..., str]] | None:
+    """Return the functions that list and run the children of an order; None for a single run."""
+    if order.folds:
+        return cross_validation.divide, cross_validation.validate
+    if order.seeds is not None:
+        return seeds.repeated, seeds.repeat
+    return (sweep.settings, sweep.sweep) if order.sweep is not None else None
+
+
+def children_of(order: Order) -> list[Child]:
+    """Return the runs that an order asks for beneath one of their own; none where it asks for a single run.
+
+    Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
+    """
+    group = _group(order)
+    return group[0](order) if group is not None else []
+
+
+@dataclass
+class OpenRun:
+    """One run of a recipe between its opening and its end: the caller trains it in between."""
+
+    order: Order
+    recipe: Recipe
+    parent: str | None
+    """Name of the run above."""
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    ended: Status | None = None
+    """Its status where nothing is to be trained."""
+    folder: RunFolder | None = None
+    data: Opened = field(init=False)
+    key: str = ""
+    program: Mapping[str, str] = field(default_factory=dict)
+    tracker: Tracker | Silent = field(default_factory=Silent)
+    trainer: Trainer | None = None
+    """None where nothing is to be trained."""
+    outcome: Outcome | None = None
+    """Set by the caller."""
+
+    @property
+    def status(self) -> str:
+        """FINISHED or KILLED."""
+        return self.outcome.status if self.outcome is not None else self.ended or "KILLED"
+
+
+@dataclass
+class Session:
+    """Device, store and stop signal, which the runs of one launch share on a process."""
+
+    machine: Machine
+    store: Store
+    stop: Stop
+    began: float
+    """From when on the wall-clock of the next run is counted: the command, or the end of the run before."""
+
+    @classmethod
+    def begin(cls, order: Order, recipe: Recipe, stop: Stop, began: float) -> Session:
+        """Take the device and the store. Raises UserError where processes do not agree on recipe and program."""
         stop.seconds = recipe.limits.stop.seconds
         from trainkit.distributed.runtime import Machine
         from trainkit.tracking.store import Store
@@ -70,257 +149,246 @@ def _launch(order: Order, stop: Stop, began: float) -> int:
         machine.agree({"recipe": loader.digest(recipe), **record.program(*order.plugins)})
         store = Store.locate()
         machine.lead(store.ready)
+        return cls(machine, store, stop, began)
 
-    def timed(*asked: Any) -> tuple[str, RunFolder]:
-        """`_run`; the wall-clock of a run begins where that of the run before it ended."""
-        nonlocal began
-        status, folder = _run(*asked, began=began)
-        began = time.perf_counter()
-        return status, folder
+    def train(
+        self,
+        order: Order,
+        recipe: Recipe,
+        parent: str | None,
+        watch: Watch | None = None,
+        needs: Mapping[str, Need] | None = None,
+    ) -> tuple[str, RunFolder | None]:
+        """Train a recipe as one run: its status, and its folder where it came to have one."""
+        with self.open_run(order, recipe, parent, watch, needs) as run:
+            if run.trainer is not None:
+                with self.stop.at_once():  # until there is something to save
+                    run.outcome = run.trainer.fit()
+        self.began = time.perf_counter()
+        return run.status, run.folder
 
-    def train(child: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
-        with stop.later():
-            status, folder = timed(recipe, child, machine, store, needs, stop)
-        if status == "KILLED":
+    def _train_needed(self, order: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
+        with self.stop.later():
+            status, folder = self.train(order, recipe, None, needs=needs)
+        if status == "KILLED" or folder is None:
             raise Stopped
-        machine.accelerator.free_memory()  # for the run that needs this one; behind the last run a second for nothing
+        self.machine.accelerator.free_memory()  # for the run that needs this one
         return folder
 
-    def whole(
-        child: Order, recipe: Recipe, parent: str | None = None, watch: Any = None
-    ) -> tuple[str, RunFolder | None]:
-        """Train a recipe and what it needs first: its status and its folder, where it came to have one."""
-        with stop.at_once():
-            needs = gather(child, recipe, machine, store, train)
-        if machine.any(stop())():
-            return "KILLED", None
-        return timed(recipe, child, machine, store, needs, stop, parent, watch)
+    @contextlib.contextmanager
+    def open_run(
+        self,
+        order: Order,
+        recipe: Recipe,
+        parent: str | None = None,
+        watch: Watch | None = None,
+        needs: Mapping[str, Need] | None = None,
+    ) -> Iterator[OpenRun]:
+        """Open a run, beneath the run `parent` where there is one; when it was trained within, report and close it.
 
-    if order.folds:
-        from trainkit.experiments import cross_validation
+        `needs` are trained first where they are not given. Where the order is to resume or start, a run that has
+        finished takes the place of a new one. `watch` is told of the evaluations, and may end the run.
+        """
+        from trainkit.analysis import data_integrity
+        from trainkit.diagnostics import throughput_limits
+        from trainkit.training.trainer import Trainer
 
-        status = cross_validation.validate(order, children, machine, store, whole)
-    elif order.seeds is not None:
-        from trainkit.experiments import seeds
+        run = OpenRun(order, recipe, parent)
+        with self.stop.at_once():
+            run.needs = gather(order, recipe, self.machine, self.store, self._train_needed) if needs is None else needs
+        if needs is None and self.machine.any(self.stop())():
+            run.ended = "KILLED"
+            yield run
+            return
+        with self.stop.at_once():
+            report = self._open_data(run)
+        if run.ended:
+            yield run
+            return
+        folder, resuming = self._open_folder(run)
+        machine, store, stop = self.machine, self.store, self.stop
+        weights = {name: need.file for name, need in run.needs.items()}
+        with self._tracked(run, folder, resuming) as resume:
+            logger = self._logger(run, folder, resume, watch)
+            with stop.at_once():
+                data_integrity.note(report, run.data, run.tracker, logger.say)
+                logger.limits = throughput_limits.ensure(recipe, run.data, machine, store, weights, logger.say, stop)
+                throughput_limits.note(logger, resuming)
+                shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
+                run.trainer = Trainer(recipe, run.data, machine, logger, resume=resume, stop=stop, **shared)
+            with run.trainer:
+                yield run
+            if self.machine.main:
+                self._report(run, folder, logger)
+        self.machine.wait()
 
-        status = seeds.repeat(order, children, machine, store, whole)
-    elif order.sweep is not None:
-        from trainkit.experiments import sweep
+    def _open_data(self, run: OpenRun) -> Report | None:
+        """Open and check the data of a run, or find the finished run that takes its place."""
+        from trainkit.analysis import data_integrity
+        from trainkit.training import plan
 
-        status = sweep.sweep(order, children, machine, store, whole)
-    else:
-        status, _ = whole(order, recipe)
-    machine.close()  # not after an error: others may be at something else, and never come
-    return 0 if status == "FINISHED" else STOPPED
-
-
-def _run(
-    recipe: Recipe,
-    order: Order,
-    machine: Any,
-    store: Any,
-    needs: Mapping[str, Need],
-    stop: Stop,
-    parent: str | None = None,
-    watch: Any = None,
-    *,
-    began: float,
-) -> tuple[str, RunFolder]:
-    """Train one recipe as one run, beneath the run `parent` where there is one: its status and its folder.
-
-    Where the order is to resume or start, one that has finished takes its place. `watch` is told of its evaluations and
-    may end it: `family.Watch`. `began`: from when on its wall-clock is counted.
-    """
-    from trainkit.analysis import data_integrity, promote, run_summary
-    from trainkit.diagnostics import throughput_limits
-    from trainkit.speed import cost
-    from trainkit.training import plan, trainer
-    from trainkit.training.run_logger import Witness
-
-    with stop.at_once():
+        machine, recipe, order = self.machine, run.recipe, run.order
         machine.configure(recipe)
-        data = recipe.data.open(recipe.seed)
+        run.data = data = recipe.data.open(recipe.seed)
         plan.updates(recipe, data)  # mistakes in it are said before a run is begun
         machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
-        recipe_hash, program = loader.digest(recipe), record.program(*order.plugins)
-        key, new = run_key(recipe_hash, data.meta.digest), any(need.new for need in needs.values())
+        digest = loader.digest(recipe)
+        run.key, run.program = run_key(digest, data.meta.digest), record.program(*order.plugins)
 
-        def look() -> str | None:
-            done = finished(order, store, recipe.name, recipe_hash, key, program)
+        def find() -> str | None:
+            done = finished(order, self.store, recipe.name, digest, run.key, run.program)
             return done and str(done.path)
 
         # The runs of several are looked for above; one that needed other weights was another training.
-        if parent is None and not new and (done := machine.lead(look)) is not None:
+        new = any(need.new for need in run.needs.values())
+        if run.parent is None and not new and (done := machine.lead(find)) is not None:
+            run.folder, run.ended = RunFolder(Path(done)), "FINISHED"
             if machine.main:
-                _say_done(RunFolder(Path(done)), store)
-            return "FINISHED", RunFolder(Path(done))
-        checked = data_integrity.ensure(recipe, data, machine, store)
+                _say_done(run.folder, self.store)
+            return None
+        return data_integrity.ensure(recipe, data, machine, self.store)
 
-    def open_folder() -> tuple[str, bool]:
+    def _open_folder(self, run: OpenRun) -> tuple[RunFolder, bool]:
+        """Make or continue the folder of a run; return it, and whether it is continued."""
+        order, recipe = run.order, run.recipe
         # What was interrupted may have been a run that this one needs, or an earlier fold; it has been finished by now.
-        begins = order.resume == "" and (parent is not None or new)
-        folder, resuming = begin(order, store, recipe.name, recipe.seed, recipe_hash, loader.dump(recipe), begins)
-        write_aside(folder.path / META, json.dumps(asdict(data.meta), indent=1) + "\n")
-        return str(folder.path), resuming
+        new = run.parent is not None or any(need.new for need in run.needs.values())
 
-    path, resuming = machine.lead(open_folder)
-    folder = RunFolder(Path(path))
-    with _tracked(recipe, order, machine, store, folder, needs, resuming, data, stop, parent) as (
-        tracker,
-        checkpoint_path,
-        replayed,
-    ):
-        witness = Witness(
-            recipe,
-            recipe_hash,
-            loader.dump(recipe),
+        def make() -> tuple[str, bool]:
+            digest, begins = loader.digest(recipe), order.resume == "" and new
+            folder, resuming = begin(order, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
+            write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
+            return str(folder.path), resuming
+
+        path, resuming = self.machine.lead(make)
+        run.folder = RunFolder(Path(path))
+        return run.folder, resuming
+
+    def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume, watch: Watch | None) -> RunLogger:
+        from trainkit.speed import cost
+        from trainkit.training.run_logger import RunLogger
+
+        logger = RunLogger(
+            run.recipe,
             folder,
-            tracker,
-            machine.main,
-            stop,
-            {name: need.file for name, need in needs.items()},
-            replayed,
-            checkpoint_path,
-            order.elastic,
-            source=os.path.relpath(order.path),
-            outputs=store.home / "outputs",
+            run.tracker,
+            self.machine.main,
+            source=os.path.relpath(run.order.path),
             changed=lineage.note(folder),
-            allotted=cost.allotted(machine),
+            rates=cost.allotted(self.machine),
             watch=watch,
-            began=began,
+            began=self.began,
         )
-        again = f", resumed from {checkpoint_path.name}" if checkpoint_path else ""
-        witness.say(f"run {folder.name}{again}")
-        try:
-            with stop.at_once():  # until the loop has something to save
-                data_integrity.note(checked, data, tracker, witness.say)
-                witness.ceilings = throughput_limits.ensure(
-                    recipe, data, machine, store, witness.found, witness.say, stop
-                )
-                throughput_limits.note(witness, resuming)
-                outcome = trainer.train(recipe, data, machine, witness)
-        finally:
-            witness.close()
-        if machine.main:
-            with contextlib.nullcontext() if outcome.status == "KILLED" else stop.at_once():
-                run_summary.write(witness, outcome, hurried=stop.told)
-            # Before the end is said: a finished run is used in place of another by its key.
-            folder.update(data_digest=data.meta.digest, key=key, program=program)
-            if outcome.status == "FINISHED" and parent is None:
-                with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
-                    folder.leaving.touch()
-            tracker.finish(outcome.status)
-            with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
-                folder.claim()
-            witness.say(run_summary.table(witness, outcome, store))
-            # Of runs that belong together, such as folds, none speaks for all.
-            if recipe.promote and outcome.status == "FINISHED" and parent is None:
-                witness.say(promote.at_end(store, folder, recipe.promote))
-            if tracker.remains:
-                witness.say(f"left   {tracker.remains}")
-            folder.leaving.unlink(missing_ok=True)
-            folder.release()
-    machine.wait()
-    return outcome.status, folder
+        logger.say(f"run {folder.name}" + (f", resumed from {resume.path.name}" if resume.path else ""))
+        return logger
 
+    @contextlib.contextmanager
+    def _tracked(self, run: OpenRun, folder: RunFolder, resuming: bool) -> Iterator[Resume]:
+        """Track a run, and say where it goes on; on an error end it as FAILED."""
+        from trainkit.training.checkpointer import Resume
 
-def _say_done(folder: RunFolder, store: Any) -> None:
-    """Name a run that had finished before, and send what it has left."""
-    from trainkit.tracking import tracker as tracking
+        machine, stop = self.machine, self.stop
+        with ending(lambda: run.tracker, lambda: stop.told and machine.world > 1):
+            try:
+                path, decided = machine.lead(lambda: self._start_tracker(run, folder, resuming))
+                yield Resume(Path(path) if path else None, decided, run.order.elastic)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                if not stop.told and not getattr(error, "told", False):
+                    rank_failures.note(folder.path, machine.rank, error)
+                if (
+                    rank_failures.lost(error)
+                    and not stop.told
+                    and (cause := rank_failures.first(folder.path, machine)) is not None
+                ):
+                    raise cause from error
+                raise
 
-    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
-    print(f"run {folder.name} {said}", flush=True)
-    if folder.info().unsent:
-        try:
-            tracking.send_rest(folder, store)
-        except UserError as error:
-            print(f"left   {without_secrets(str(error))}; later: trainkit sync {folder.name}", flush=True)
+    def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
+        from trainkit.training.run_logger import RunLogger
 
-
-@contextlib.contextmanager
-def _tracked(
-    recipe: Recipe,
-    order: Order,
-    machine: Any,
-    store: Any,
-    folder: Any,
-    needs: Mapping[str, Need],
-    resuming: bool,
-    data: Any,
-    stop: Stop,
-    parent: str | None,
-) -> Iterator[tuple[Any, Path | None, list[Any]]]:
-    """The tracker of a run, the checkpoint to resume from, and the decisions to repeat."""
-    from trainkit.experiments import post_mortem
-    from trainkit.tracking.tracker import Silent, Tracker
-    from trainkit.training.plan import evaluated
-    from trainkit.training.run_logger import refused
-
-    tracker: Any = Silent()
-
-    def start() -> tuple[str | None, list[Any]]:
-        nonlocal tracker
+        recipe, needs = run.recipe, run.needs.items()
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
-        ended = post_mortem.word(folder) if resuming else ""
+        died = post_mortem.cause_of_death(folder) if resuming else ""
         rank_failures.clear(folder.path)
-        best = recipe.best
-        made_by = {f"trainkit.{name}": need.run.name for name, need in needs.items() if need.run is not None}
-        tracker = Tracker.start(
-            folder,
-            store,
-            experiment=recipe.log.experiment or recipe.name,
-            run_name=folder.name,
-            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
-            tags={"trainkit.recipe": recipe.name, **made_by},
-            parent=parent,
-            note=about(order),
-            resume=resuming,
-            primary_metric=best.metric if best else None,
-            higher_is_better=best is None or best.mode == "max",
-            system_metrics_every=recipe.log.system_every.seconds if recipe.log.system_every else 0.0,
+        made_by = {f"trainkit.{name}": need.run.name for name, need in needs if need.run is not None}
+        params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.machine.describe().items()}}
+        every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
+        run.tracker = tracker = start_tracker(
+            run.order, recipe, folder, self.store, resuming, params, made_by, run.parent, every
         )
-        tracker.hurried = lambda: stop.told
-        for need in needs.values():
-            if need.new:  # made for this run: MLflow shows it beneath
+        tracker.hurried = lambda: self.stop.told
+        for _, need in needs:
+            if need.new and need.run is not None:  # made for this run: MLflow shows it beneath
                 tracker.adopt(need.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
-        refused(tracker, problems, lambda text: print(visible(text), flush=True))
-        if ended:
-            print(visible(ended), flush=True)
-            tracker.event(0, "died", {"said": ended})
-            tracker.tags({"trainkit.died": ended})
+        RunLogger(recipe, folder, tracker, main=True).refused_checkpoints(problems)
+        if died:
+            print(visible(died), flush=True)
+            tracker.event(0, "died", {"said": died})
+            tracker.tags({"trainkit.died": died})
+        self._track_inputs(run, folder, tracker)
+        return path, decided
+
+    def _track_inputs(self, run: OpenRun, folder: RunFolder, tracker: Tracker) -> None:
+        """Keep the recipe, and name the data sets of a run, in MLflow."""
+        from trainkit.training.plan import evaluated
+
+        recipe, order, data = run.recipe, run.order, run.data
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        track_request(tracker, order)
         splits = evaluated(recipe, data)
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
-        lineage.tell(tracker, folder, store, order.path, {lineage.DATA: data.meta.digest, **digests}, parent)
+        digests = {lineage.DATA: data.meta.digest, **digests}
+        lineage.record(tracker, folder, self.store, order.path, digests, run.parent)
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
         for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
-        return path, decided
 
-    with ending(lambda: tracker, lambda: stop.told and machine.world > 1):
+    def _report(self, run: OpenRun, folder: RunFolder, logger: RunLogger) -> None:
+        """Draw, summarise, promote and end a run that was trained, on the first process."""
+        from trainkit.analysis import promote, run_summary
+
+        recipe, tracker, outcome = run.recipe, run.tracker, run.outcome
+        if outcome is None:
+            raise RuntimeError(f"run {folder.name} was opened and not trained")
+        status: Status = "FINISHED" if outcome.status == "FINISHED" else "KILLED"
+        last = status == "FINISHED" and run.parent is None
+        with contextlib.nullcontext() if status == "KILLED" else self.stop.at_once():
+            run_summary.write(logger, outcome, hurried=self.stop.told)
+        # Before the end is said: a finished run is used in place of another by its key.
+        folder.update(data_digest=run.data.meta.digest, key=run.key, program=run.program)
+        if last:
+            with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
+                folder.leaving.touch()
+        tracker.finish(status)
+        with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
+            folder.claim()
+        logger.say(run_summary.table(logger, outcome, self.store))
+        # Of runs that belong together, such as folds, none speaks for all.
+        if recipe.promote and last:
+            logger.say(promote.at_end(self.store, folder, recipe.promote))
+        if isinstance(tracker, Tracker) and tracker.remains:
+            logger.say(f"left   {tracker.remains}")
+        folder.leaving.unlink(missing_ok=True)
+        folder.release()
+
+
+def _say_done(folder: RunFolder, store: Store) -> None:
+    """Name a run that had finished before, and send what it has left."""
+    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
+    print(f"run {folder.name} {said}", flush=True)
+    if folder.info().unsent:
         try:
-            path, decided = machine.lead(start)
-            yield tracker, Path(path) if path else None, decided
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            if not stop.told and not getattr(error, "told", False):
-                rank_failures.note(folder.path, machine.rank, error)
-            if (
-                rank_failures.lost(error)
-                and not stop.told
-                and (cause := rank_failures.first(folder.path, machine)) is not None
-            ):
-                raise cause from error
-            raise
+            send_rest(folder, store)
+        except UserError as error:
+            print(f"left   {without_secrets(str(error))}; later: trainkit sync {folder.name}", flush=True)
 
 
-def _newest(folder: Any) -> tuple[str | None, int, list[str]]:
-    """The newest checkpoint of a run that verifies, its position in the journal, and why newer ones do not."""
+def _newest(folder: RunFolder) -> tuple[str | None, int, list[str]]:
+    """Return the newest checkpoint of a run that verifies, its position in the journal, and why newer ones do not."""
     from trainkit.checkpoint import storage
 
     storage.clean(folder.checkpoints)
@@ -335,19 +403,3 @@ def _newest(folder: Any) -> tuple[str | None, int, list[str]]:
         found = "is of another run: its recipe is not the one that this run began with"
         raise UserError(str(path), found, remedy="move it away; the run goes on from the one before")
     return str(path), state["journal"], problems
-
-
-def children_of(order: Order) -> list[Child]:
-    """The runs that an order asks for beneath one of their own; none where it asks for a single run.
-
-    Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
-    """
-    if order.folds:
-        return divide(order)
-    if order.seeds is not None:
-        return repeated(order)
-    if order.sweep is not None:
-        from trainkit.experiments.sweep import settings
-
-        return settings(order)
-    return []

@@ -1,8 +1,8 @@
-"""What Optuna says during a sweep: which setting to try next, and which run to end early. Needs the extra `sweep`.
+"""Optuna's part in a sweep: it proposes settings and prunes runs. Needs the extra `sweep`.
 
-Its study lives in memory alone. A sweep that is started again tells it anew what its runs came to, in their order, and
-the sampler is seeded for each proposal by its number: so it makes the proposals that it would have made, and nothing
-but the runs themselves has to be kept. Proposals are those of a tree-structured Parzen estimator (Bergstra et al.,
+The study lives in memory. A sweep that is started again reports the scores of its runs anew, in their order, and the
+sampler is seeded for each proposal by its number: so it makes the same proposals, over the runs of any earlier sweep,
+and nothing but the runs has to be kept. Proposals are those of a tree-structured Parzen estimator (Bergstra et al.,
 NeurIPS 2011); runs are ended by the median rule (Golovin et al., KDD 2017) or by asynchronous successive halving (Li et
 al., MLSys 2020, arXiv 1810.05934).
 """
@@ -19,7 +19,7 @@ from trainkit.config.run_request import Sweep
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
-    from trainkit.experiments.sweep import Axis, Setting
+    from trainkit.experiments.search_space import Axis, Setting
 
 PRUNERS = ("median", "halving")
 """Words for rules that end runs: worse than the median of the others, of which five have finished; or not among the
@@ -32,32 +32,32 @@ def require() -> None:
         raise UserError("sweep", "--tpe and --pruner need Optuna", remedy='pip install "trainkit[sweep]"')
 
 
-class Adviser:
+class Study:
     """Optuna's study of one sweep, of one trial at a time."""
 
     def __init__(self, axes: Sequence[Axis], how: Sweep, mode: str):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruners = {"median": optuna.pruners.MedianPruner(n_startup_trials=5)}
-        pruners["halving"] = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4)
+        pruners = {
+            None: optuna.pruners.NopPruner(),
+            "median": optuna.pruners.MedianPruner(n_startup_trials=5),
+            "halving": optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=4),
+        }
         self._optuna, self._axes, self._how = optuna, axes, how
         self._study = optuna.create_study(
             study_name="sweep",
             direction="maximize" if mode == "max" else "minimize",
             sampler=optuna.samplers.RandomSampler(seed=0),
-            pruner=pruners.get(how.pruner, optuna.pruners.NopPruner()),
+            pruner=pruners[how.pruner],
         )
-        self._told = 0
-
-    @property
-    def prunes(self) -> bool:
-        """Whether runs may be ended early."""
-        return self._how.pruner is not None
+        self._reported = 0
+        self.prunes = how.pruner is not None
+        """Runs may be ended early."""
 
     def begin(self, number: int) -> Setting:
         """Begin a trial: its setting where settings are proposed, else nothing."""
-        self._told = 0
+        self._reported = 0
         if self._how.tpe is None:
             self._trial = self._study.ask()
             return {}
@@ -68,12 +68,12 @@ class Adviser:
         return {axis.key: axis.text(found[axis.key]) if axis.span else found[axis.key] for axis in self._axes}
 
     def report(self, value: float) -> bool:
-        """Tell the next evaluation of the trial; says whether its run should end.
+        """Report the next evaluation of the trial; return whether its run should end.
 
         Evaluations are counted, and the n-th compared with the n-th of others: settings may differ in their steps.
         """
-        self._told += 1
-        self._trial.report(value, self._told)
+        self._reported += 1
+        self._trial.report(value, self._reported)
         return self._trial.should_prune()
 
     def end(self, state: str, value: float) -> None:

@@ -21,8 +21,8 @@ _FULL = 85.0
 """Per cent of a machine's memory in use, when it was last looked at, from which on it is likely to have run out."""
 
 
-def word(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.events")) -> str:
-    """What is known of the end of a run that this process is about to continue; empty where it said so itself.
+def cause_of_death(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.events")) -> str:
+    """Describe how the last process of an interrupted run ended; empty where it said so itself.
 
     `group` is where Linux counts what it has killed in a container for want of memory.
     """

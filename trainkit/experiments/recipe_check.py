@@ -34,7 +34,7 @@ def check(order: Order) -> str:
             said += [f"to decide: {other.path.name}, {line}" for line in open_lines]
         elif source.weights.startswith(timm_weights.PREFIX):
             if not timm_weights.is_here(source.weights):
-                notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit fetch RECIPE` downloads it")
+                notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit download RECIPE` downloads it")
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
     said += [f"not there yet: {note}" for note in notes]

@@ -1,9 +1,9 @@
 """`trainkit sweep`: a recipe trained with several settings of some of its keys, and which of them does best.
 
 A word that gives several values is an axis: `optim.lr=0.1,0.05`. All combinations are tried (grid), or so many drawn at
-random or proposed by Optuna (`advice`); for those a word may be a range too: `optim.lr=log:1e-3..1e-1`. Each setting is
-a run of its own beneath a run above. Settings are a pure function of the words and of what earlier ones came to, so
-that a sweep which is started again goes the same way, over runs that are there. Knows nothing of what is learned.
+random or proposed by Optuna (`optuna_search`); for those a word may be a range too: `optim.lr=log:1e-3..1e-1`. Each
+setting is a run of its own beneath a parent run. Settings are a pure function of the words and of the scores of earlier
+ones, so that a sweep which is started again goes the same way, over runs that are there.
 """
 
 from __future__ import annotations
@@ -11,100 +11,30 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
-from trainkit.config.schema import Recipe
+from trainkit.config.run_request import Order, Sweep
+from trainkit.config.schema import Best, Recipe
 from trainkit.errors import UserError
-from trainkit.experiments import group
-from trainkit.experiments.group import Child, Family, Parent, child_of
+from trainkit.experiments import group, optuna_search
+from trainkit.experiments.group import Child, Parent, RunGroup, child_of
+from trainkit.experiments.search_space import Axis, Setting, check_count, drawn, load_setting, read, words_of
+from trainkit.text_table import aligned, numbers
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Silent, Tracker
 
-MOST = 1000
-"""Settings that a grid may have."""
-_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})")
+if TYPE_CHECKING:
+    from trainkit.distributed.runtime import Machine
+
 _SHOWN = 20
 """Settings in the printed table; all are in MLflow."""
-
-Setting = dict[str, str]
-"""Key to value, as the words of an order write them."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A key of the recipe that takes several values: those that are listed, or any of a range."""
-
-    key: str
-    values: tuple[str, ...]
-    """As the command line writes them; of a range its ends."""
-    span: tuple[float, float] | None = None
-    """The ends of a range, both part of it."""
-    log: bool = False
-    """Whether a range is even in the logarithm."""
-    whole: bool = False
-    """Whether a range is one of whole numbers."""
-
-    def at(self, share: float) -> str:
-        """The value at a share, from 0 up to but not 1, of the axis."""
-        if self.span is None:
-            return self.values[int(share * len(self.values))]
-        low, high = self.span
-        if self.log:
-            return self.text(low * (high / low) ** share)
-        return self.text(math.floor(low + share * (high - low + 1)) if self.whole else low + share * (high - low))
-
-    def text(self, value: float) -> str:
-        """A number of a range as a value of the recipe: whole, or to four digits."""
-        if self.whole:
-            return str(round(value))
-        low, high = self.span
-        return repr(min(max(float(f"{value:.4g}"), low), high))
-
-
-# ---- Which settings --------------------------------------------------------------------------------------------------
-
-
-def read(order: Order) -> tuple[list[str], list[Axis]]:
-    """The words of an order that give one value, and the axes that the others are.
-
-    Raises UserError for words that make no sweep.
-    """
-    how, fixed, axes = order.sweep, [], []
-    for word in order.overrides:
-        key, _, text = (part.strip() for part in word.partition("="))
-        values = tuple(_values(text))
-        if match := _RANGE.fullmatch(text):
-            axes.append(_range(word, key, match))
-        elif len(values) == 1:
-            fixed.append(word)
-        elif "" in values:
-            raise UserError(word, "a value is missing beside a comma", remedy=f"write it like {key}=0.1,0.05")
-        elif len(set(values)) < len(values):
-            raise UserError(word, "gives a value twice", remedy="keep one of them")
-        else:
-            axes.append(Axis(key, values))
-    if not axes:
-        _load(order, fixed, {})
-        expected = "a word such as optim.lr=0.1,0.05"
-        raise UserError("sweep", "no word gives several values", expected, "of one setting: trainkit run")
-    ranges = [axis for axis in axes if axis.span]
-    if ranges and how.random is None and how.tpe is None:
-        found = f"{ranges[0].key} is a range, and a grid has no number of them"
-        raise UserError("sweep", found, remedy="list its values, or say how many settings: --random 20 or --tpe 20")
-    if ranges:  # which of them are of whole numbers is for the recipe to say
-        kinds = loader.flat(_load(order, fixed, {axis.key: axis.values[0] for axis in axes}))
-        axes = [replace(axis, whole=bool(axis.span) and isinstance(kinds.get(axis.key), int)) for axis in axes]
-    return fixed, axes
 
 
 def settings(order: Order) -> list[Child]:
@@ -112,18 +42,13 @@ def settings(order: Order) -> list[Child]:
 
     All are checked here. Raises UserError for words that make no sweep, and for a setting that the recipe refuses.
     """
-    how = order.sweep
+    how = order.sweep or Sweep()
     fixed, axes = read(order)
     if how.tpe is not None or how.pruner is not None:
-        from trainkit.experiments import optuna_search
-
         optuna_search.require()
     first = {axis.key: axis.values[0] for axis in axes}
-    recipe = _load(order, fixed, first)
-    if recipe.best is None:
-        found = f"{recipe.name} does not say by which score settings are compared"
-        raise UserError("best", found, "best: {metric: EVALUATION/SCORE}")
-    scored = recipe.best.metric.partition("/")[0]
+    recipe = load_setting(order, fixed, first)
+    scored = _best(recipe).metric.partition("/")[0]
     if how.pruner is not None and recipe.evaluations[scored].every is None:
         found = f"{scored} is scored at the end alone, when nothing is left to be saved"
         raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
@@ -132,9 +57,9 @@ def settings(order: Order) -> list[Child]:
         _comparable([_child(order, fixed, number, setting) for number, setting in enumerate([first, *others])])
         chosen = [first]
     elif how.random is not None:
-        chosen = list(_drawn(axes, how.random, how.draws))
+        chosen = list(drawn(axes, how.random, how.draws))
     else:
-        _few_enough(math.prod(len(axis.values) for axis in axes))
+        check_count(math.prod(len(axis.values) for axis in axes))
         chosen = [
             dict(zip(first, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))
         ]
@@ -154,72 +79,20 @@ def _comparable(children: Sequence[Child]) -> None:
         if recipe.best != first.best:
             raise UserError(said, "settings are compared by one `best`", remedy="leave it as it is in the recipe")
         if (same := known.setdefault(loader.digest(recipe), said)) != said:
-            remedy = "leave one of them out; what only the speed depends on: trainkit ladder"
+            remedy = "leave one of them out; what only the speed depends on: trainkit bench"
             raise UserError(said, f"is the same experiment as {same}", remedy=remedy)
 
 
-def _drawn(axes: Sequence[Axis], count: int, seed: int) -> Iterator[Setting]:
-    """So many settings at random, no two alike. Raises UserError where there are not as many.
-
-    What is drawn first does not depend on how many are, and of a key not on the other keys.
-    """
-    if all(axis.span is None for axis in axes):
-        there_are = math.prod(len(axis.values) for axis in axes)
-        if count >= there_are:
-            raise UserError("--random", f"{count}, of {there_are} settings", remedy="leave it out to try them all")
-    _few_enough(count)
-    given: set[tuple[str, ...]] = set()
-    for number in range(100 * count):
-        setting = {axis.key: axis.at(float(rng.uniform(seed, axis.key, number)[0])) for axis in axes}
-        if (values := tuple(setting.values())) not in given:
-            given.add(values)
-            yield setting
-        if len(given) == count:
-            return
-    raise UserError("--random", f"{count}: no more than {len(given)} settings came up", remedy="ask for fewer")
-
-
-def _few_enough(count: int) -> None:
-    if count > MOST:
-        raise UserError("sweep", f"{count} settings", f"at most {MOST}", "take fewer, such as --random 50")
-
-
-def _values(text: str) -> list[str]:
-    """What commas outside brackets and quotes part."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter == quote:
-            quote = ""
-        elif not quote and letter in "\"'":
-            quote = letter
-        elif not quote:
-            depth += (letter in "[{") - (letter in "]}")
-            if letter == "," and not depth:
-                parts.append("")
-                continue
-        parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def _range(word: str, key: str, match: re.Match[str]) -> Axis:
-    low, high = float(match[2]), float(match[3])
-    if not low < high:
-        raise UserError(word, "the range ends where it begins, or before", remedy=f"write it like {key}=0.01..0.1")
-    if match[1] and low <= 0:
-        raise UserError(word, "a logarithm of numbers that are not above 0", remedy="leave log: out, or begin above 0")
-    return Axis(key, (match[2], match[3]), (low, high), bool(match[1]))
-
-
-def _words(fixed: Sequence[str], setting: Setting) -> tuple[str, ...]:
-    return (*fixed, *(f"{key}={value}" for key, value in setting.items()))
-
-
-def _load(order: Order, fixed: Sequence[str], setting: Setting) -> Recipe:
-    return load(replace(order, overrides=_words(fixed, setting)))
+def _best(recipe: Recipe) -> Best:
+    """Return the rule by which settings are compared. Raises UserError for a recipe without one."""
+    if recipe.best is None:
+        found = f"{recipe.name} does not say by which score settings are compared"
+        raise UserError("best", found, "best: {metric: EVALUATION/SCORE}")
+    return recipe.best
 
 
 def _child(order: Order, fixed: Sequence[str], number: int, setting: Setting) -> Child:
-    return child_of(order, f"trial {number}", _words(fixed, setting), " ".join(_words((), setting)))
+    return child_of(order, f"trial {number}", words_of(fixed, setting), " ".join(words_of((), setting)))
 
 
 # ---- The sweep -------------------------------------------------------------------------------------------------------
@@ -227,7 +100,7 @@ def _child(order: Order, fixed: Sequence[str], number: int, setting: Setting) ->
 
 @dataclass
 class Trial:
-    """What a setting came to."""
+    """One setting, its run and its score."""
 
     title: str
     setting: Setting
@@ -245,41 +118,37 @@ class Trial:
     """Why it was pruned, or failed."""
 
 
-def sweep(order: Order, children: Sequence[Child], machine: Any, store: Store, train: group.Train) -> str:
+def sweep(order: Order, children: Sequence[Child], machine: Machine, store: Store, train: group.Train) -> str:
     """Train every setting that has no finished run, and compare them in a run above. Returns its status.
 
     On one process a setting that fails is noted and the others are tried; of several processes some may be gone by
     then, and the sweep ends. Raises UserError for what the user can mend, and where no setting came to its end.
     """
-    how, recipe, digests = order.sweep, children[0].recipe, {}
+    how, recipe, digests = order.sweep or Sweep(), children[0].recipe, {}
     fixed, axes = read(order)
     for one in children:  # what is wrong with the data of the last shows now
-        group.key(one, digests)
-    advised = how.tpe is not None or how.pruner is not None
-    adviser: Any = None
-    if advised and machine.main:
-        from trainkit.experiments.optuna_search import Adviser
-
-        adviser = Adviser(axes, how, recipe.best.mode)
+        group.child_key(one, digests)
+    with_study = how.tpe is not None or how.pruner is not None
+    study = optuna_search.Study(axes, how, _best(recipe).mode) if with_study and machine.main else None
     said = [word for word in order.overrides if word not in fixed]
     keys, size = [axis.key for axis in axes], how.tpe or len(children)
-    digest = group.fingerprint(children, *said, repr(how))
-    whole = Family(order, recipe, "sweep", "sweep", size, "settings", keys, digest)
+    digest = group.group_digest(children, *said, repr(how))
+    whole = RunGroup(order, recipe, "sweep", "sweep", size, "settings", keys, digest)
     trials: list[Trial] = []
-    with group.above(whole, machine, store, train) as parent:
+    with group.parent_run(whole, machine, store, train) as parent:
         parent.tracker.tags({"trainkit.axes": shlex.join(said)})
         for number in range(size):
-            setting = machine.lead(lambda number=number: adviser.begin(number)) if advised else {}
+            setting = machine.lead(lambda number=number: study.begin(number) if study else {}) if with_study else {}
             try:
                 one = children[number] if how.tpe is None else _child(order, fixed, number, setting)
-                trial = _try(one, group.key(one, digests), parent, adviser, advised)
+                trial = _run_trial(one, group.child_key(one, digests), parent, study, with_study)
             except UserError as error:
                 if machine.world > 1:
                     raise
                 machine.accelerator.free_memory()
                 trial = _failed(f"trial {number}", error, parent)
-                if adviser is not None:
-                    adviser.end("failed", math.nan)
+                if study is not None:
+                    study.end("failed", math.nan)
             if trial is None:
                 parent.stop(number)
                 return "KILLED"
@@ -293,10 +162,10 @@ def sweep(order: Order, children: Sequence[Child], machine: Any, store: Store, t
 
 
 @dataclass
-class Watching:
-    """What an adviser that ends runs is told of one of them, on the first process: `family.Watch`."""
+class PruningWatch:
+    """Reports the evaluations of a run to a study that may end it, on the first process: a `group.Watch`."""
 
-    adviser: Any
+    study: optuna_search.Study
     metric: str
     why: str = ""
     """Why it ends; empty where it does not."""
@@ -304,32 +173,34 @@ class Watching:
     """Steps of the evaluations that were told."""
 
     def __call__(self, step: int, scores: Mapping[str, float]) -> bool:
-        """Tell an evaluation; one before the first update says nothing. Whether the run is to end."""
+        """Report an evaluation behind the first update; return whether the run is to end."""
         if step > 0 and step not in self.seen and self.metric in scores and not self.why:
             self.seen.add(step)
-            if self.adviser.report(scores[self.metric]):
+            if self.study.report(scores[self.metric]):
                 place = f"evaluation {len(self.seen)}, step {step}"
                 self.why = f"{self.metric} {scores[self.metric]:.4g} at {place}, fell behind other settings"
         return bool(self.why)
 
     def replay(self, run: RunFolder) -> bool:
-        """Tell the evaluations of a run that is there, up to where it is to end. Whether that is so."""
+        """Report the evaluations of an existing run, up to where it is to end; return whether it is."""
         points = journal.read(run.journal).metrics.get(self.metric, [])
         return any(self(point.step, {self.metric: point.value}) for point in points)
 
 
-def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) -> Trial | None:
-    """What a setting came to: its run, used again or made; None when told to stop."""
+def _run_trial(
+    child: Child, key: str, parent: Parent, study: optuna_search.Study | None, with_study: bool
+) -> Trial | None:
+    """Train a setting, or find its run; None when told to stop. `study` is that of the first process."""
     from trainkit.checkpoint import storage
 
-    machine, metric = parent.machine, child.recipe.best.metric
-    watch = Watching(adviser, metric) if adviser is not None and adviser.prunes else None
-    earlier = machine.lead(lambda: _given_up(child, key, parent, watch) if watch else "") if advised else ""
+    machine, metric = parent.machine, _best(child.recipe).metric
+    watch = PruningWatch(study, metric) if study is not None and study.prunes else None
+    earlier = machine.lead(lambda: _pruned_before(child, key, parent, watch) if watch else "") if with_study else ""
     if earlier:
         status, folder = "KILLED", RunFolder(Path(earlier))
     else:
-        status, folder = parent.bring(child, key, watch)
-    why = machine.share(watch.why if watch else "") if advised else ""
+        status, folder = parent.run_child(child, key, watch)
+    why = machine.share(watch.why if watch else "") if with_study else ""
     if folder is None or (status != "FINISHED" and not why):
         return None
     state = "finished" if status == "FINISHED" else "pruned"
@@ -346,17 +217,17 @@ def _try(child: Child, key: str, parent: Parent, adviser: Any, advised: bool) ->
         if state == "pruned":
             parent.tracker.adopt(folder.name, {"trainkit.pruned": why})
             parent.say(f"{child.title}: pruned: {why}")
-        if adviser is not None:
-            adviser.end(state, trial.value)
+        if study is not None:
+            study.end(state, trial.value)
         return trial
 
     return machine.lead(look)
 
 
-def _given_up(child: Child, key: str, parent: Parent, watch: Watching) -> str:
-    """The folder of a run of this setting that was pruned, and would be now; empty where there is none.
+def _pruned_before(child: Child, key: str, parent: Parent, watch: PruningWatch) -> str:
+    """Find the folder of a run of this setting that was pruned, and would be now; empty where there is none.
 
-    What tells it from one that was interrupted is the adviser, who hears of its evaluations again.
+    Its evaluations are reported again: the study tells it from a run that was interrupted.
     """
     if parent.store.finished_with(key) is not None:
         return ""
@@ -369,24 +240,24 @@ def _given_up(child: Child, key: str, parent: Parent, watch: Watching) -> str:
 
 
 def _failed(title: str, error: UserError, parent: Parent) -> Trial:
-    """A setting that ended with a mistake, and its run where it came to have one."""
+    """Note a setting that ended with an error, and its run where it came to have one."""
     parent.say(f"{title}: failed: {error}")
     for run in reversed(parent.store.runs()):
         info = run.info()
-        if info.parent == parent.folder.name and info.status == "FAILED" and run.name not in parent.members.values():
+        if info.parent == parent.folder.name and info.status == "FAILED" and run.name not in parent.children.values():
             parent.note(title, run)
             return Trial(title, {}, "failed", run.name, why=str(error))
     return Trial(title, {}, "failed", why=str(error))
 
 
 def _setting(child: Child, keys: Sequence[str]) -> Setting:
-    """What a setting says of the keys that are swept."""
+    """Return the values of the swept keys in a setting."""
     words = dict(word.split("=", 1) for word in child.order.overrides if "=" in word)
     return {key: words[key] for key in keys}
 
 
 def _ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
-    """The best first; after those that finished come the pruned, then the failed."""
+    """Sort trials, the best first; after those that finished come the pruned, then the failed."""
     sign = -1 if mode == "max" else 1
     order = {"finished": 0, "pruned": 1, "failed": 2}
 
@@ -397,11 +268,11 @@ def _ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
     return sorted(trials, key=place)
 
 
-def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Any) -> None:
-    """Write down the newest setting's score and the best so far, in the place of the step the setting's number."""
-    metric, newest = recipe.best.metric, trials[-1]
+def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Tracker | Silent) -> None:
+    """Log the newest setting's score and the best so far; the step is the setting's number."""
+    metric, newest = _best(recipe).metric, trials[-1]
     scores = {} if math.isnan(newest.value) else {f"sweep/{metric}": newest.value}
-    leader = _ranked(trials, recipe.best.mode)[0]
+    leader = _ranked(trials, _best(recipe).mode)[0]
     if leader.state == "finished" and not math.isnan(leader.value):
         scores[f"sweep/best/{metric}"] = leader.value
     if scores:
@@ -411,20 +282,20 @@ def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Any) -> None:
 def _conclude(
     order: Order, fixed: Sequence[str], axes: Sequence[Axis], trials: Sequence[Trial], parent: Parent
 ) -> None:
-    """Name the best setting, and keep and print what all came to."""
-    recipe = parent.family.recipe
-    ranked = _ranked(trials, recipe.best.mode)
+    """Name the best setting, and keep and print the scores of all."""
+    recipe = parent.group.recipe
+    ranked = _ranked(trials, _best(recipe).mode)
     best = ranked[0]
-    parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(_words((), best.setting))})
+    parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(words_of((), best.setting))})
     parent.tracker.adopt(best.run, {"trainkit.best_of": parent.folder.name})
     columns: dict[str, list[Any]] = {"trial": [trial.title for trial in ranked]}
     columns |= {key: [trial.setting.get(key, "") for trial in ranked] for key in best.setting}
-    columns[recipe.best.metric] = [trial.value for trial in ranked]
+    columns[_best(recipe).metric] = [trial.value for trial in ranked]
     for name in ("step", "state", "seconds", "run", "why"):
         columns[name] = [getattr(trial, name) for trial in ranked]
     parent.tracker.table("tables/sweep.csv", columns)
     plugins = [word for plugin in order.plugins for word in ("--plugin", plugin)]
-    words = shlex.join([os.path.relpath(order.path), *plugins, *_words(fixed, best.setting)])
+    words = shlex.join([os.path.relpath(order.path), *plugins, *words_of(fixed, best.setting)])
     lines = [describe(recipe, ranked), *_edges(axes, trials, best)]
     lines += [f"again  accelerate launch trainkit/run.py {words}", f"luck   trainkit repeat {words}"]
     parent.conclude("\n".join(lines))
@@ -449,11 +320,9 @@ def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[s
 
 def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
     """Settings as a table, the best first."""
-    from trainkit.text_table import aligned, numbers
-
     best, shown = ranked[0], ranked[:_SHOWN]
     scores, seconds = numbers([trial.value for trial in shown]), numbers([trial.seconds for trial in shown])
-    table = [["", *best.setting, recipe.best.metric, "at step", "seconds", "run"]]
+    table = [["", *best.setting, _best(recipe).metric, "at step", "seconds", "run"]]
     for trial, score, took in zip(shown, scores, seconds, strict=True):
         step = str(trial.step) if score != "-" else "-"
         state = "" if trial.state == "finished" else f" ({trial.state})"
@@ -462,4 +331,4 @@ def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
     lines = [f"{recipe.name}: {len(ranked)} settings", "", *aligned(table)]
     if len(ranked) > len(shown):
         lines.append(f"and {len(ranked) - len(shown)} more in MLflow")
-    return "\n".join([*lines, "", f"best   {best.run}: {' '.join(_words((), best.setting))}"])
+    return "\n".join([*lines, "", f"best   {best.run}: {' '.join(words_of((), best.setting))}"])

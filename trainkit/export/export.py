@@ -1,38 +1,46 @@
-"""A trained network for use elsewhere: safetensors, ONNX, a folder that timm loads; each proved against its run.
+"""Export a trained network for use elsewhere: safetensors, ONNX, a folder that timm loads; each checked.
 
-Nothing is kept that does not find on real pictures of the run's evaluation what the trained network finds there. Beside
-it are `model.json`, which says to programs what they must know, and `README.md`, which says it to people.
+Nothing is kept that does not find on real samples of the run's evaluation what the trained network finds there. Beside
+it are `model.json`, which describes it to programs, and `README.md`, which does to people.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.errors import UserError
-from trainkit.export import files
-from trainkit.export.files import ABOUT, CARD, FORMATS, TENSORS, Format
+from trainkit.export import files, model_card
+from trainkit.export.agreement import Agreement, Exportable
+from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
+from trainkit.export.latency import Latency, time_network
+from trainkit.files import write_aside
 from trainkit.inference.output_folder import check_free
 from trainkit.inference.trained_model import meta_of, read_meta
+from trainkit.interfaces import Meta
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.training.best import best_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainkit.export.latency import Latency
-
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The files of an export."""
 
     written: tuple[Path, ...]
-    agreements: dict[str, Any]
+    agreements: Mapping[str, Agreement]
     """By file name; each says in words how near it comes."""
     notes: tuple[str, ...]
     latency: Latency | None = None
@@ -62,22 +70,79 @@ def export(
     meta = read_meta(folder)
     # The run's precision may be one that this machine does not have.
     recipe = loader.load(folder.recipe, ("train.precision=no",), plugins)
-    of_kind = _of_kind(recipe)
-    if of_kind is None:
+    kind = _kind(recipe)
+    if kind is None:
         found = "is not of pictures, people or volumes"
         expected = "a run of classify, embed, adadistill, reid, segment2d or segment3d"
         raise UserError(f"run {folder.name}", found, expected)
     if pictures < 1:
         raise UserError("--pictures", str(pictures), "1 or more")
-    check_free(out, [out / name for name in (*files.names_of(formats), ABOUT, CARD)])
-    if "onnx" in formats:
+    names = files.names_of(formats)
+    check_free(out, [out / name for name in (*names, ABOUT, CARD)])
+    if ONNX in names:
         files.require("onnx", "onnxscript", "onnxruntime")
-    how = {"pictures": pictures, "latency": latency, "seconds": seconds, "say": say}
-    return of_kind.export(folder, recipe, meta, out, formats, **how)
+    weights = best_weights(folder.path)
+    network = kind.exportable(recipe, meta, folder.name, weights, formats, pictures, latency)
+    about = {**network.about, **_origin(folder, recipe, meta, weights, network)}
+    out.mkdir(parents=True, exist_ok=True)
+    return _write(out, names, network, about, folder, recipe, weights, seconds if latency else None, say)
+
+
+def _origin(folder: RunFolder, recipe: Recipe, meta: Meta, weights: Path, network: Exportable) -> dict[str, Any]:
+    """Describe where an export comes from, for model.json."""
+    split, rows = network.checked_on
+    return {
+        "network": files.network(recipe.task, network.net),
+        "run": folder.name,
+        "run_id": folder.info().run_id,
+        "weights": str(weights.relative_to(folder.path)),
+        "data": {"digest": meta.digest, "checked_on": split, "pictures": rows},
+        "made_with": {"trainkit": __version__, "torch": torch.__version__},
+        "meta": asdict(meta),
+        "recipe": loader.dump(recipe),
+    }
+
+
+def _write(
+    out: Path,
+    names: Sequence[str],
+    network: Exportable,
+    about: dict[str, Any],
+    folder: RunFolder,
+    recipe: Recipe,
+    weights: Path,
+    seconds: float | None,
+    say: Callable[[str], None],
+) -> Exported:
+    """Write and check the files `names`, then model.json and README.md; `seconds` of timing, None for no timing."""
+    agreements: dict[str, Agreement] = {}
+    notes, kept, timed = list(network.notes), list[str](), None
+    with files.aside(out, kept) as aside:
+        if TENSORS in names:
+            files.write_tensors(aside / TENSORS, network.net, folder.name)
+            agreements[TENSORS] = network.check(aside / TENSORS)
+        if CONFIG in names and network.write_config is not None:
+            agreements[CONFIG] = network.write_config(aside)
+        if ONNX in names:
+            say("writing model.onnx")
+            agreements[ONNX], shapes, more = network.write_onnx(aside / ONNX, about)
+            about |= shapes
+            notes += more
+        if seconds is not None and network.timed is not None:
+            onnx, last = aside / ONNX if ONNX in names else None, recipe.device.channels_last
+            timed = time_network(*network.timed, onnx, seconds=seconds, last=last, say=say)
+            about["latency"] = asdict(timed)
+        about["notes"] = notes
+        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
+        about["sha256"] = {name: files.sha256(aside / name) for name in names}
+        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
+        write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements, timed))
+        kept += [*names, ABOUT, CARD]
+    return Exported(tuple(out / name for name in kept), agreements, tuple(notes), timed)
 
 
 def load(folder: Path | str) -> nn.Module:
-    """The network of an exported folder, from its model.safetensors and model.json, in eval mode.
+    """Load the network of an exported folder, from its model.safetensors and model.json, in eval mode.
 
     It takes pixels; of a class for every pixel it gives logits, else a tuple of the `outputs` that model.json names.
     Raises UserError where a file is missing, damaged, or not what model.json says.
@@ -95,11 +160,14 @@ def load(folder: Path | str) -> nn.Module:
     if file.is_file() and files.sha256(file) != digest:
         raise UserError(str(file), "is not the file that model.json was written for", remedy="export it again")
     recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES)
-    return _of_kind(recipe).rebuilt(recipe, meta_of(held), said, file)
+    kind = _kind(recipe)
+    if kind is None:
+        raise UserError(where, "has a recipe of no kind that is exported", "what `trainkit export` wrote")
+    return kind.rebuilt(recipe, meta_of(held), said, file)
 
 
-def _of_kind(recipe: Recipe) -> Any:
-    """The module that exports networks of a recipe's kind; None where there is none."""
+def _kind(recipe: Recipe) -> ModuleType | None:
+    """Choose the module with `exportable` and `rebuilt` for a recipe's kind; None where there is none."""
     from trainkit.data.images import preprocess
 
     if hasattr(recipe.task, "deployable"):

@@ -1,4 +1,4 @@
-"""What every export does, whatever the network: files written aside and kept together, ONNX, tensors, hashes."""
+"""Write the files of an export, whatever the network: aside and kept together, ONNX, tensors, hashes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +20,8 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
-from trainkit.files import write_aside
 from trainkit.inference.output_folder import check_free
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
@@ -31,9 +30,12 @@ FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
 ABOUT, CARD, CONFIG = "model.json", "README.md", "config.json"
 TENSORS, ONNX = "model.safetensors", "model.onnx"
 
+Outputs = dict[str, Tensor]
+"""Of a network, by name."""
+
 
 def names_of(formats: Sequence[Format]) -> list[str]:
-    """The files of networks that formats stand for, in order."""
+    """List the files of networks that formats stand for, in order."""
     names = [TENSORS] if {"safetensors", "hub-folder"} & set(formats) else []
     names += [ONNX] if "onnx" in formats else []
     return names + ([CONFIG] if "hub-folder" in formats else [])
@@ -49,10 +51,9 @@ def require(*packages: str) -> None:
 
 @contextlib.contextmanager
 def aside(out: Path, kept: list[str]) -> Iterator[Path]:
-    """A folder beside what is to be written; `kept`, filled within, goes to `out`, and only if all went well.
+    """Make a folder to write to; the files `kept`, filled within, move to `out`, and only if all went well.
 
-    What exports that were killed have left there is removed: `.export-HOST-PID`, of this host and of a process that is
-    gone.
+    Folders that killed exports left there are removed: `.export-HOST-PID`, of this host and of a process that is gone.
     """
     mine = f".export-{socket.gethostname()}-"
     for left in out.glob(f"{mine}*"):
@@ -70,8 +71,8 @@ def aside(out: Path, kept: list[str]) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def scored_split(recipe: Any) -> Any:
-    """The set that a run is scored on first, in its plain kind: each picture whole and once."""
+def scored_split(recipe: Recipe) -> Any:  # a Split, and members of its kind of data
+    """Return the set that a run is scored on first, in its plain kind: each picture whole and once."""
     opened = recipe.data.open(recipe.seed)
     for name, evaluation in recipe.evaluations.items():
         if (word := evaluation.split or name) in opened.evaluations:
@@ -80,36 +81,19 @@ def scored_split(recipe: Any) -> Any:
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """Places of at most so many of `count` things, evenly spread over them, int64."""
+    """Return at most so many of `count` indices, evenly spread, int64."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def network(task: Any, net: nn.Module) -> str:
-    """A network in words: `resnet18, 11,181,642 parameters`."""
-    spec = getattr(task, "net", None) or task.student
+def network(task: object, net: nn.Module) -> str:
+    """Describe a network: `resnet18, 11,181,642 parameters`."""
+    spec = getattr(task, "net", None) or getattr(task, "student", None)
     name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
 
 
-def say_of(
-    folder: Path,
-    names: Sequence[str],
-    about: dict[str, Any],
-    agreements: Mapping[str, Any],
-    notes: Sequence[str],
-    timed: Any = None,
-) -> None:
-    """Complete what is said `about` an export, and write it: odd things, how files agree, their hashes, how long."""
-    about["notes"] = list(notes)
-    about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-    about["sha256"] = {name: sha256(folder / name) for name in names}
-    if timed is not None:
-        about["latency"] = asdict(timed)
-    write_aside(folder / ABOUT, json.dumps(about, indent=1) + "\n")
-
-
 def write_tensors(file: Path, net: nn.Module, run: str) -> None:
-    """The tensors of a network by its own names."""
+    """Write the tensors of a network by its own names."""
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in net.state_dict().items()}
@@ -138,14 +122,36 @@ def write_onnx(
             output_names=list(outputs),
             verbose=False,
         )
+    if program is None:
+        raise RuntimeError("torch.onnx gave no program")
     program.model.metadata_props.update(
         run=about["run"], names=json.dumps(about["names"]), input=about["input"], output=about["output"]
     )
     program.save(str(file), external_data=False)
 
 
+def session(file: Path | str, device: str = "cpu") -> Callable[[Tensor], Outputs]:
+    """Open an ONNX file as a function of tensors, run by ONNX Runtime with as many threads as torch has."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    providers = ["CPUExecutionProvider"]
+    if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        providers.insert(0, "CUDAExecutionProvider")
+    opened = onnxruntime.InferenceSession(str(file), options, providers=providers)
+    takes, names = opened.get_inputs()[0].name, [one.name for one in opened.get_outputs()]
+
+    def run(pixels: Tensor) -> Outputs:
+        arrays = opened.run(names, {takes: pixels.cpu().numpy()})
+        return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+    return run
+
+
 def first_line(error: BaseException) -> str:
-    """What went wrong first, in a line: exporters and runtimes have no exception of their own for all of it."""
+    """Return the first line of the first cause: exporters and runtimes have no exception of their own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
@@ -165,6 +171,6 @@ def _quiet(*names: str) -> Iterator[None]:
 
 
 def sha256(file: Path) -> str:
-    """Of a file, hexadecimal."""
+    """Return the SHA-256 of a file, hexadecimal."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

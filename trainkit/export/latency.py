@@ -1,30 +1,34 @@
-"""How long one picture takes, alone, in the ways in which a network can be run."""
+"""Time one picture, alone, in the ways in which a network can be run."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import benchmark
 
+from trainkit.export.files import session
 from trainkit.markdown import plain
 from trainkit.paths import keep_compiled_private
 
+_ROUNDS = 5
+"""Turns of each way of running the network."""
+How = Literal["eager", "compiled", "onnxruntime"]
+Precision = Literal["fp32", "bf16"]
 Forward = Callable[[Tensor], Tensor]
 """Pixels (B, 3, H, W) to logits (B, classes, H, W)."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What one picture takes, alone, in one way of running the network."""
+    """The time of one picture, alone, in one way of running the network."""
 
-    how: Literal["eager", "compiled", "onnxruntime"]
-    precision: Literal["fp32", "bf16"]
+    how: How
+    precision: Precision
     ms: float | None
     """Median of `calls`; None: not measured."""
     least: float | None = None
@@ -45,31 +49,17 @@ class Latency:
     timings: tuple[Timing, ...]
 
     def lines(self) -> Iterator[str]:
-        """The table, as Markdown."""
+        """Write the table as Markdown."""
         yield f"one picture of {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads"
         yield ""
         yield "| | precision | median, ms | least, ms | calls | same class |"
         yield "|---|---|---|---|---|---|"
         for one in self.timings:
-            if one.ms is None:
+            if one.ms is None or one.least is None or one.same is None:
                 yield f"| {one.how} | {one.precision} | {plain(one.why)} | | | |"
             else:
                 same = f"{100 * one.same:.4g} %"
                 yield f"| {one.how} | {one.precision} | {one.ms:.2f} | {one.least:.2f} | {one.calls} | {same} |"
-
-
-def session(file: Path | str, device: str = "cpu") -> Forward:
-    """An ONNX file as a function of tensors, run by ONNX Runtime with as many threads as torch has."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    providers = ["CPUExecutionProvider"]
-    if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        providers.insert(0, "CUDAExecutionProvider")
-    opened = onnxruntime.InferenceSession(str(file), options, providers=providers)
-    return lambda pixels: torch.from_numpy(opened.run(None, {"pixels": pixels.cpu().numpy()})[0])
 
 
 @torch.no_grad()
@@ -89,20 +79,21 @@ def time_network(
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     order = torch.channels_last if last else torch.contiguous_format
-    # Left on the device: its own network is what `deployed` holds.
-    moved = deployed.to(device, memory_format=order)
+    # In place: its own network is what `deployed` holds.
+    moved: nn.Module = deployed.to(device=device, memory_format=order)  # pyright: ignore[reportCallIssue]  of torch 2.11
     seen = pixels.to(device, memory_format=order)
     try:
         ways = list(_ways(moved, seen, onnx, device, say))
         say(f"timing {sum(not isinstance(run, str) for *_, run in ways)} ways")
-        timings = _timed(ways, seen, device, seconds)
+        timings = tuple(_timed(ways, seen, seconds))
     finally:
         deployed.to("cpu")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return Latency(tuple(pixels.shape[2:]), name, torch.get_num_threads(), tuple(timings))
+    height, width = pixels.shape[2:]
+    return Latency((height, width), name, torch.get_num_threads(), timings)
 
 
-Way = tuple[str, str, Forward | str]
+Way = tuple[How, Precision, Forward | str]
 """How, with what precision, and the function; or why there is none."""
 
 
@@ -119,10 +110,12 @@ def _ways(
     keep_compiled_private()
     yield "eager", "fp32", net
     yield "eager", "bf16", halved(net)
-    for precision, wrap in (("fp32", lambda forward: forward), ("bf16", halved)):
+    precisions: tuple[Precision, ...] = ("fp32", "bf16")
+    for precision in precisions:
         say(f"compiling for {precision}, which takes minutes on a CPU")
         # One for each precision: a graph is of one.
-        compiled = wrap(torch.compile(net, dynamic=False))
+        compiled = torch.compile(net, dynamic=False)
+        compiled = halved(compiled) if precision == "bf16" else compiled
         try:
             compiled(seen)
         except Exception as error:
@@ -133,32 +126,29 @@ def _ways(
     if onnx is None:
         yield "onnxruntime", "fp32", "model.onnx was not asked for"
         return
-    yield "onnxruntime", "fp32", session(onnx, device.type)
+    run = session(onnx, device.type)
+    yield "onnxruntime", "fp32", lambda pixels: run(pixels)["logits"]
     yield "onnxruntime", "bf16", "the file is float32"
 
 
-def _timed(ways: Sequence[Way], seen: Tensor, device: torch.device, seconds: float) -> Iterator[Timing]:
+def _timed(ways: Sequence[Way], seen: Tensor, seconds: float) -> Iterator[Timing]:
     runs = {(how, precision): run for how, precision, run in ways if not isinstance(run, str)}
-    taken: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
     expected = runs["eager", "fp32"](seen).argmax(1)
-    same = {key: (run(seen).to(device).argmax(1) == expected).float().mean().item() for key, run in runs.items()}
-
-    def once(key: tuple[str, str]) -> float:
-        begin = time.perf_counter()
-        runs[key](seen)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
-
-    one = sum(once(key) for key in runs)
-    rounds = int(min(200, max(5, seconds / one)))
+    same = {key: (run(seen).to(seen.device).argmax(1) == expected).float().mean().item() for key, run in runs.items()}
+    threads, each = torch.get_num_threads(), seconds / (_ROUNDS * len(runs))
+    timers = {
+        key: benchmark.Timer("run(seen)", globals={"run": run, "seen": seen}, num_threads=threads)
+        for key, run in runs.items()
+    }
     keys = list(runs)
-    for turn in range(rounds):
+    taken: dict[tuple[str, str], list[benchmark.Measurement]] = {key: [] for key in runs}
+    for turn in range(_ROUNDS):
         for key in keys[turn % len(keys) :] + keys[: turn % len(keys)]:
-            taken[key].append(once(key))
+            taken[key].append(timers[key].blocked_autorange(min_run_time=each))
     for how, precision, run in ways:
         if isinstance(run, str):
             yield Timing(how, precision, None, why=run)
         else:
-            key, ms = (how, precision), [1000 * value for value in taken[how, precision]]
-            yield Timing(how, precision, median(ms), min(ms), rounds, same[key])
+            found = benchmark.Measurement.merge(taken[how, precision])[0]
+            calls = sum(len(one.raw_times) * one.number_per_run for one in taken[how, precision])
+            yield Timing(how, precision, 1e3 * found.median, 1e3 * min(found.times), calls, same[how, precision])

@@ -1,4 +1,4 @@
-"""The page that goes with an exported network: what it is, how good and how fast, of what data, and how it is loaded.
+"""Write the model card of an exported network: architecture, scores, speed, data, and how it is loaded.
 
 All of it is read from the run. What is not known, such as who may use the data, is said to be unknown.
 """
@@ -12,8 +12,11 @@ from urllib.parse import quote
 
 from trainkit.analysis import saved_rows
 from trainkit.checkpoint.storage import state_of
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
+from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
+from trainkit.export.latency import Latency
 from trainkit.markdown import block, code, plain
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import Interval
@@ -28,13 +31,13 @@ _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {
 
 def card(
     folder: RunFolder,
-    recipe: Any,
+    recipe: Recipe,
     file: Path,
     about: Mapping[str, Any],
-    agreements: Mapping[str, Any],
-    latency: Any = None,
+    agreements: Mapping[str, Agreement],
+    latency: Latency | None = None,
 ) -> str:
-    """The page, Markdown, of what was exported of a run: `file` its weights, `about` what model.json says.
+    """Write the card of an export, Markdown: `file` are its weights, `about` is model.json.
 
     `agreements` say in words, by file name, how near each comes to the trained network.
     """
@@ -43,7 +46,7 @@ def card(
         _front(kind, CONFIG in agreements),
         f"# {plain(recipe.name)}",
         f"Weights {code(about['weights'])} of the run {code(folder.name)}, exported by trainkit {plain(made)}.",
-        _lines([*_network(about), *_fit(about), f"- gives {plain(about['output'])}"]),
+        "\n".join([*_network(about), f"- gives {plain(about['output'])}"]),
         *_classes(about),
         "## How to load it",
         *_loading(about, agreements),
@@ -52,21 +55,21 @@ def card(
         "## Speed",
         *_speed(folder, file, latency),
         "## Data and licences",
-        _lines(f"- {line}" for line in licences(recipe)),
+        "\n".join(f"- {line}" for line in licences(recipe)),
         f"Digest of the data that it was trained on: {code(about['data']['digest'])}.",
         "## How it was checked",
-        _lines(f"- {plain(name)}: {plain(said)}" for name, said in agreements.items()),
+        "\n".join(f"- {plain(name)}: {plain(said)}" for name, said in agreements.items()),
         f"Compared with the trained network on real samples of {code(about['data']['checked_on'])}, in float32 on a "
         "CPU.",
-        *([_lines(f"- {plain(note)}" for note in about["notes"])] if about["notes"] else []),
+        *(["\n".join(f"- {plain(note)}" for note in about["notes"])] if about["notes"] else []),
         "## Recipe",
         block(about["recipe"].rstrip(), "yaml"),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def licences(recipe: Any) -> Iterator[str]:
-    """What is known of who may use the data, and the weights that the training began with."""
+def licences(recipe: Recipe) -> Iterator[str]:
+    """List what is known of the licences of the data, and of the weights that the training began with."""
     from trainkit.data import hub
 
     places = {"trained on": getattr(recipe.data, "train", "")}
@@ -91,7 +94,7 @@ def licences(recipe: Any) -> Iterator[str]:
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
-    """Scores of an evaluation at a step, by name; those of averaged weights where these are meant."""
+    """Return the scores of an evaluation at a step, by name; those of averaged weights with `averaged`."""
     prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
     found = {}
     for name, points in history.metrics.items():
@@ -104,24 +107,17 @@ def scores_at(history: journal.History, evaluation: str, step: int, averaged: bo
 
 
 def _front(kind: str, by_timm: bool) -> str:
-    """What the hub reads before the page."""
+    """Write the front matter that the hub reads."""
     lines = ["---", *(["library_name: timm"] if by_timm else []), "license: unknown"]
     lines += [f"pipeline_tag: {_PIPELINES.get(kind, 'image-feature-extraction')}", "tags:", "- trainkit", "---"]
     return "\n".join(lines)
 
 
-def _lines(lines: Any) -> str:
-    return "\n".join(lines)
-
-
 def _network(about: Mapping[str, Any]) -> list[str]:
-    """What the network is, and what model.onnx and `export.load` take."""
+    """Describe the network and its inputs."""
     lines = [f"- {plain(about['network'])}"] if "network" in about else []
-    return [*lines, f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}"]
-
-
-def _fit(about: Mapping[str, Any]) -> list[str]:
-    return [f"- from a file: {plain(about['fit'])}"] if "fit" in about else []
+    lines.append(f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}")
+    return lines + ([f"- from a file: {plain(about['fit'])}"] if "fit" in about else [])
 
 
 def _classes(about: Mapping[str, Any]) -> list[str]:
@@ -132,8 +128,8 @@ def _classes(about: Mapping[str, Any]) -> list[str]:
     return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
 
 
-def _loading(about: Mapping[str, Any], agreements: Mapping[str, Any]) -> Iterator[str]:
-    """Programs that run as they stand in the folder of the page, beside a file picture.jpg."""
+def _loading(about: Mapping[str, Any], agreements: Mapping[str, Agreement]) -> Iterator[str]:
+    """Write programs that run as they stand in the folder of the card, beside a file picture.jpg."""
     yield "In this folder, of a file `picture.jpg`:" if "takes" not in about else "In this folder:"
     if CONFIG in agreements:
         yield (
@@ -188,8 +184,8 @@ def _by_onnx(about: Mapping[str, Any]) -> str:
     return "\n".join(lines if about["names"] else lines[1:-2])
 
 
-def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
-    """A table for each evaluation, of the weights that were exported, with intervals where there are any."""
+def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
+    """Write a table for each evaluation of the weights that were exported, with intervals where there are any."""
     step, averaged = _step(file), file.stem == "ema"
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     client, seen = _client(folder), False
@@ -217,8 +213,8 @@ def _scores(folder: RunFolder, recipe: Any, file: Path) -> Iterator[str]:
         yield "None: these weights were not scored."
 
 
-def _client(folder: RunFolder) -> Any:
-    """The store's client; None where the run is in no store that answers: a page needs none."""
+def _client(folder: RunFolder) -> Any:  # an MlflowClient
+    """Return the store's client; None where the run is in no store that answers: a card needs none."""
     try:
         return Store.locate().client() if folder.info().run_id else None
     except UserError:
@@ -226,7 +222,7 @@ def _client(folder: RunFolder) -> Any:
 
 
 def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
-    """Intervals of scores from the rows that were kept of an evaluation, and what was drawn."""
+    """Compute bootstrap intervals of scores from the saved rows of an evaluation; return also what was resampled."""
     asked = {name: value for name, value in scores.items() if bootstrap.is_score(name)}
     for when in ("best", "final") if client else ():
         rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
@@ -241,7 +237,7 @@ def _step(file: Path) -> int:
     return int(word) if word.isdecimal() else 0
 
 
-def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
+def _speed(folder: RunFolder, file: Path, latency: Latency | None) -> Iterator[str]:
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     _, rates = history.series("final/speed/samples_per_s")
     seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
@@ -257,7 +253,7 @@ def _speed(folder: RunFolder, file: Path, latency: Any) -> Iterator[str]:
 
 
 def _machine(file: Path) -> str:
-    """What the weights were trained on, as their checkpoint says it."""
+    """Describe the machine that the weights were trained on, from their checkpoint."""
     try:
         said = state_of(file.parent)["machine"]
         device = said["gpu"] or said["cpu"]

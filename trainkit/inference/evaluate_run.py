@@ -1,4 +1,4 @@
-"""Weights that were trained before, scored on any evaluation of any data, and logged as a run beneath theirs.
+"""Evaluate trained weights on any evaluation of any data, and log the scores as a run beneath theirs.
 
 The network is put together for the classes that it was trained on; all else, the task's settings, the data and the
 evaluations, is that of the recipe.
@@ -12,23 +12,26 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.config import loader
 from trainkit.config.run_request import Order, load
 from trainkit.errors import UserError, few, visible
-from trainkit.inference.trained_model import META
+from trainkit.inference.trained_model import META, read_meta
 from trainkit.interfaces import Meta, Opened, Scores, Split
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.run_lifecycle import ending
 from trainkit.tracking.store import Store
+from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training import evaluator
 from trainkit.training.best import best_weights
 from trainkit.training.dependencies import gather
 
 if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
+    from torch import nn
+
+    from trainkit.config.schema import Best, Recipe
     from trainkit.distributed.runtime import Machine
 
 EVALUATES = "trainkit.evaluates"
@@ -37,7 +40,7 @@ EVALUATES = "trainkit.evaluates"
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated."""
+    """Weights that are evaluated."""
 
     file: Path
     """Its weights."""
@@ -48,22 +51,22 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What it is called: its run, or its file."""
+        """Name of its run, or of its file."""
         return self.run.name if self.run else str(self.file)
 
 
 def find(word: str, store: Store) -> Subject:
-    """The weights that a word names: the best of a run, those of a checkpoint's folder, a file, or `models:/ID`.
+    """Find the weights that a word names: the best of a run, those of a checkpoint's folder, a file, or `models:/ID`.
 
     Raises UserError where there are none.
     """
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import verification
 
     path, run = Path(word), None
     if word.startswith("models:/"):
         return Subject(store.model_file(word), 0, None)
-    if path.is_dir() and (path / storage.STATE).is_file():
-        if problems := storage.verify(path):
+    if path.is_dir() and (path / verification.STATE).is_file():
+        if problems := verification.verify(path):
             where, _, found = problems[0].partition(": ")
             raise UserError(where, found, remedy="name another checkpoint of the run")
         file = path / "model.safetensors"
@@ -71,7 +74,7 @@ def find(word: str, store: Store) -> Subject:
         file = path
     elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
         expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
-        raise UserError(word, f"a folder without {storage.STATE}", expected)
+        raise UserError(word, f"a folder without {verification.STATE}", expected)
     else:
         run = store.find(word)
         file = best_weights(run.path)
@@ -83,7 +86,7 @@ def find(word: str, store: Store) -> Subject:
 
 
 def order_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
-    """What is asked for: `recipe`, or where none is named the run's own, with words that change it.
+    """Return the request for a recipe, or where none is named the run's own, with words that change it.
 
     Raises UserError where weights without a run come without a recipe.
     """
@@ -140,15 +143,15 @@ def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
 
 
 def _recipe(order: Order) -> Recipe:
-    """The recipe without what leads and ends a training: other evaluations may be asked for than those it names."""
+    """Load the recipe without `best`, early stopping and the like, which may name evaluations that are not asked."""
     given = {word.partition("=")[0].strip().partition(".")[0] for word in order.overrides}
     without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null"}
     words = [f"{key}={nothing}" for key, nothing in without.items() if key not in given]
     return load(replace(order, overrides=(*order.overrides, *words)))
 
 
-def _network(recipe: Recipe, meta: Meta, order: Order, machine: Machine, store: Store) -> Any:
-    """The network of a task, made without the weights that its training began with, where it can be."""
+def _network(recipe: Recipe, meta: Meta, order: Order, machine: Machine, store: Store) -> nn.Module:
+    """Build the network of a task, without the weights that its training began with where it can be."""
     try:
         return recipe.task.build(meta, {}, recipe.seed).learns
     except KeyError:
@@ -161,15 +164,12 @@ def _plain(subject: Subject) -> tuple[str, int, str]:
 
 
 def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
-    """What the network is made for: the classes and modalities that it was trained on, and pictures of this data.
+    """Describe the data for the network: classes and modalities of its training, and pictures of this data.
 
-    Raises UserError where what is scored has others.
+    Raises UserError where the evaluations have others.
     """
-    file = subject.run.path / META if subject.run else None
-    if file is None or not file.is_file():
+    if subject.run is None or not (subject.run.path / META).is_file():
         return data.meta
-    from trainkit.inference.trained_model import read_meta
-
     trained = read_meta(subject.run)
     own = tuple(trained.class_names) or tuple(map(str, range(trained.classes)))
     for name, split in splits.items():
@@ -198,11 +198,9 @@ def _tracked(
     machine: Machine,
     store: Store,
     log: bool,
-) -> Iterator[Any]:
-    """The tracker of the evaluation's run; one that does nothing where none is wanted, and on other processes."""
-    from trainkit.tracking.tracker import Silent, Tracker
-
-    tracker: Any = Silent()
+) -> Iterator[Tracker | Silent]:
+    """Open the tracker of the evaluation's run; one that does nothing without `log`, and on other processes."""
+    tracker: Tracker | Silent = Silent()
 
     def start() -> None:
         nonlocal tracker
@@ -241,8 +239,8 @@ def _tracked(
         yield tracker
 
 
-def _lead(subject: Subject, recipe: Recipe, order: Order) -> Any:
-    """What leads in the experiment of the run: a score of its own recipe, which an evaluation does not change."""
+def _lead(subject: Subject, recipe: Recipe, order: Order) -> Best | None:
+    """Return `best` of the run's own recipe, which ranks its experiment; an evaluation does not change it."""
     if subject.run is None:
         return recipe.best
     try:
@@ -251,11 +249,12 @@ def _lead(subject: Subject, recipe: Recipe, order: Order) -> Any:
         return recipe.best
 
 
-def _keep(tracker: Any, recipe: Recipe, name: str, split: Split, scores: Scores, step: int, seconds: float) -> None:
-    """Write down one evaluation: scores, rows, tables, pictures, curves."""
+def _keep(
+    tracker: Tracker | Silent, recipe: Recipe, name: str, split: Split, scores: Scores, step: int, seconds: float
+) -> None:
+    """Log one evaluation: scores, rows, tables, pictures, curves."""
     from trainkit.plots import run_figures
     from trainkit.tracking import journal
-    from trainkit.tracking.tracker import Silent
 
     values = {f"{name}/{key}": value for key, value in scores.metrics.items()}
     tracker.log(step, {**values, f"eval/{name}/unique_samples": scores.samples, f"time/eval_{name}_s": seconds})

@@ -1,14 +1,14 @@
-"""Classes and embeddings of new pictures, by a run of the data `images` or `faces`.
+"""Predict classes and embeddings of pictures, by a run of the data `images` or `faces`.
 
-A picture is seen as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
+A picture is prepared as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,14 +18,10 @@ from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 from trainkit.inference import table_writer as tables
-from trainkit.inference.output_folder import Predicted
-from trainkit.inference.predict import OnProgress
+from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import Meta
-from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
     from trainkit.data.images.preprocess import Preparation
     from trainkit.inference.table_writer import Columns
 
@@ -33,34 +29,30 @@ PLAIN = "pictures"
 """Kind of a source of pictures of which nothing is known."""
 
 
-def predict(
-    folder: RunFolder,
-    recipe: Recipe,
-    meta: Meta,
-    source: Path | str,
-    out: Path,
-    mirror: bool,
-    on_progress: OnProgress | None,
-) -> Predicted:
-    """Write a row for every picture at `source` to the table `out`, .parquet or .csv; see `predicting.predict`.
+def predict(asked: Request) -> Predicted:
+    """Write a row for each picture to a table, .parquet or .csv; see `predict.predict`.
 
-    `source` is a picture, a folder of pictures and of folders of pictures, or any set of pictures that can be trained
-    on or packed. Columns: `id`, `label` where the source has one, and what the run says. With `mirror` probabilities
-    are means over the picture and its mirror image.
+    The source is a picture, a folder of pictures and of folders of pictures, or any set of pictures that can be trained
+    on or packed. Columns: `id`, `label` where the source has one, and the predictions. With `mirror` probabilities are
+    means over the picture and its mirror image.
     """
-    tables.check_target(out)
-    found = open_pictures(str(source))
-    prepared = preprocess.of(recipe.data)
-    with rebuilt(folder, recipe, meta) as made:
+    tables.check_target(asked.out)
+    meta, found = asked.meta, open_pictures(asked.source)
+    prepared = preprocess.of(asked.recipe.data)
+    assert prepared is not None  # as `predict.predict` has seen
+    with rebuilt(asked.folder, asked.recipe, meta) as made:
         names = meta.class_names or tuple(map(str, range(meta.classes)))
-        run = _Network(made, prepared, names, mirror, found.kind != PLAIN, found.names)
-        said = origin(folder, made.weights, meta) | {"source": found.where, "mirror": mirror}
-        entries = tables.Entries(found.size, found.records, run.read_of(found), run.columns, key(found))
-        empty = Record("", "", Path(), "")
-        like = run.columns([(empty, tables.zeros(1, prepared.side)[0].numpy())])
-        rows, columns, damaged = tables.write(out, entries, like, names, said, on_progress)
-        known = names if "class" in columns else ()
-        return Predicted((out,) if rows else (), damaged, (), known, made.weights, rows, columns)
+        run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)
+        entries = tables.Entries(
+            total=found.size,
+            items=found.records,
+            read=run.reader(found),
+            columns=run.columns,
+            example=(Record("", "", Path(), ""), tables.zeros(1, prepared.side)[0].numpy()),
+            key=key(found),
+        )
+        said = origin(asked.folder, made.weights, meta) | {"source": found.where, "mirror": asked.mirror}
+        return tables.write(asked, entries, names, said, made.weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +63,10 @@ class _Network:
     mirror: bool
     labelled: bool
     labels: Sequence[str] | None
-    """What whole-number labels of the source stand for."""
+    """Names of whole-number labels of the source."""
 
-    def read_of(self, source: Source) -> Any:
-        """Reads a record of a source: with it, its pixels as the network sees them, uint8 (3, height, width)."""
+    def reader(self, source: Source) -> Callable[[Record], tuple[Record, np.ndarray]]:
+        """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
         aligned = source.aligned or self.made.recipe.data.name != "faces"
 
         def read(record: Record) -> tuple[Record, np.ndarray]:
@@ -91,7 +83,7 @@ class _Network:
         return read
 
     def columns(self, read: Sequence[tuple[Record, np.ndarray]]) -> Columns:
-        """The rows of a batch."""
+        """Predict the rows of a batch."""
         task, net, machine = self.made.recipe.task, self.made.net, self.made.machine
         batch = machine.place({"image": torch.from_numpy(np.stack([pixels for _, pixels in read]))})
         image = self.prepared.normal(batch["image"])
@@ -116,20 +108,20 @@ def _label(label: int | str, names: Sequence[str] | None) -> str:
 
 
 def pixels_of(record: Record) -> np.ndarray:
-    """The picture of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
+    """Decode the picture of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
     data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     return image_decode.decode(data, record.where) if isinstance(data, bytes) else data
 
 
 def key(source: Source) -> str:
-    """Names a source by its files: any that was changed, replaced or added gives another."""
+    """Hash the files of a source: any that was changed, replaced or added gives another key."""
     from trainkit.data.storage.cache import key as made_of
 
     return made_of([source.kind, source.where, source.split], source.files)
 
 
 def open_pictures(text: str) -> Source:
-    """The pictures at a place on this machine: one, a folder of them, or a set of any form that is read for training.
+    """Open the pictures at a place on this machine: one, a folder of them, or a set of any form that can be trained on.
 
     Of a folder all pictures are taken, also those in folders below, by their path in it. Raises UserError where there
     are none.
@@ -146,7 +138,10 @@ def open_pictures(text: str) -> Source:
     if not path.exists():
         raise UserError(text, "does not exist", "a picture, a folder of pictures, or a set of them")
     if image_store.is_packed(path) and split is None:
-        return _packed(image_store.Packed(path))
+        data = image_store.Packed(path)
+        # Evaluation sets have no classes that are of use here.
+        found = sources.repacked(data)
+        return found if data.manifest["protocol"] is None else dataclasses.replace(found, kind=PLAIN)
     root = path if split is None else path / split
     if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
         files = _below(root) if root.is_dir() else []
@@ -159,7 +154,7 @@ def open_pictures(text: str) -> Source:
 
 
 def _below(root: Path) -> list[Path]:
-    """Pictures in a folder and in those below it, in the order of their paths."""
+    """List pictures in a folder and in those below it, in the order of their paths."""
     found = image_decode.below(root)
     files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
     return [file for file in files if not file.name.startswith(".")]
@@ -171,16 +166,3 @@ def _plain(root: Path, files: Sequence[Path], where: str) -> Source:
             yield Record(file.relative_to(root).as_posix(), "", file, str(file))
 
     return Source(PLAIN, where, len(files), records, tuple(files))
-
-
-def _packed(data: Any) -> Source:
-    """A packed set, with its classes where it has any; those of evaluation sets have none."""
-
-    def records() -> Iterable[Record]:
-        ids, names, place = data.ids(), data.class_names, str(data.path)
-        for row, label in enumerate(data.labels.tolist()):
-            name = names[label] if 0 <= label < len(names) else ""
-            yield Record(ids[row], name, data.picture(row), f"{place}, row {row} ({ids[row]})")
-
-    kind = PLAIN if data.manifest["protocol"] is not None else "packed set"
-    return Source(kind, str(data.path), len(data), records, (data.path / "manifest.json",))

@@ -1,4 +1,4 @@
-"""Embeddings of records of people, by a run of the task `reid`: what is compared, by cosine, when people are sought.
+"""Predict embeddings of records of people, by a run of the task `reid`; they are compared by cosine.
 
 Each record is embedded alone: fused with nothing, and after the neck.
 """
@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -18,18 +18,17 @@ from trainkit.data import sources
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
+from trainkit.data.storage.cache import key
 from trainkit.errors import UserError, number_of
 from trainkit.inference import table_writer as tables
-from trainkit.inference.output_folder import Predicted
-from trainkit.inference.predict import OnProgress
+from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import MODALITIES, RGB, TEXT, Meta
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
     from trainkit.data.images.preprocess import Preparation
     from trainkit.inference.table_writer import Columns
+    from trainkit.models.reid import ReidNet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,44 +51,41 @@ class _Found:
     """In the order of their modalities."""
     files: tuple[Path, ...]
     labelled: bool
-    """Whether it says who is on them."""
+    """The set has a person for each."""
 
 
-def predict(
-    folder: RunFolder,
-    recipe: Recipe,
-    meta: Meta,
-    source: Path | str,
-    out: Path,
-    mirror: bool,
-    on_progress: OnProgress | None,
-) -> Predicted:
-    """Write a row for every record at `source` to the table `out`, .parquet; see `predicting.predict`.
+def predict(asked: Request) -> Predicted:
+    """Write a row for every record to a table, .parquet; see `predict.predict`.
 
-    `source` is a set of people as recipes name it, or a picture or a folder of pictures, which are taken for `rgb`.
+    The source is a set of people as recipes name it, or a picture or a folder of pictures, which are taken for `rgb`.
     Columns: `id`, `person` and `camera` where the set says them, `modality`, `embedding`. Records of modalities that
     the run does not know are left out, and counted in a note.
     """
-    tables.check_target(out)
-    if mirror:
+    tables.check_target(asked.out)
+    if asked.mirror:
         found, expected = "a run that looks for people", "one that predicts classes or label maps"
         raise UserError("--mirror", found, expected, "leave it out")
-    known = meta.modalities or (MODALITIES[RGB],)
-    found = _records(str(source))
-    entries = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
+    known = asked.meta.modalities or (MODALITIES[RGB],)
+    found = _records(asked.source)
+    every = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
     notes = _left_out(found.entries, known)
-    if not entries:
-        raise UserError(str(source), "; ".join(notes) or "no records", f"some of {', '.join(known)}")
-    prepared = preprocess.of(recipe.data)
-    with rebuilt(folder, recipe, meta) as made:
-        coder = recipe.data.text.make() if MODALITIES[TEXT] in known else None
+    if not every:
+        raise UserError(asked.source, "; ".join(notes) or "no records", f"some of {', '.join(known)}")
+    data, prepared = asked.recipe.data, preprocess.of(asked.recipe.data)
+    assert prepared is not None  # as `predict.predict` has seen
+    with rebuilt(asked.folder, asked.recipe, asked.meta) as made:
+        coder = data.text.make() if MODALITIES[TEXT] in known else None
         run = _Network(made, prepared, known, coder, found.labelled)
-        said = origin(folder, made.weights, meta) | {"source": found.where}
-        everything = tables.Entries(len(entries), lambda: iter(entries), run.read, run.columns, _key(found))
-        first = dataclasses.replace(entries[0], modality=RGB)
-        like = run.columns([(first, tables.zeros(1, prepared.side)[0].numpy())])
-        rows, columns, damaged = tables.write(out, everything, like, (), said, on_progress)
-        return Predicted((out,) if rows else (), damaged, tuple(notes), (), made.weights, rows, columns)
+        entries = tables.Entries(
+            total=len(every),
+            items=lambda: iter(every),
+            read=run.read,
+            columns=run.columns,
+            example=(dataclasses.replace(every[0], modality=RGB), tables.zeros(1, prepared.side)[0].numpy()),
+            key=key(["people", found.where], found.files),
+        )
+        said = origin(asked.folder, made.weights, asked.meta) | {"source": found.where}
+        return tables.write(asked, entries, (), said, made.weights, notes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,14 +97,14 @@ class _Network:
     labelled: bool
 
     def read(self, entry: _Entry) -> tuple[_Entry, np.ndarray]:
-        """A record, and its pixels, uint8 (3, height, width), or the ids of its words, int64 (length,)."""
-        if entry.modality == TEXT:
+        """Read the pixels of a record, uint8 (3, height, width), or the ids of its words, int64 (length,)."""
+        if entry.modality == TEXT and self.coder is not None:
             return entry, tokenizer.table(self.coder, [entry.text])[0].astype(np.int64)
         pixels = image_decode.decode(image_decode.read(entry.file, entry.where), entry.where)
         return entry, self.prepared.pixels(pixels, entry.where)
 
     def columns(self, read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
-        """The rows of a batch, whose records are in the order of their modalities."""
+        """Predict the rows of a batch, whose records are in the order of their modalities."""
         net, machine = self.made.net, self.made.machine
         modality = torch.tensor([entry.modality for entry, _ in read])
         batch = {}
@@ -116,7 +112,7 @@ class _Network:
             if name not in self.known:
                 continue
             own = [values for entry, values in read if entry.modality == number]
-            if number == TEXT:
+            if number == TEXT and self.coder is not None:
                 empty = np.empty((0, self.coder.length), np.int64)
                 batch["text"] = torch.from_numpy(np.stack(own) if own else empty)
             else:
@@ -136,6 +132,7 @@ class _Network:
             places[row, modality] = feature
             present = torch.zeros(places.shape[:2], dtype=torch.bool, device=feature.device)
             present[row, modality] = True
+            net = cast("ReidNet", net)  # the network of the task `reid`
             embedding = net.neck(net.fuse(places, present)).float().cpu().numpy()
         columns: Columns = {"id": [entry.id for entry, _ in read]}
         if self.labelled:
@@ -146,9 +143,8 @@ class _Network:
 
 
 def _records(text: str) -> _Found:
-    """The records at a place: those of a set of people, else pictures, all of them `rgb`."""
+    """Find the records at a place: those of a set of people, else pictures, all of them `rgb`."""
     from trainkit.data.people import layouts
-    from trainkit.data.people import sources as people_sources
     from trainkit.inference.images import open_pictures
 
     path, split = sources.split_of(text)
@@ -164,10 +160,11 @@ def _records(text: str) -> _Found:
             if len(every) < found.size:
                 raise UserError(text, f"a {found.kind}", "a set of people, or files of pictures")
             return _Found(found.where, every, found.files, labelled=False)
-    return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text, people_sources)
+    return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
 
 
-def _set(text: str, people_sources: Any) -> _Found:
+def _set(text: str) -> _Found:
+    from trainkit.data.people import sources as people_sources
     from trainkit.data.people.records import DISTRACTOR, Rows
 
     layout = people_sources.find(text, "val")
@@ -177,7 +174,8 @@ def _set(text: str, people_sources: Any) -> _Found:
     def entries() -> Iterator[_Entry]:
         for row in sorted(range(len(rows)), key=rows.modality.__getitem__):
             file = Path(os.path.join(layout.root, rows.ids[row]))
-            person = DISTRACTOR if rows.person[row] is None else rows.person[row]
+            person = rows.person[row]
+            person = DISTRACTOR if person is None else person
             yield _Entry(
                 rows.ids[row], person, rows.camera[row], rows.modality[row], file, rows.text[row], rows.where[row]
             )
@@ -185,12 +183,6 @@ def _set(text: str, people_sources: Any) -> _Found:
     every = list(entries())
     files = (*layout.annotations, *(entry.file for entry in every if entry.modality != TEXT))
     return _Found(layout.where, every, files, labelled=True)
-
-
-def _key(found: _Found) -> str:
-    from trainkit.data.storage.cache import key
-
-    return key(["people", found.where], found.files)
 
 
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:

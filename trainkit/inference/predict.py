@@ -1,22 +1,14 @@
-"""What a run says of new data, by its best weights: label maps, classes, embeddings."""
+"""Predict label maps, classes or embeddings for new data, with the best weights of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.inference.output_folder import Predicted
+from trainkit.inference.output_folder import OnProgress, Predicted, Request
 from trainkit.inference.trained_model import read_meta
 from trainkit.tracking.store import Store
-
-if TYPE_CHECKING:
-    pass
-
-
-OnProgress = Callable[[int, int], None]
 
 
 def predict(
@@ -28,12 +20,12 @@ def predict(
     plugins: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> Predicted:
-    """Write what a run says of the volumes, pictures or people at `source`, by its best weights.
+    """Write the predictions of a run for the volumes, pictures or people at `source`, with its best weights.
 
-    Of runs that segment, `out` is a folder of label maps; of others a table with a row for each picture or record:
-    see `predicting_volumes`, `predicting_scenes`, `predicting_pictures` and `predicting_people`. `mirror`: mean over
-    mirror images, of volumes along all axes, of pictures left to right. What cannot be read is named, and the rest
-    goes on; what was interrupted goes on where it stopped. On the GPU if there is one.
+    Of runs that segment, `out` is a folder of label maps; of others a table with a row for each picture or record: see
+    `volumes`, `scenes`, `images` and `people`. `mirror`: mean over mirror images, of volumes along all axes, of
+    pictures left to right. What cannot be read is named, and the rest goes on; what was interrupted goes on where it
+    stopped. On the GPU if there is one.
 
     Raises UserError before any work when the run predicts nothing of the kind, there is nothing to read, or a file to
     be written is there already.
@@ -56,4 +48,4 @@ def predict(
             "writes no label maps of volumes or pictures, and no table of classes or embeddings",
             "a run of segment3d, segment2d, classify, embed, adadistill or reid",
         )
-    return of_kind.predict(folder, recipe, meta, source, out, mirror, on_progress)
+    return of_kind.predict(Request(folder, recipe, meta, str(source), out, mirror, on_progress))

@@ -1,8 +1,7 @@
-"""Label maps for new pictures: PNG files of the pictures' own sizes, whose values are classes and whose palette shows
-them in their colours.
+"""Predict label maps for pictures: PNG files of the pictures' own sizes, whose palette has the colours of the classes.
 
-A picture is seen as those that the run was trained on: brought to their packed size where they have one, or to their
-shorter side. Its class probabilities, not its labels, are brought back to its own size.
+A picture is prepared as those that the run was trained on: brought to their packed size where they have one, or to
+their shorter side. Its class probabilities, not its labels, are brought back to its own size.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import io
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -23,14 +22,12 @@ from PIL import Image
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few
-from trainkit.inference.output_folder import Begun, Predicted, check_free
-from trainkit.inference.predict import OnProgress
-from trainkit.inference.trained_model import Rebuilt, rebuilt
+from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
+from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 from trainkit.interfaces import Meta
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.plots.scenes import palette
 
 if TYPE_CHECKING:
-    from trainkit.config.schema import Recipe
     from trainkit.data.scenes.dataset import Scenes
     from trainkit.data.scenes.files import Scene
 
@@ -50,51 +47,34 @@ class _Picture:
     where: str
 
 
-def predict(
-    folder: RunFolder,
-    recipe: Recipe,
-    meta: Meta,
-    source: Path | str,
-    out: Path,
-    mirror: bool,
-    on_progress: OnProgress | None,
-) -> Predicted:
-    """Write a label map `OUT/<id>.png` for every picture at `source`, and `OUT/classes.json`; see `predicting.predict`.
+def predict(asked: Request) -> Predicted:
+    """Write a label map `OUT/<id>.png` for every picture at `source`, and `OUT/classes.json`; see `predict.predict`.
 
     `source` is a picture, a folder of pictures (folders in it are not entered), or a set with masks whose split it
     names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
     """
-    found, notes = _pictures(str(source))
-    targets = [out / f"{picture.id}.png" for picture in found]
-    begun = Begun(folder, source, out, mirror)
-    check_free(out, begun.missing([*targets, out / CLASSES]))
-    written, damaged, stretched = [], [], []
-    with rebuilt(folder, recipe, meta) as made:
-        colours = _colours(meta)
-        for done, (picture, target) in enumerate(zip(found, targets, strict=True)):
-            if on_progress:
-                on_progress(done, len(found))
-            if begun.has(target):
-                written.append(target)
-                continue
-            try:
-                data, where = picture.read()
-                pixels = image_decode.decode(data, where)
-                labels = _label(pixels, where, made, mirror)
-            except UserError as error:
-                damaged.append(str(error))
-                continue
+    found, notes = _pictures(asked.source)
+    meta, recipe, out = asked.meta, asked.recipe, asked.out
+    targets = [(out / f"{picture.id}.png", picture) for picture in found]
+    folder = ResumableFolder(asked)
+    check_free(out, folder.missing([*(target for target, _ in targets), out / CLASSES]))
+    stretched: list[str] = []
+    colours = meta.class_colours or palette(meta.classes)
+    with rebuilt(asked.folder, recipe, meta) as made:
+
+        def label(picture: _Picture) -> bytes:
+            data, where = picture.read()
+            pixels = image_decode.decode(data, where)
+            labels = _label(pixels, where, made, asked.mirror)
             if _is_stretched(pixels, recipe.data):
                 stretched.append(picture.id)
-            begun.note(target)
-            _write(target, _encoded(labels, colours))
-            written.append(target)
-        if on_progress:
-            on_progress(len(found), len(found))
-    if written and not begun.has(out / CLASSES):
-        begun.note(out / CLASSES)
-        _write(out / CLASSES, _described(meta, colours, folder, made.weights).encode())
-    begun.end()
+            return _encoded(labels, colours)
+
+        written, damaged = folder.fill(targets, label, _write)
+    if written and not folder.has(out / CLASSES):
+        folder.note(out / CLASSES)
+        _write(out / CLASSES, _described(meta, colours, origin(asked.folder, made.weights, meta)).encode())
+    folder.end()
     if stretched:
         size = "{} x {} pixels".format(*recipe.data.size)
         notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")
@@ -102,11 +82,12 @@ def predict(
 
 
 def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
-    """What is to be predicted, in the order of names, and sentences about what is not.
+    """Find the pictures to predict, in the order of names, and sentences about those left out.
 
     Raises UserError where there is nothing, or two pictures would have one label map.
     """
-    path, suffixes, notes = Path(source), ", ".join(sorted(image_decode.SUFFIXES)), []
+    path, suffixes = Path(source), ", ".join(sorted(image_decode.SUFFIXES))
+    notes: list[str] = []
     if path.is_dir():
         found = [_of_file(file, str(file)) for file in _below(path)]
         if not found:
@@ -163,7 +144,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.ndarray:
-    """The class of every pixel of a picture (height, width, 3), uint8 (height, width)."""
+    """Predict the class of every pixel of a picture (height, width, 3), uint8 (height, width)."""
     import torch
 
     from trainkit.data.images import augment
@@ -186,16 +167,8 @@ def _is_stretched(pixels: np.ndarray, data: Scenes) -> bool:
     return max(height / width, width / height) > STRETCHED
 
 
-def _colours(meta: Meta) -> Sequence[Sequence[int]]:
-    if meta.class_colours:
-        return meta.class_colours
-    from trainkit.plots.scenes import palette
-
-    return palette(meta.classes)
-
-
 def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
-    """A PNG whose pixels are classes and whose palette has their colours; the same labels give the same bytes."""
+    """Encode labels as a PNG whose palette has the colours of the classes; equal labels give equal bytes."""
     picture = Image.fromarray(labels)
     picture.putpalette([value for colour in colours for value in colour])
     stream = io.BytesIO()
@@ -203,17 +176,12 @@ def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
     return stream.getvalue()
 
 
-def _described(meta: Meta, colours: Sequence[Sequence[int]], folder: RunFolder, weights: Path) -> str:
-    said: dict[str, Any] = {
-        "classes": [
-            {"value": value, "name": name, "colour": list(colour)}
-            for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))
-        ],
-        "run": folder.name,
-        "weights": f"{weights.parent.name}/{weights.name}",
-        "trained_on": meta.digest,
-    }
-    return json.dumps(said, indent=1) + "\n"
+def _described(meta: Meta, colours: Sequence[Sequence[int]], origin: Mapping[str, Any]) -> str:
+    classes = [
+        {"value": value, "name": name, "colour": list(colour)}
+        for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))
+    ]
+    return json.dumps({"classes": classes, **origin}, indent=1) + "\n"
 
 
 def _write(path: Path, content: bytes) -> None:

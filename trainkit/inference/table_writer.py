@@ -1,4 +1,4 @@
-"""Embeddings and classes as a table: a row for each picture or record, written part by part.
+"""Write embeddings and classes as a table: a row for each picture or record, written part by part.
 
 While a table is made its parts lie in a folder beside it, `OUT.parts`. A prediction that was interrupted keeps those
 that are whole and goes on after them; batches begin at the same entries again, so it ends with the same numbers.
@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +23,13 @@ from torch import Tensor
 from trainkit.data.storage.import_images import threads
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.inference.predict import OnProgress
+from trainkit.inference.output_folder import Predicted, Request
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Item = TypeVar("Item")
+Seen = TypeVar("Seen")
 SUFFIXES = (".parquet", ".csv")
 BATCH = 64
 """Entries that go through the network together."""
@@ -41,18 +43,20 @@ Columns = dict[str, Any]
 """Name to one value a row: texts, numbers (rows,), or vectors (rows, D)."""
 
 
-@dataclass(frozen=True)
-class Entries:
-    """What is to be predicted: entries in an order that does not change."""
+@dataclass(frozen=True, kw_only=True)
+class Entries(Generic[Item, Seen]):
+    """Samples to predict, in an order that does not change."""
 
     total: int
-    items: Callable[[], Iterable[Any]]
-    read: Callable[[Any], Any]
+    items: Callable[[], Iterable[Item]]
+    read: Callable[[Item], Seen]
     """Reads one, on any thread. Raises UserError for one that is damaged, which has no row then."""
-    columns: Callable[[Sequence[Any]], Columns]
-    """The rows of those that were read, a batch or less, through the network."""
+    columns: Callable[[Sequence[Seen]], Columns]
+    """Predicts the rows of a batch or less."""
+    example: Seen
+    """Stands for any sample: its columns tell the kinds of all."""
     key: str
-    """Names what they are made of: another key, another set."""
+    """Of the files they are made of: another key, another set."""
 
 
 def check_target(out: Path) -> None:
@@ -65,7 +69,7 @@ def check_target(out: Path) -> None:
 
 
 def predicted(rows: Mapping[str, Tensor], names: Sequence[str]) -> Columns:
-    """What a task says of pictures as columns: classes with their probabilities, embeddings, and lengths of these."""
+    """Make columns of the rows of a task: classes with their probabilities, embeddings, and lengths of these."""
     columns: Columns = {}
     if "logits" in rows:
         probabilities = rows["logits"].float().softmax(1).cpu().numpy()
@@ -80,20 +84,20 @@ def predicted(rows: Mapping[str, Tensor], names: Sequence[str]) -> Columns:
 
 
 def write(
-    out: Path,
-    entries: Entries,
-    like: Columns,
+    asked: Request,
+    entries: Entries[Item, Seen],
     names: Sequence[str],
     said: Mapping[str, Any],
-    on_progress: OnProgress | None = None,
-) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Write the table of all entries to `out`, and go on where an earlier attempt was interrupted.
+    weights: Path,
+    notes: Sequence[str] = (),
+) -> Predicted:
+    """Write the table of all entries, and go on where an earlier attempt was interrupted.
 
-    `like` are columns of any number of rows, which say what there is and how long vectors are; `names` those of the
-    classes; `said` where the numbers come from. Returns the number of rows, the names of the columns, and sentences
-    about entries that have none. Raises UserError where the parts that are there are of another prediction.
+    `names` are those of the classes; `said` describes where the numbers come from. Raises UserError where the parts
+    that are there are of another prediction.
     """
-    schema = _schema(like, {**said, "classes": list(names)})
+    out, on_progress = asked.out, asked.on_progress
+    schema = _schema(entries.columns([entries.example]), {**said, "classes": list(names)})
     if out.suffix.lower() == ".csv" and "probabilities" not in schema.names:
         found = "has no room for embeddings, which are all that this run gives"
         raise UserError(str(out), found, "a file .parquet")
@@ -103,7 +107,7 @@ def write(
     held: list[Columns] = []
     bad: list[str] = []
     with ThreadPoolExecutor(threads()) as pool:
-        for batch in _ahead(islice(entries.items(), seen, None), entries.read, pool):
+        for batch in _prefetched(islice(entries.items(), seen, None), entries.read, pool):
             if on_progress:
                 on_progress(seen, entries.total)
             read = [one for one in batch if not isinstance(one, UserError)]
@@ -118,11 +122,13 @@ def write(
         raise UserError(str(out), f"{seen} of {entries.total} entries came", "all", "the set changed meanwhile")
     if on_progress:
         on_progress(seen, entries.total)
-    return _join(folder, out, schema, names)
+    rows, columns, damaged = _join(folder, out, schema, names)
+    known = tuple(names) if "class" in columns else ()
+    return Predicted((out,) if rows else (), damaged, tuple(notes), known, weights, rows, columns)
 
 
 def _begun(folder: Path, said: Mapping[str, Any]) -> int:
-    """How many parts of this prediction are whole; the folder is there afterwards."""
+    """Make the folder of parts, and count those of this prediction that are whole."""
     file, text = folder / ABOUT, json.dumps(said, indent=1, sort_keys=True) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,10 +151,12 @@ def _part(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}.parquet"
 
 
-def _ahead(items: Iterable[Any], read: Callable[[Any], Any], pool: ThreadPoolExecutor) -> Iterator[list[Any]]:
-    """What was read of the items, a batch at a time, while threads read the next one; UserErrors in place of some."""
+def _prefetched(
+    items: Iterable[Item], read: Callable[[Item], Seen], pool: ThreadPoolExecutor
+) -> Iterator[list[Seen | UserError]]:
+    """Read the items a batch at a time, while threads read the next one; a UserError stands for a damaged one."""
 
-    def one(item: Any) -> Any:
+    def one(item: Item) -> Seen | UserError:
         try:
             return read(item)
         except UserError as error:
@@ -156,7 +164,7 @@ def _ahead(items: Iterable[Any], read: Callable[[Any], Any], pool: ThreadPoolExe
 
     items = iter(items)
 
-    def begun() -> list[Future[Any]]:
+    def begun() -> list[Future[Seen | UserError]]:
         return [pool.submit(one, item) for item in islice(items, BATCH)]
 
     waiting = begun()
@@ -167,7 +175,7 @@ def _ahead(items: Iterable[Any], read: Callable[[Any], Any], pool: ThreadPoolExe
 
 
 def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
-    """Texts, float32, int64, and vectors of one length."""
+    """Derive the schema: texts, float32, int64, and vectors of one length."""
     import pyarrow as pa
 
     fields = []
@@ -179,7 +187,7 @@ def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
 
 
 def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str], schema: pa.Schema) -> None:
-    """Write a part, whole or not at all, and beside it what could not be read."""
+    """Write a part, whole or not at all, and beside it the errors of damaged samples."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -211,7 +219,7 @@ def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str]
 def _join(
     folder: Path, out: Path, schema: pa.Schema, names: Sequence[str]
 ) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Put the parts together and take them away: rows, columns, and what was left out."""
+    """Join the parts and delete them; return rows, columns, and errors of damaged samples."""
     from pyarrow import parquet
 
     parts = sorted(folder.glob("part-*.parquet"))
@@ -240,7 +248,7 @@ def _join(
 
 
 def _write_csv(file: Path, tables: Iterable[pa.Table], schema: pa.Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """Texts and numbers, and a column `p.NAME` with the probability of each class; vectors are left out."""
+    """Write texts and numbers, and a column `p.NAME` with the probability of each class; vectors are left out."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -261,5 +269,5 @@ def _settle(file: Path) -> None:
 
 
 def zeros(count: int, side: tuple[int, int]) -> Tensor:
-    """Black pictures, uint8 (count, 3, *side), by which a network shows what it gives."""
+    """Make black pictures, uint8 (count, 3, *side)."""
     return torch.zeros(count, 3, *side, dtype=torch.uint8)

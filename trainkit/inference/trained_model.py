@@ -1,14 +1,15 @@
-"""Load what a run trained: its network, weights and what its data were."""
+"""Load the network that a run trained, and the description of its data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
 from trainkit.tracking.store import RunFolder
@@ -17,10 +18,7 @@ from trainkit.training.dependencies import best_weights
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainkit.config.schema import Recipe
     from trainkit.distributed.runtime import Machine
-
-from trainkit.config.schema import Recipe
 
 META = "meta.json"
 """File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
@@ -38,32 +36,43 @@ class Rebuilt:
     weights: Path
 
 
+def load_network(
+    recipe: Recipe, meta: Meta, file: Path, part: Callable[[nn.Module], nn.Module] = lambda net: net
+) -> nn.Module:
+    """Build the network of a recipe and load the weights of a file, or those of a part of it, in evaluation mode.
+
+    Weights that training started from need not be there. Raises UserError where the file does not fit.
+    """
+    from trainkit.checkpoint import safe_load
+
+    net = recipe.task.build(meta, {}, recipe.seed).learns
+    safe_load.load_into(part(net), safe_load.read_tensors(file), str(file))
+    return net.eval()
+
+
 @contextmanager
 def rebuilt(folder: RunFolder, recipe: Recipe, meta: Meta) -> Iterator[Rebuilt]:
-    """The network of a run, all of whose weights are those of its best checkpoint.
+    """Load the network of a run, all of whose weights are those of its best checkpoint.
 
     Weights that it started from need not be there. Raises UserError where there is no checkpoint, or it does not fit.
     """
-    from trainkit.checkpoint import safe_load
     from trainkit.distributed.runtime import Machine
 
     file = best_weights(folder.path)
     machine = Machine(recipe)
     try:
-        net = recipe.task.build(meta, {}, recipe.seed).learns
-        safe_load.load_into(net, safe_load.read_tensors(file), str(file))
-        yield Rebuilt(folder, recipe, meta, machine.layout(net).eval(), machine, file)
+        yield Rebuilt(folder, recipe, meta, machine.layout(load_network(recipe, meta, file)), machine, file)
     finally:
         machine.close()
 
 
 def origin(folder: RunFolder, weights: Path, meta: Meta) -> dict[str, Any]:
-    """Where a prediction comes from, in words that stand beside it."""
+    """Describe where a prediction comes from."""
     return {"run": folder.name, "weights": f"{weights.parent.name}/{weights.name}", "trained_on": meta.digest}
 
 
 def read_meta(folder: RunFolder) -> Meta:
-    """What a run was trained on, as its `meta.json` says. Raises UserError when that is missing or damaged."""
+    """Read the description of a run's data, `meta.json`. Raises UserError when that is missing or damaged."""
     file = folder.path / META
     try:
         return meta_of(json.loads(file.read_text(encoding="utf-8")))
@@ -75,6 +84,7 @@ def read_meta(folder: RunFolder) -> Meta:
 
 
 def meta_of(said: Mapping[str, Any]) -> Meta:
-    """A `Meta` that was written as JSON; what a newer version has beside it is left out."""
+    """Parse a `Meta` that was written as JSON, without what a newer version has beside it."""
     known = {field.name for field in fields(Meta)}
-    return Meta(**{k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known})
+    held: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
+    return Meta(**held)

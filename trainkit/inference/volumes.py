@@ -1,44 +1,35 @@
-"""Label maps for new volumes, over the volumes that they are of.
+"""Predict label maps for volumes.
 
 A volume is prepared as those that the run was trained on, and its label map brought back to the grid and the axes of
-its file, with the same affine: it lies over the image in any viewer.
+its file, with the same affine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
-from trainkit.inference.output_folder import Begun, Predicted, check_free
-from trainkit.inference.predict import OnProgress
+from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import rebuilt
 from trainkit.interfaces import Meta
-from trainkit.tracking.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import nn
 
-    from trainkit.config.schema import Recipe
-    from trainkit.data.formats.nifti import Header
+    from trainkit.data.formats.nifti_header import Header
     from trainkit.data.volumes.preprocess import Preparation, Prepared
     from trainkit.data.volumes.sources import Case
+    from trainkit.distributed.runtime import Machine
+    from trainkit.tasks.segment3d import Segment3d
 
 COARSER = 1.5
 """How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
 
 
-def predict(
-    folder: RunFolder,
-    recipe: Recipe,
-    meta: Meta,
-    source: Path | str,
-    out: Path,
-    mirror: bool,
-    on_progress: OnProgress | None,
-) -> Predicted:
-    """Write a label map `OUT/<id>.nii.gz`, uint8, for every volume at `source`; see `predicting.predict`.
+def predict(asked: Request) -> Predicted:
+    """Write a label map `OUT/<id>.nii.gz`, uint8, for every volume at `source`; see `predict.predict`.
 
     `source` is as `volume_sources.open_volumes` takes it, without label maps. With `mirror` it takes eight times as
     long.
@@ -47,40 +38,32 @@ def predict(
     from trainkit.data.volumes import sources
     from trainkit.data.volumes.preprocess import Preparation, prepare
 
-    found = sources.open_volumes(source, labelled=False)
+    meta, out = asked.meta, asked.out
+    found = sources.open_volumes(asked.source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
-    begun = Begun(folder, source, out, mirror)
-    check_free(out, begun.missing(targets.values()))
-    how = Preparation(meta.axes, tuple(meta.resampled) or None)
+    folder = ResumableFolder(asked)
+    check_free(out, folder.missing(targets.values()))
+    grid = meta.resampled
+    how = Preparation(meta.axes, (grid[0], grid[1], grid[2]) if grid else None)
     headers, damaged, notes = _headers(found.cases)
     notes = [*found.left_out, *notes, *_odd_spacings(headers, how, meta)]
-    with rebuilt(folder, recipe, meta) as made:
+    with rebuilt(asked.folder, asked.recipe, meta) as made:
         out.mkdir(parents=True, exist_ok=True)
-        written = []
-        for done, case in enumerate(case for case in found.cases if case.id in headers):
-            if on_progress:
-                on_progress(done, len(headers))
-            if begun.has(targets[case.id]):
-                written.append(targets[case.id])
-                continue
-            try:
-                array, header = nifti.read_image(case.image)
-                prepared = prepare(array, header, how)
-            except UserError as error:
-                damaged.append(str(error))
-                continue
-            labels = _label(prepared, recipe.task, made.net, made.machine, mirror)
-            begun.note(targets[case.id])
-            nifti.write_labels(targets[case.id], prepared.orientation.undo(labels), header)
-            written.append(targets[case.id])
-        if on_progress:
-            on_progress(len(headers), len(headers))
-    begun.end()
-    return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
+
+        def label(case: Case) -> tuple[np.ndarray, Header]:
+            array, header = nifti.read_image(case.image)
+            prepared = prepare(array, header, how)
+            labels = _label(prepared, asked.recipe.task, made.net, made.machine, asked.mirror)
+            return prepared.orientation.undo(labels), header
+
+        readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
+        written, more = folder.fill(readable, label, lambda target, found: nifti.write_labels(target, *found))
+    folder.end()
+    return Predicted(tuple(written), (*damaged, *more), tuple(notes), meta.class_names, made.weights)
 
 
 def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], list[str]]:
-    """The headers that can be read by id, sentences about those that cannot, and about what is odd."""
+    """Read the headers by id; return also sentences about those that cannot be read, and about odd ones."""
     from trainkit.data.formats import nifti
 
     headers, damaged, notes = {}, [], []
@@ -94,14 +77,14 @@ def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], lis
 
 
 def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -> list[str]:
-    """A sentence where volumes that are not resampled have another spacing than those of the training."""
-    from trainkit.data.formats import nifti
+    """Write a sentence where volumes that are not resampled have another spacing than those of the training."""
+    from trainkit.data.formats import volume_grid
 
     if how.spacing is not None:
         return []
     off = {}
     for id, header in headers.items():
-        spacing = nifti.orientation(header.affine, how.axes).spacing(header)
+        spacing = volume_grid.orientation(header.affine, how.axes).spacing(header)
         if max(max(a / b, b / a) for a, b in zip(spacing, meta.spacing, strict=True)) > COARSER:
             off[id] = spacing
     if not off:
@@ -112,8 +95,8 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -
     return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
 
 
-def _label(prepared: Prepared, task: Any, net: Any, machine: Any, mirror: bool) -> np.ndarray:
-    """The label map of a prepared volume, uint8, on the grid of its file in stored axes."""
+def _label(prepared: Prepared, task: Segment3d, net: nn.Module, machine: Machine, mirror: bool) -> np.ndarray:
+    """Predict the label map of a prepared volume, uint8, on the grid of its file in stored axes."""
     import torch
 
     image = torch.from_numpy(prepared.image)[None, None].to(machine.device).float()

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.losses.margin import at_least_float32, cosines, rivals_of
-from trainkit.losses.online_softmax import Rivals, large
+from trainkit.losses.margin import at_least_float32, cosines, margin_terms_of
+from trainkit.losses.online_softmax import MarginTerms, large
 
 SMALLEST = 1e-6
 """Lower end of alpha and of the hardness, as published."""
@@ -31,7 +31,7 @@ def agreement(a_BD: Tensor, b_BD: Tensor) -> Tensor:
 
 
 def geometry(hardness_B: Tensor, agreement_B: Tensor, gain: float = 3.0) -> Tensor:
-    """What the geometry margin adds to AdaFace's quality: gain * hardness * relu(hardness - agreement).
+    """Compute the addition of the geometry margin to AdaFace's quality: gain * hardness * relu(hardness - agreement).
 
     It raises the quality of samples whose teacher embedding is close to the centre while the student's is not yet close
     to the teacher's. From an AdaFace fork of AdaDistill (rayyichen310/adadistill_with_adaface_loss), no paper.
@@ -59,13 +59,13 @@ class Centres(nn.Module):
 
     def scores(
         self, student_BD: Tensor, label_B: Tensor, scale: float, products: torch.dtype | None = None
-    ) -> Tensor | Rivals:
-        """`cosines`, or where they are many their `Rivals` at this scale: for `margin_loss`.
+    ) -> Tensor | MarginTerms:
+        """`cosines`, or where they are many their `MarginTerms` at this scale: for `margin_loss`.
 
         With `products` bfloat16, what the latter multiply is rounded to it.
         """
         if large(student_BD, self.weight):
-            return rivals_of(student_BD, self.unit(products), label_B, scale, unit=True)
+            return margin_terms_of(student_BD, self.unit(products), label_B, scale, unit=True)
         return self.cosines(student_BD)
 
     @torch.no_grad()
@@ -75,17 +75,18 @@ class Centres(nn.Module):
         `update` keeps up the rows that it moves; after any other change of the weight all are computed again.
         """
         dtype = dtype or torch.promote_types(self.weight.dtype, torch.float32)
-        if not self._unit_is_current() or self._unit.dtype != dtype:
-            self._unit = F.normalize(self.weight).to(dtype)
+        unit = self._current_unit()
+        if unit is None or unit.dtype != dtype:
+            self._unit = unit = F.normalize(self.weight).to(dtype)
             self._unit_of = weakref.ref(self.weight), self.weight._version
-        return self._unit
+        return unit
 
-    def _unit_is_current(self) -> bool:
+    def _current_unit(self) -> Tensor | None:
         # Torch counts the changes of a tensor, whoever makes them: a checkpoint that is read, an update undone.
         if self._unit_of is None:
-            return False
+            return None
         weight, version = self._unit_of
-        return weight() is self.weight and version == self.weight._version
+        return self._unit if weight() is self.weight and version == self.weight._version else None
 
     @torch.no_grad()
     def hardness(self, label_B: Tensor, teacher_BD: Tensor) -> Tensor:
@@ -112,11 +113,11 @@ class Centres(nn.Module):
             raise ValueError(f"alpha is {alpha!r}; plain or hard is needed")
         if duplicates not in ("last", "sequential"):
             raise ValueError(f"duplicates is {duplicates!r}; last or sequential is needed")
-        current = self._unit_is_current()
+        unit = self._current_unit()
         alpha_B = self._move(label_B, student_BD, teacher_BD, alpha, duplicates)
-        if current:
-            self._unit[label_B] = F.normalize(self.weight[label_B]).to(self._unit.dtype)
-            self._unit_of = self._unit_of[0], self.weight._version
+        if unit is not None:
+            unit[label_B] = F.normalize(self.weight[label_B]).to(unit.dtype)
+            self._unit_of = weakref.ref(self.weight), self.weight._version
         return alpha_B
 
     def _move(self, label_B: Tensor, student_BD: Tensor, teacher_BD: Tensor, alpha: str, duplicates: str) -> Tensor:

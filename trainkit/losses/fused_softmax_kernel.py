@@ -1,4 +1,4 @@
-"""What `online_softmax` computes of embeddings and centres in bfloat16, as one Triton kernel. B batch, C classes.
+"""`online_softmax` of embeddings and centres in bfloat16 as one Triton kernel. B batch, C classes.
 
 A program has a block of samples and a part of the classes, and reads that part's centres once: cosines, running
 maximum, sum and mean stay on the chip (Dao et al. 2022, arXiv 2205.14135, with centres for keys and values). The parts
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import torch
 import triton
@@ -67,7 +68,7 @@ def _kernel(
 def passed(
     x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, parts: int, tile: tuple[int, int, int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Greatest logit of another class (B,), `Rivals.others`, and `scale` x the mean centre (B, D) that goes with it.
+    """Greatest logit of another class (B,), `MarginTerms.others`, and `scale` x the mean centre (B, D) of it.
 
     A logit is `scale` x the product of `x` and centre, which are of one type and contiguous, with D a power of two of
     16 or more. The results are in float32.
@@ -79,7 +80,8 @@ def passed(
     most_PB = torch.empty(parts, B, device=x_BD.device)
     sum_PB = torch.empty_like(most_PB)
     mean_PBD = torch.empty(parts, B, D, device=x_BD.device)
-    _kernel[triton.cdiv(B, rows), parts](
+    launch: Any = _kernel[triton.cdiv(B, rows), parts]  # the last two of its arguments are in no signature
+    launch(
         *(x_BD, centre_CD, label_B, most_PB, sum_PB, mean_PBD, scale / math.log(2), B, C, share),
         D=D,
         ROWS=rows,

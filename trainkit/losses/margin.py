@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.config.ranges import FractionAboveZero, Positive, Whole
-from trainkit.losses.online_softmax import Rivals, large, rivals
+from trainkit.losses.online_softmax import MarginTerms, large, margin_terms
 
 NORM_EPS = 1e-3
 """AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
@@ -143,14 +143,14 @@ def margin_ramp(margin: AnyMargin | NoMargin, epoch: int) -> float:
     So the first epoch of a ramp has no margin, and epoch number `ramp_epochs` is the first with all of it. 1 where
     there is no ramp.
     """
-    epochs = getattr(margin, "ramp_epochs", 0)
+    epochs = margin.ramp_epochs if isinstance(margin, ArcFace | CosFace) else 0
     return min(1.0, epoch / epochs) if epochs else 1.0
 
 
 def margin_logits(
     score_BC: Tensor, label_B: Tensor, margin: AnyMargin | NoMargin, quality_B: Tensor | None = None, ramp: float = 1.0
 ) -> Tensor:
-    """What the head gives (B, C) to the logits of the loss (B, C): margin on the target, scale. Float32 or wider.
+    """Turn scores of a head (B, C) into logits of the loss (B, C): margin on the target, scale. Float32 or wider.
 
     Scores are cosines, or of NoMargin logits already, which stay as they are. AdaFace needs `quality_B`, which
     `NormStatistics.quality` gives. `ramp`, from `margin_ramp`, is the share of `m` that counts.
@@ -176,13 +176,14 @@ def with_margin(cos_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = Non
 
 
 def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
-    """What the head gives (B, C) to logits whose softmax is the probability of each class: no margin, for nobody knows
-    the target; cosines times `scale_eval`. Float32 or wider.
+    """Turn scores of a head (B, C) into logits whose softmax is the probability of each class, float32 or wider.
+
+    Without a margin, for the target is not known; cosines are multiplied by `scale_eval`.
     """
     score_BC = at_least_float32(score_BC)
     if isinstance(margin, NoMargin):
         return score_BC
-    scale = getattr(margin, "scale_eval", None)
+    scale = margin.scale_eval if isinstance(margin, ArcFace | CosFace) else None
     return (margin.scale if scale is None else scale) * score_BC
 
 
@@ -207,16 +208,18 @@ def class_loss(
 
 
 def margin_loss(
-    score: Tensor | Rivals,
+    score: Tensor | MarginTerms,
     label_B: Tensor,
     margin: AnyMargin | NoMargin,
     quality_B: Tensor | None = None,
     ramp: float = 1.0,
     weight_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """`class_loss` of the `margin_logits` of what a head gives: scores (B, C), or of many classes their `Rivals`."""
-    if not isinstance(score, Rivals):
+    """Return `class_loss` of the output of a head: scores (B, C), or of many classes their `MarginTerms`."""
+    if not isinstance(score, MarginTerms):
         return class_loss(margin_logits(score, label_B, margin, quality_B, ramp), label_B, margin, weight_C)
+    if isinstance(margin, NoMargin):
+        raise TypeError("without a margin the scores of all classes are needed")
     lead_B = with_margin(score.target.clamp(-1, 1), margin, quality_B, ramp) - score.nearest
     loss_B = -F.logsigmoid(margin.scale * lead_B - score.others)
     if weight_C is None:
@@ -256,13 +259,13 @@ class MarginHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(classes, embedding))
         nn.init.normal_(self.weight, 0.0, 0.01)
 
-    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor | Rivals:
+    def forward(self, x_BD: Tensor, label_B: Tensor | None = None) -> Tensor | MarginTerms:
         """Embeddings of any norm to cosines with every centre, (B, C), float32 whatever the precision of the run.
 
-        Where labels are given and cosines are many, their `Rivals` at the head's `scale` instead: for `margin_loss`.
+        Where labels are given and cosines are many, their `MarginTerms` at the head's `scale`: for `margin_loss`.
         """
         if label_B is not None and large(x_BD, self.weight):
-            return rivals_of(x_BD, self.weight, label_B, self.scale)
+            return margin_terms_of(x_BD, self.weight, label_B, self.scale)
         return cosines(x_BD, self.weight)
 
 
@@ -273,12 +276,12 @@ def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
         return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
 
 
-def rivals_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
-    """`rivals` of embeddings of any length, in float32 or wider, also under autocast."""
+def margin_terms_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
+    """`margin_terms` of embeddings of any length, in float32 or wider, also under autocast."""
     with torch.autocast(x_BD.device.type, enabled=False):
         if not unit:  # those of length 1 are in bfloat16 on purpose
             centre_CD = at_least_float32(centre_CD)
-        return rivals(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
+        return margin_terms(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

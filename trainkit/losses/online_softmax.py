@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 LARGE = 2**20
@@ -31,8 +32,8 @@ _SHORTEST = 1e-12
 """Rows that are shorter are divided by this, as `F.normalize` does."""
 
 
-class Rivals(NamedTuple):
-    """What a margin softmax needs of the cosines (B, C) with every centre; each (B,)."""
+class MarginTerms(NamedTuple):
+    """Reduction of the cosines (B, C) with every centre that a margin softmax needs; each (B,)."""
 
     target: Tensor
     """Cosine with the centre of the sample's class. Rounding may carry it past 1."""
@@ -43,12 +44,12 @@ class Rivals(NamedTuple):
 
 
 def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
-    """Whether a batch and its centres are so many that their cosines are not kept."""
+    """Return True where a batch and its centres are so many that their cosines are not kept."""
     return len(x_BD) * len(centre_CD) >= LARGE
 
 
-def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> Rivals:
-    """What a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
+def margin_terms(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
+    """Compute what a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
 
     Gradients go to both: of embeddings they are computed at once, of centres backwards, from logits computed again. In
     memory are a portion of logits, one of centres unless `unit` says that these have length 1 already, and the
@@ -57,10 +58,10 @@ def rivals(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit:
     """
     # A compiler would unroll the loop over portions. What keeps it out imports it, 2 s and 150 MB, compiled or not.
     run = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
-    return Rivals(*run(x_BD, centre_CD, label_B, scale, unit))
+    return MarginTerms(*run(x_BD, centre_CD, label_B, scale, unit))
 
 
-@torch._disable_dynamo  # `torch.compiler.disable`, which imports the compiler with this module
+@_disable_dynamo  # `torch.compiler.disable`, which imports the compiler with this module
 def _uncompiled(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _Rivals.apply(*arguments)
 
@@ -85,8 +86,9 @@ class _Rivals(torch.autograd.Function):
         found = _fused(*whole) if half else None
         if found is None:
             found = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, ctx.needs_input_grad[0])
-            if half and found[2] is not None:
-                found = _fused(*whole, found) or found
+            most_B, others_B, mean_BD = found
+            if half and mean_BD is not None:
+                found = _fused(*whole, (most_B, others_B, mean_BD)) or found
         most_B, others_B, mean_BD = found
         ctx.scale = scale
         cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
@@ -124,7 +126,7 @@ class _Rivals(torch.autograd.Function):
 def _passed(
     x_BD: Tensor, centre_CD: Tensor, inverse_C1: Tensor | None, label_B: Tensor, scale: float, centres_too: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Greatest logit of another class (B,), `Rivals.others`, and `scale` x the mean centre (B, D) that goes with it.
+    """Greatest logit of another class (B,), `MarginTerms.others`, and `scale` x the mean centre (B, D) of it.
 
     Embeddings have length `scale`.
     """
@@ -169,7 +171,7 @@ def _kernel() -> Any:
 
 
 def _bounded(scale: float, centre_CD: Tensor) -> bool:
-    """Whether the exponential of each logit and their sum are normal numbers whatever the cosines; e^2 is to spare."""
+    """Return True where exponentials of logits and their sum are normal numbers for all cosines; e^2 is to spare."""
     return scale + math.log(len(centre_CD)) < math.log(torch.finfo(centre_CD.dtype).max) - 2
 
 
@@ -186,7 +188,7 @@ def _portions(
     """
     classes, each = len(centre_CD), max(1, PORTION.get(x_BD.device.type, 2**20) // len(x_BD))
     logits = x_BD.new_empty(len(x_BD) * min(each, classes))
-    centres = None if inverse_C1 is None else x_BD.new_empty(min(each, classes), x_BD.shape[1])
+    centres = x_BD.new_empty(0 if inverse_C1 is None else min(each, classes), x_BD.shape[1])
     for start in range(0, classes, each):
         centre_cD = centre_CD[start : start + each]
         if inverse_C1 is not None:

@@ -52,7 +52,7 @@ class Matching:
 
     weight: Positive = 1.0
     temperature: Positive = 0.02
-    """What cosines are divided by."""
+    """Divisor of the cosines."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Circle:
     margin: FractionBelowOne = 0.25
     """Cosines of one person should exceed 1 - margin, those of two lie below it."""
     scale: Positive = 128.0
-    """What cosines are multiplied by; the published one of person retrieval."""
+    """Factor of the cosines; the published one of person retrieval."""
 
 
 @dataclass(kw_only=True)
@@ -72,7 +72,7 @@ class Contrast:
 
     weight: Positive = 1.0
     temperature: Positive = 0.1
-    """What cosines are divided by."""
+    """Divisor of the cosines."""
 
 
 def identity(logit_BC: Tensor, label_B: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -186,7 +186,7 @@ def _terms(log_p: Tensor, same: Tensor, matches: Tensor) -> Tensor:
 
 
 def _pairs(label_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Which other rows have the label of a row, and which have another, bool (B, B)."""
+    """Return masks of the other rows with the label of a row, and of those with another label, bool (B, B)."""
     same_BB = label_B[:, None] == label_B
     others_BB = ~torch.eye(len(label_B), dtype=torch.bool, device=label_B.device)
     return same_BB & others_BB, ~same_BB

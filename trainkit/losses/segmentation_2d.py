@@ -6,7 +6,7 @@ themselves in the denominator and not their squares. Lovasz-softmax: Berman et a
 Boundary loss: Bokhovkin & Burnaev (ISNN 2019, arXiv 1905.07852). Weights near boundaries: in the spirit of the weight
 map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597), with one boundary in place of its two.
 
-Pixels that are `task.IGNORED` are in no sum. A micro-batch with nothing to learn from gives 0, and a gradient of 0.
+Pixels that are `IGNORED` are in no sum. A micro-batch with nothing to learn from gives 0, and a gradient of 0.
 Nothing here waits for the device: no shape depends on what a mask holds.
 
 B pictures, C classes, h and w their sides, N = B h w.
@@ -30,7 +30,7 @@ from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import at_least_float32
 
 TERMS = ("ce", "dice", "lovasz", "boundary")
-"""What a `PixelLoss` adds up, by the names of its weights."""
+"""Terms of a `PixelLoss`, by the names of their weights."""
 _TINY = 1e-7
 """Boundary loss: what is added to denominators, as published."""
 
@@ -62,7 +62,7 @@ class PixelLoss:
     ce: NotNegative = 1.0
     """Weight of the cross-entropy, mean over pixels."""
     ohem: Ohem | None = None
-    """Which pixels the cross-entropy takes; all of them where there is none."""
+    """Choice of the pixels of the cross-entropy; all of them where there is none."""
     dice: NotNegative = 0.0
     """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
     lovasz: NotNegative = 0.0
@@ -115,8 +115,6 @@ class PixelLoss:
         """
         if logits.ndim != 4 or mask.ndim != 3 or len(logits) != len(mask):
             raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} do not belong together")
-        if self.near is not None and (distance is None or distance.shape != mask.shape):
-            raise ValueError("near needs the distance of every pixel of the mask from the nearest boundary")
         # Under autocast too: 16 bits do not hold the sums of a million probabilities.
         with torch.autocast(logits.device.type, enabled=False):
             log_p = F.log_softmax(resized(logits, mask.shape[1:]), dim=1)
@@ -138,22 +136,24 @@ class PixelLoss:
         if self.ohem is None:
             count_Bhw = valid_Bhw.to(ce_Bhw.dtype)
         else:
-            count_Bhw = hard(ce_Bhw.detach(), valid_Bhw, self.ohem.probability, self.ohem.least)
+            count_Bhw = ohem_weights(ce_Bhw.detach(), valid_Bhw, self.ohem.probability, self.ohem.least)
         if weights is not None:
-            count_Bhw = count_Bhw * looked_up(weights.to(ce_Bhw.dtype), mask)
+            count_Bhw = count_Bhw * label_weights(weights.to(ce_Bhw.dtype), mask)
         if self.near is not None:
+            if distance is None or distance.shape != mask.shape:
+                raise ValueError("near needs the distance of every pixel of the mask from the nearest boundary")
             away = distance.to(ce_Bhw.dtype) / self.near.sigma
             count_Bhw = count_Bhw * (1 + self.near.strength * torch.exp(-away.square() / 2))
-        return over(ce_Bhw * count_Bhw, count_Bhw)
+        return ratio_of_sums(ce_Bhw * count_Bhw, count_Bhw)
 
 
-def looked_up(weights: Tensor, labels: Tensor) -> Tensor:
+def label_weights(weights: Tensor, labels: Tensor) -> Tensor:
     """The weight of each label's class, by `weights` (C,), of the shape of `labels`; 0 for `IGNORED`."""
     # A place for every value of a byte, so that pixels without a class find one too.
     return F.pad(weights, (0, 256 - len(weights)))[labels.int()]
 
 
-def over(part: Tensor, whole: Tensor) -> Tensor:
+def ratio_of_sums(part: Tensor, whole: Tensor) -> Tensor:
     """The sum of `part` over that of `whole`, a scalar; 0 where there is nothing."""
     return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
 
@@ -167,7 +167,7 @@ def resized(logits: Tensor, size: Sequence[int], align_corners: bool = False) ->
 
 
 @torch.no_grad()
-def hard(ce: Tensor, valid: Tensor, probability: float = 0.7, least: float = 1 / 16) -> Tensor:
+def ohem_weights(ce: Tensor, valid: Tensor, probability: float = 0.7, least: float = 1 / 16) -> Tensor:
     """How much each pixel counts under OHEM, 0 to 1, of the shape and type of `ce`.
 
     1 where the cross-entropy `ce` of a pixel that is `valid` is above -ln(probability). Where these are fewer than
@@ -257,4 +257,4 @@ def _one_hot(mask: Tensor, classes: int) -> Tensor:
 def _over_classes(loss: Tensor, counts: Tensor, weights: Tensor | None) -> Tensor:
     """Mean of (..., C) over those that count, weighed; 0 where none does."""
     weight = counts.to(loss.dtype) if weights is None else counts * weights.to(loss.dtype)
-    return over(loss * weight, weight)
+    return ratio_of_sums(loss * weight, weight)

@@ -50,7 +50,7 @@ class SegmentationLoss:
     smooth: NotNegative = 1e-5
     """Added to numerator and denominator of Dice and Tversky, in voxels."""
     background: bool = False
-    """Whether class 0 is one of the classes of Dice and Tversky; it always counts in the voxel terms."""
+    """Count class 0 among the classes of Dice and Tversky; it always counts in the voxel terms."""
     empty: Literal["skip", "count"] = "skip"
     """A class without a voxel in a sample: `skip` leaves it out of the sample's mean over classes, which is 0 where
     none is left; `count` takes smooth / (predicted + smooth) as its overlap, which is nearly 0 for a voxel or more, and

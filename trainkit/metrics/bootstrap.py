@@ -1,4 +1,4 @@
-"""What other samples might have scored: from the rows that a run keeps of an evaluation, by the kind of their protocol.
+"""Bootstrap of scores from the rows that a run keeps of an evaluation, by the kind of their protocol.
 
 Beside each metric stands `resampled`, a pure function of rows and of how often each is there, and `units`, which says
 what is drawn together. Here is told from the columns of rows which of them it is. What no kind knows, the rows of a
@@ -7,15 +7,23 @@ task of one's own say, has the mean of each of its columns, every row drawn by i
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trainkit.metrics import significance
+from trainkit.metrics import (
+    classification,
+    identification,
+    reid,
+    retrieval,
+    segmentation_2d,
+    segmentation_3d,
+    significance,
+    verification,
+)
 from trainkit.metrics.significance import Units
 
 Columns = Mapping[str, np.ndarray]
@@ -35,51 +43,46 @@ _NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?
 class Kind:
     """Rows of one kind of protocol."""
 
-    module: str
-    """Of `trainkit.metrics`, with the functions `units` and `resampled`."""
+    units: Callable[[Columns], Units]
+    """Give the units that are resampled together."""
+    resampled: Callable[[Columns, np.ndarray], dict[str, np.ndarray]]
+    """Give the metrics, (draws,) each, where row i is there `times[:, i]` times."""
     has: tuple[str, ...]
     """Columns by which they are known."""
     same: tuple[str, ...]
     """Columns that are equal where the samples are: they say what was scored, not what came out."""
 
-    def units(self, rows: Columns) -> Units:
-        """What is drawn together."""
-        return importlib.import_module(f"trainkit.metrics.{self.module}").units(rows)
 
-    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Metrics, (draws,) each, where row i is there `times[:, i]` times."""
-        return importlib.import_module(f"trainkit.metrics.{self.module}").resampled(rows, times)
+def _units(rows: Columns) -> Units:
+    if "patient" in rows:
+        return Units.by(rows["patient"], "patients")
+    return Units("samples", np.arange(len(next(iter(rows.values())))))
 
 
-class Means(Kind):
-    """Rows of a task of one's own."""
+def _means(rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
+    """The mean of every column of numbers, under its name: of the rows of a task of one's own."""
+    plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
+    return {name: significance.mean(column, times) for name, column in plain.items()}
 
-    def units(self, rows: Columns) -> Units:
-        """What is drawn together."""
-        if "patient" in rows:
-            return Units.by(rows["patient"], "patients")
-        return Units("samples", np.arange(len(next(iter(rows.values())))))
 
-    def resampled(self, rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
-        """The mean of every column of numbers, under its name."""
-        plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
-        return {name: significance.mean(column, times) for name, column in plain.items()}
+def _kind(module: Any, has: str, same: str) -> Kind:
+    return Kind(module.units, module.resampled, tuple(has.split()), tuple(same.split()))
 
 
 KINDS = (
-    Kind("verification", ("distance", "same", "fold"), ("first", "second", "same", "fold")),
-    Kind("identification", ("probe", "rank", "match_score"), ("probe", "label")),
-    Kind("classification", ("label", "prediction", "confidence", "probability"), ("label", "group")),
-    Kind("retrieval", ("relevant", "map_at_r", "rank"), ("label", "relevant")),
-    Kind("reid", ("list", "query", "ap", "inp"), ("list", "trial", "query", "person", "relevant")),
-    Kind("segmentation_3d", ("patient", "dice", "volume_truth_mm3_"), ("id", "patient")),
-    Kind("segmentation_2d", ("intersection", "predicted", "actual"), ("id", "actual")),
+    _kind(verification, "distance same fold", "first second same fold"),
+    _kind(identification, "probe rank match_score", "probe label"),
+    _kind(classification, "label prediction confidence probability", "label group"),
+    _kind(retrieval, "relevant map_at_r rank", "label relevant"),
+    _kind(reid, "list query ap inp", "list trial query person relevant"),
+    _kind(segmentation_3d, "patient dice volume_truth_mm3_", "id patient"),
+    _kind(segmentation_2d, "intersection predicted actual", "id actual"),
 )
-_MEANS = Means("", (), ("id", "patient", "label"))
+_MEANS = Kind(_units, _means, (), ("id", "patient", "label"))
 
 
 def kind(rows: Columns) -> Kind:
-    """Which kind of rows these are; of columns that end in `_` any that begins so will do.
+    """Return the kind of rows; of columns that end in `_` any that begins so will do.
 
     Inspections, which have the columns of a classification and more, are no scores, and are taken as means.
     """
@@ -93,8 +96,8 @@ def _is(name: str, asked: str) -> bool:
     return name == asked or (asked.endswith("_") and name.startswith(asked))
 
 
-def differing(first: Columns, second: Columns) -> str:
-    """What keeps rows of two runs from being compared one by one, in words; empty where nothing does."""
+def why_not_comparable(first: Columns, second: Columns) -> str:
+    """Say why rows of two runs cannot be compared one by one; empty where they can."""
     if kind(first) != kind(second):
         return "they were scored in different ways"
     lengths = [len(next(iter(rows.values()), ())) for rows in (first, second)]
@@ -102,24 +105,26 @@ def differing(first: Columns, second: Columns) -> str:
         return f"{lengths[0]:,} rows against {lengths[1]:,}"
     for name in kind(first).same:
         one, other = first.get(name), second.get(name)
-        if (one is None) != (other is None) or (one is not None and not _equal(one, other)):
+        if not _equal(one, other):
             return f"their rows differ in {name!r}"
     return ""
 
 
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
     if one.shape != other.shape:
         return False
     return one.tolist() == other.tolist() if one.dtype == object else bool(np.array_equal(one, other))
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether less of a metric (`nll`, `hd95_mm.sr`) is more."""
+    """Return True for a metric (`nll`, `hd95_mm.sr`) of which less is better."""
     return _LOWER.fullmatch(metric) is not None
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of 1, of which 0 and 1 are the ends."""
+    """Return True for a metric that is a share, from 0 to 1."""
     return _SHARE.fullmatch(metric) is not None
 
 
@@ -132,11 +137,13 @@ def scale(metric: str) -> str:
 
 
 def is_score(metric: str) -> bool:
-    """Whether a metric says how good a network is; not so a threshold, a count, or the end of an interval."""
+    """Return True for a metric of how good a network is, False for a threshold, a count, or the end of an interval."""
     return _NO_SCORE.fullmatch(metric) is None
 
 
-def named(drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, Any]:
+def by_class_name(
+    drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]
+) -> dict[str, Any]:
     """Scores of classes by their names, where rows know only how many there are: all scores, (draws,) each.
 
     What ends in a dot (`iou.`) is (draws, C). `whole` is the same of all rows, once; `names` are those that the run has

@@ -20,7 +20,7 @@ from trainkit.interfaces import IGNORED, Rows
 SHARE = 0.0075
 """Of the diagonal of a picture."""
 COUNTS = ("edge_found", "edge_predicted", "edge_met", "edge_actual")
-"""What `boundary_counts` gives."""
+"""Keys of `boundary_counts`."""
 
 
 def tolerance(height: int, width: int, share: float = SHARE) -> float:
@@ -71,7 +71,7 @@ def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
 
 
 def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
-    """Whether `other` has a key of the same picture and class within the tolerance of each of `own`: bool (n,).
+    """Return True for each of `own` that has one of `other`, of its picture and class, within the tolerance: bool (n,).
 
     Boundary pixels are few. So each asks, row by row of the disc around it, for the first of the other side from the
     left end of that row: 9 searches where the disc has 69 pixels (480 x 360), 35 where it has 933 (2048 x 1024).

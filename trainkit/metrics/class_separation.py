@@ -1,9 +1,7 @@
 """How far apart classes lie, in the space of the embeddings and, for two classes, in the scores of the classes.
 
-The names are those of an eye-state project's monitoring; the definitions are the textbook's, and where the two differ
-the project's is wrong on its own terms: it compared the numbers of samples instead of their distribution (KS), took
-predictions for labels (ECE) and divided a distance by a squared distance (Fisher; kept as `fisher_legacy`). Plain NumPy
-in float64, whatever the rows come in.
+The definitions are the textbook's; `fisher_legacy`, a distance over a squared distance, is the one of an eye-state
+project's monitoring, whose names these are. Plain NumPy in float64, whatever the rows come in.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from trainkit.evaluation_protocols import Separation
 from trainkit.interfaces import Scores
 from trainkit.metrics.calibration import reliability
 from trainkit.metrics.classification import decide, difference, labels
-from trainkit.metrics.verification import as_array, auc_by_chance, operating_points, refuse_nonfinite
+from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
 
 HISTOGRAM_BINS = 200
 """Bins of probability, 0 to 1, for the densities behind hellinger, js and bayes_error."""
@@ -78,7 +76,7 @@ def score_separation(
             positive = label[known] == 1
             metrics |= score_distance(difference(logits[known]), positive)
             each = np.arange(len(known))
-            chance = auc_by_chance(each, each, positive)
+            chance = auc_chance_level(each, each, positive)
     if "embedding" in given:
         embedding = given["embedding"]
         refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", embedding, embedding, dtype=np.float64)), where)

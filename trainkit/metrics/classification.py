@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from trainkit.interfaces import Scores
 from trainkit.metrics import significance
 from trainkit.metrics.calibration import BINS, reliability
 from trainkit.metrics.significance import Units
-from trainkit.metrics.verification import as_array, operating_points, or_none, resampled_auc
+from trainkit.metrics.verification import as_array, nan_to_none, operating_points, resampled_auc
 
 VALUES_AT_ONCE = 4_000_000
 
@@ -75,9 +76,9 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
         rows["score"] = difference(logits)
     if protocol.group is not None:
         rows["group"] = protocol.group
-    tables = {"per_class": {"class": list(protocol.names), **{name: or_none(c) for name, c in table.items()}}}
+    tables = {"per_class": {"class": list(protocol.names), **{name: nan_to_none(c) for name, c in table.items()}}}
     commonest = counts.sum(axis=1).max() / counts.sum()
-    bound = by_chance(int(counts.sum()), float(commonest))
+    bound = chance_level(int(counts.sum()), float(commonest))
     return Scores(metrics, rows, curves, {} if bound is None else {"top1": bound}, tables=tables)
 
 
@@ -96,7 +97,7 @@ def labels(protocol: Classes, where: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the scores of each picture amount to."""
+    """Prediction, probabilities and place of the label of each picture."""
 
     prediction: np.ndarray
     """int64 (N,), the class with the highest score, of equal ones the first."""
@@ -174,17 +175,18 @@ def per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def by_chance(trials: int, p: float) -> float | None:
+def chance_level(trials: int, p: float) -> float | None:
     """The share of right answers that guessing does not exceed in 999 of 1,000 cases; None when that is all of them.
 
     Binomial: `trials` independent guesses, each right with probability `p`.
     """
+    from scipy.special import bdtr, bdtrik
+
     if trials < 1 or p >= 1:
         return None
-    hits = np.arange(1, trials + 1)
-    log_ways = np.concatenate([[0.0], np.cumsum(np.log((trials + 1 - hits) / hits))])
-    log_chance = log_ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
-    enough = int(np.searchsorted(np.cumsum(np.exp(log_chance)), 0.999))
+    enough = math.ceil(bdtrik(0.999, trials, p))
+    if enough and bdtr(enough - 1, trials, p) >= 0.999:  # where the inverse was rounded up
+        enough -= 1
     return enough / trials if enough < trials else None
 
 
@@ -205,19 +207,22 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     right = label == prediction
     names, both = np.unique(np.concatenate([label, prediction]), return_inverse=True)
     own, taken = both[: len(label)], both[len(label) :]
-    hit = significance.summed(times * right, own, len(names))
-    support, predicted = significance.summed(times, own, len(names)), significance.summed(times, taken, len(names))
+    hit = significance.group_sums(times * right, own, len(names))
+    support, predicted = (
+        significance.group_sums(times, own, len(names)),
+        significance.group_sums(times, taken, len(names)),
+    )
     with np.errstate(invalid="ignore", divide="ignore"):
         f1 = np.where(support > 0, 2 * hit / (support + predicted), np.nan)
         metrics = {
             "top1": significance.mean(right, times),
-            "balanced_accuracy": significance.over(hit / support),
-            "f1_macro": significance.over(f1),
+            "balanced_accuracy": significance.nan_mean(hit / support),
+            "f1_macro": significance.nan_mean(f1),
             "nll": significance.mean(-np.log(probability), times),
         }
         edges = np.arange(BINS + 1) / BINS
         place = (np.searchsorted(edges, confidence, side="left") - 1).clip(min=0)
-        gaps = significance.summed(times * (right - confidence), place, BINS)
+        gaps = significance.group_sums(times * (right - confidence), place, BINS)
         metrics["ece"] = np.abs(gaps).sum(1) / times.sum(1)
         if "place" in rows:
             metrics["top5"] = significance.mean(rows["place"][known] < 5, times)

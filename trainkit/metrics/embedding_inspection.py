@@ -1,4 +1,4 @@
-"""What people look at: maps of the embeddings, and the samples that are hard, odd or likely mislabelled.
+"""Maps of the embeddings, and the samples that are hard, odd or likely mislabelled, for people to look at.
 
 Three lists, each by a rule that needs no tuning for a network's temperature or width:
 
@@ -15,15 +15,9 @@ Three lists, each by a rule that needs no tuning for a network's temperature or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-if TYPE_CHECKING:
-    pass
-
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from trainkit import rng
@@ -77,40 +71,26 @@ def score_inspection(
         "outlier": distance > OUTLIER,
     }
     mapped = stratified(label, MAPPED)
-    wrong = known & (prediction != label)
-    point = {"label": label[mapped], "wrong": wrong[mapped], "names": names, "total": size}
-    axes, share = principal_axes(embedding)
-    pictures: dict[str, dict[str, Any]] = {
-        "confusion": {"counts": confusion(label[known], prediction[known], len(names)), "names": names},
-        "pca": {"points": (embedding[mapped] - embedding.mean(0)) @ axes, "share": share, **point},
-        "tsne": {"points": tsne(unit[mapped]), **point},
-    }
+    shown = {"label": label[mapped], "wrong": (known & (prediction != label))[mapped], "names": names, "total": size}
+    pictures = {"confusion": {"counts": confusion(label[known], prediction[known], len(names)), "names": names}}
+    pictures |= {kind: found | shown for kind, found in _maps(embedding, unit, mapped).items()}
     if len(names) == 2 and len(np.unique(label[known])) == 2:
         gap = difference(logits)
         points = operating_points(gap[label == 1], gap[label == 0])
         pictures["roc"] = {**points.curve(), "auc": points.auc, "positive": names[1]}
-    ids, called = np.asarray(protocol.ids, dtype=object), np.array([*names, None], dtype=object)  # the last one for -1
-    for kind, flag, worst in (
-        ("hard", "hard", margin),
-        ("mislabelled", "mislabelled", own),
-        ("outliers", "outlier", -distance),
-    ):
-        chosen = np.flatnonzero(flags[flag])
-        first = chosen[np.argsort(worst[chosen], kind="stable")][:SHOWN]
-        pictures[kind] = {
-            "images": _images(split, first),
-            "id": ids[first].tolist(),
-            "label": called[label[first]].tolist(),
-            "prediction": called[prediction[first]].tolist(),
-            "probability": decided.confidence[first],
-            "distance": distance[first],
-            "found": len(chosen),
-            "total": size,
-        }
+    called = np.array([*names, None], dtype=object)  # the last one for -1
+    columns = {
+        "id": np.asarray(protocol.ids, dtype=object),
+        "label": called[label],
+        "prediction": called[prediction],
+        "probability": decided.confidence,
+        "distance": distance,
+    }
+    pictures["hard"] = _sheet(split, flags["hard"], margin, columns)
+    pictures["mislabelled"] = _sheet(split, flags["mislabelled"], own, columns)
+    pictures["outliers"] = _sheet(split, flags["outlier"], -distance, columns)
     table = {
-        "id": ids.tolist(),
-        "label": called[label].tolist(),
-        "prediction": called[prediction].tolist(),
+        **{name: columns[name].tolist() for name in ("id", "label", "prediction")},
         "confidence": decided.confidence,
         "probability": own,
         "margin": margin,
@@ -120,6 +100,23 @@ def score_inspection(
         "thumbnail": _at(mapped, [t.tobytes() for t in _thumbnails(split, mapped)], size),
     }
     return Scores({f"{name}_share": float(flag.mean()) for name, flag in flags.items()}, table, pictures=pictures)
+
+
+def _maps(embedding: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Return the PCA and the t-SNE map of some rows of (N, D); `unit` has rows of length 1."""
+    axes, share = principal_axes(embedding)
+    pca = (embedding[rows] - embedding.mean(0)) @ axes
+    return {"pca": {"points": pca, "share": share}, "tsne": {"points": tsne(unit[rows])}}
+
+
+def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return images and columns of the samples with a flag, (N,), in the ascending order of `worst`."""
+    chosen = np.flatnonzero(flag)
+    first = chosen[np.argsort(worst[chosen], kind="stable")][:SHOWN]
+    said = {
+        name: column[first].tolist() if column.dtype == object else column[first] for name, column in columns.items()
+    }
+    return {"images": _images(split, first), **said, "found": len(chosen), "total": len(flag)}
 
 
 def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:
@@ -150,7 +147,7 @@ def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def likely_mislabelled(decided: Decisions, label: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Which samples probably bear a wrong label, hard ones among them, bool (N,); `unit` (N, D) has rows of length 1.
+    """Find samples that probably bear a wrong label, hard ones too: bool (N,); `unit` (N, D) has rows of length 1.
 
     Of a class without a sample no usual confidence is known, and nothing is said to belong to it.
     """
@@ -227,16 +224,16 @@ def tsne(unit: np.ndarray) -> np.ndarray:
     start += 1e-6 * np.stack([rng.uniform(0, f"tsne {k}", 0, np.arange(size)) for k in (0, 1)], 1)
     # sklearn's 1,000 iterations take twice as long and gain little: of 2,000 samples in ten clusters 97.85 % had a
     # neighbour of their class on the map after 500, and 97.75 % after 1,000.
-    settings = {"perplexity": min(_PERPLEXITY, (size - 1) / 3), "max_iter": 500, "random_state": 0}
-    return TSNE(init=start.astype(np.float32), **settings).fit_transform(flat)
+    init: Any = start.astype(np.float32)  # sklearn documents an array and infers a word
+    perplexity = min(_PERPLEXITY, (size - 1) / 3)
+    return TSNE(init=init, perplexity=perplexity, max_iter=500, random_state=0).fit_transform(flat)
 
 
 def _images(split: Split, rows: np.ndarray) -> np.ndarray:
-
     if not len(rows):
         return np.zeros((0, 3, 1, 1), np.uint8)
     # (n, h, w, 3) as people see them, back to the order of batches.
-    return viewable(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
+    return to_uint8(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
 
 
 def _thumbnails(split: Split, rows: np.ndarray) -> np.ndarray:
@@ -259,7 +256,7 @@ def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
     return column
 
 
-def viewable(images: np.ndarray) -> np.ndarray:
+def to_uint8(images: np.ndarray) -> np.ndarray:
     """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
 
     Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,6 +12,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification
 from trainkit.interfaces import Scores
 from trainkit.metrics import significance
+from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 
@@ -63,16 +63,8 @@ def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, 
     """
     known, count = np.unique(gallery_label, return_counts=True)
     p = float(count[np.searchsorted(known, probe_label)].mean() / len(gallery_label))
-    n = len(probe_label)
-    if p == 1:
-        return {}
-    up_to = 0.0
-    for hits in range(n):
-        ways = math.lgamma(n + 1) - math.lgamma(hits + 1) - math.lgamma(n - hits + 1)
-        up_to += math.exp(ways + hits * math.log(p) + (n - hits) * math.log1p(-p))
-        if up_to >= 0.999:
-            return {"rank_1": hits / n}
-    return {}
+    bound = chance_level(len(probe_label), p)
+    return {} if bound is None else {"rank_1": bound}
 
 
 def ranks(

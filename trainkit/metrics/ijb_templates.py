@@ -14,7 +14,7 @@ from torch import Tensor
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Templates
 from trainkit.interfaces import Scores
-from trainkit.metrics.verification import as_array, auc_by_chance, operating_points, refuse_nonfinite
+from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
 
 IMAGES_AT_ONCE = 16384
 PAIRS_AT_ONCE = 1024
@@ -61,7 +61,7 @@ def score_templates(
         "same": same[kept],
         "score": score[kept],
     }
-    chance = auc_by_chance(np.asarray(protocol.first), np.asarray(protocol.second), same)
+    chance = auc_chance_level(np.asarray(protocol.first), np.asarray(protocol.second), same)
     return Scores(metrics, table, {"roc": points.curve()}, chance)
 
 

@@ -25,7 +25,7 @@ VALUES_AT_ONCE = 8_000_000
 
 @dataclass(frozen=True)
 class Reranked:
-    """Queries and gallery after re-ranking, a `metrics.search.Scored`; `make` it."""
+    """Queries and gallery after re-ranking, a `ranking.Similarity`; `make` it."""
 
     vectors: np.ndarray
     """int32 (Q + G, D), equally long: the queries, then the gallery."""
@@ -56,7 +56,8 @@ class Reranked:
             raise ValueError(f"nearest {nearest} and averaged {averaged} must be 1 or more, share {share} from 0 to 1")
         vectors = np.concatenate([queries, gallery])
         first, farthest = _neighbours(vectors, min(max(nearest + 1, averaged), len(vectors)), length)
-        sets = _expanded(*(_mutual(first[:, : k + 1]) for k in (nearest, round(nearest / 2))), strict)
+        full, half = (_mutual(first[:, : k + 1]) for k in (nearest, round(nearest / 2)))
+        sets = _expanded(full, half, strict)
         near = _weighted(sets, vectors, farthest, length)
         mean = _indicator(first[:, :averaged]) / min(averaged, first.shape[1])
         return cls(vectors, len(queries), farthest, sparse.csr_array(mean @ near), length, share)
@@ -69,7 +70,7 @@ class Reranked:
         scores = asked @ theirs.T
         plain = _distance(scores, self.length) / self.farthest[who, None]
         near = self.near[rows]
-        starts, weights = near.indptr[:-1], np.zeros(self.near.shape[1])
+        starts, weights = near.indptr[:-1], np.zeros(len(self.vectors))
         for line, record in enumerate(who):
             own = slice(self.near.indptr[record], self.near.indptr[record + 1])
             weights[self.near.indices[own]] = self.near.data[own]

@@ -19,7 +19,7 @@ QUERIES_AT_ONCE = 512
 GALLERY_AT_ONCE = 8192
 
 
-def whole(rows: np.ndarray) -> np.ndarray:
+def to_integers(rows: np.ndarray) -> np.ndarray:
     """Vectors (n, D) scaled to `LENGTH` and rounded, int32; a row of zeros stays zero."""
     out = np.empty(rows.shape, dtype=np.int32)
     for at in range(0, len(rows), GALLERY_AT_ONCE):
@@ -30,16 +30,17 @@ def whole(rows: np.ndarray) -> np.ndarray:
     return out
 
 
-class Scored(Protocol):
+class Similarity(Protocol):
     """How near each query is to each gallery record."""
 
     def scores(self, queries: np.ndarray | slice, gallery: slice) -> np.ndarray:
         """float64 (queries, gallery), higher is nearer; equal for a pair whatever else is asked with it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Cosines:
-    """Vectors from `whole`: int32 (Q, D) and (G, D)."""
+    """Vectors from `to_integers`: int32 (Q, D) and (G, D)."""
 
     queries: np.ndarray
     gallery: np.ndarray
@@ -85,8 +86,8 @@ class Gallery:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What each query of a list found in one gallery."""
+class QueryRanks:
+    """Ranking of one gallery by each query of a list, in numbers."""
 
     relevant: np.ndarray
     """int64 (Q,), R: how many records are right; 0 for a query without a match, whose other values are 0."""
@@ -102,7 +103,7 @@ class Found:
     """int64 (Q,), place of the person among the persons, each at their nearest record."""
 
 
-def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Search) -> Found:
+def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, protocol: Search) -> QueryRanks:
     """Place the right records of each of `queries` (Q, 5), rows of the split, -1 for none.
 
     The i-th nearest right one comes after the i - 1 before it and all wrong ones at least as near. These are all
@@ -110,13 +111,13 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
     `QUERIES_AT_ONCE` x `GALLERY_AT_ONCE` scores are held at once.
     """
     size = len(queries)
-    person = whom(queries, protocol)
+    person = person_of_query(queries, protocol)
     low, high = (np.searchsorted(gallery.person, person, side) for side in ("left", "right"))
     high = np.where(person < 0, low, high)
-    found = Found(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
+    found = QueryRanks(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
     order = np.argsort(person, kind="stable")
+    # Then records of all other persons are met, and nothing has to be taken out of what is counted.
     everyone = protocol.hides == "person"
-    """Whether records of all other persons are met, so that nothing has to be taken out of what is counted."""
     for at in range(0, size, QUERIES_AT_ONCE):
         block = order[at : at + QUERIES_AT_ONCE]
         sought: list[np.ndarray] = []
@@ -126,7 +127,7 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
         for run in np.split(block, np.flatnonzero(np.diff(person[block])) + 1):
             theirs = slice(low[run[0]], high[run[0]])
             scores = scored.scores(run, theirs)
-            right = ~hidden(queries[run], gallery, theirs, protocol)
+            right = ~excluded(queries[run], gallery, theirs, protocol)
             found.relevant[run] = right.sum(axis=1)
             found.candidates[run] = len(gallery.rows) - (~right).sum(axis=1)
             for line, which in zip(scores, right, strict=True):
@@ -141,7 +142,7 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
         for part in gallery.parts():
             scores = scored.scores(block, part)
             if not everyone:
-                unseen = hidden(queries[block], gallery, part, protocol)
+                unseen = excluded(queries[block], gallery, part, protocol)
                 scores[unseen] = -np.inf
                 others = gallery.person[part] != person[block][:, None]
                 found.candidates[block] -= (unseen & others).sum(axis=1)
@@ -161,8 +162,8 @@ def look_up(scored: Scored, queries: np.ndarray, gallery: Gallery, protocol: Sea
     return found
 
 
-def hidden(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
-    """Which gallery records `queries` (q, 5) do not meet, bool (q, part): those of the query, and those of its place.
+def excluded(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
+    """Find the gallery records that `queries` (q, 5) do not meet, bool (q, part): their own, and those of their place.
 
     Where `hides` is `person`, this is meant for records of the query's own person alone.
     """
@@ -186,7 +187,7 @@ def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Led:
+class RankedQuery:
     """One query and what came first."""
 
     list: str
@@ -205,28 +206,28 @@ class Led:
     """bool (k,), which of them show the person."""
 
 
-def leaders(
-    scored: Scored,
+def top_ranked(
+    scored: Similarity,
     name: str,
     which: np.ndarray,
     queries: np.ndarray,
-    found: Found,
+    found: QueryRanks,
     gallery: Gallery,
     protocol: Search,
     count: int,
-) -> list[Led]:
+) -> list[RankedQuery]:
     """The `count` records that come first for some queries of a list, `which`.
 
     Of equally near ones the wrong come before the right, then lower rows before higher ones.
     """
     if not len(which):
         return []
-    person = whom(queries[which], protocol)
+    person = person_of_query(queries[which], protocol)
     first = [np.zeros((3, 0))] * len(which)  # score, right, row
     for part in gallery.parts():
         scores = scored.scores(which, part)
         of = gallery.person[part] == person[:, None]
-        unseen = hidden(queries[which], gallery, part, protocol)
+        unseen = excluded(queries[which], gallery, part, protocol)
         scores[unseen if protocol.hides == "place" else of & unseen] = -np.inf
         for k, line in enumerate(scores):
             least = np.partition(line, max(0, len(line) - count))[max(0, len(line) - count)]
@@ -235,12 +236,15 @@ def leaders(
             some = np.concatenate([first[k], near], axis=1)
             first[k] = some[:, np.lexsort((some[2], some[1], -some[0]))[:count]]
     return [
-        Led(name, int(q), queries[q], int(person[k]), int(found.relevant[q]), float(found.ap[q]), int(found.rank[q]),
-            first[k][2].astype(np.int64), first[k][1].astype(bool))
+        RankedQuery(
+            *(name, int(q), queries[q], int(person[k]), int(found.relevant[q]), float(found.ap[q]), int(found.rank[q])),
+            first=first[k][2].astype(np.int64),
+            right=first[k][1].astype(bool),
+        )
         for k, q in enumerate(which)
-    ]  # fmt: skip
+    ]
 
 
-def whom(queries: np.ndarray, protocol: Search) -> np.ndarray:
+def person_of_query(queries: np.ndarray, protocol: Search) -> np.ndarray:
     """The person each of `queries` (Q, 5) looks for, int64 (Q,)."""
     return protocol.person[queries.max(axis=1)] if len(queries) else np.zeros(0, dtype=np.int64)

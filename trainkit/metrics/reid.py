@@ -7,7 +7,7 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,11 +16,23 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import MODALITIES, RGB, TEXT, Scores, Split
+from trainkit.interfaces import MODALITIES, RGB, TEXT, ImageSplit, Scores, Split
 from trainkit.metrics import significance
-from trainkit.metrics.classification import by_chance
-from trainkit.metrics.ranking import LENGTH, Cosines, Found, Gallery, Led, Scored, hidden, leaders, look_up, whole, whom
-from trainkit.metrics.significance import Units
+from trainkit.metrics.classification import chance_level
+from trainkit.metrics.ranking import (
+    LENGTH,
+    Cosines,
+    Gallery,
+    QueryRanks,
+    RankedQuery,
+    Similarity,
+    excluded,
+    person_of_query,
+    rank_gallery,
+    to_integers,
+    top_ranked,
+)
+from trainkit.metrics.significance import Units, nan_mean
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 
 RANKS = (1, 5, 10)
@@ -36,6 +48,15 @@ OF_A_LIST = ("map", "rank_1")
 """Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
 
 Finish = Callable[[Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class RecordSplit(ImageSplit, Protocol):
+    """A split whose images and captions can be shown."""
+
+    def caption(self, row: int) -> str:
+        """Words of a record; empty for an image."""
+        ...
 
 
 def score_search(
@@ -71,29 +92,31 @@ def score_search(
     everyone = np.unique(np.concatenate(protocol.galleries))
     alone = np.full((len(everyone), len(MODALITIES)), -1)
     alone[:, RGB] = everyone
-    known = whole(finished(features, alone, finish, f"{where}, gallery"))
+    known = to_integers(finished(features, alone, finish, f"{where}, gallery"))
     galleries = [Gallery.make(rows, known[np.searchsorted(everyone, rows)], protocol) for rows in protocol.galleries]
-    found: dict[str, list[Found]] = {}
-    failed: list[Led] = []
-    chosen: list[Led] = []
+    found: dict[str, list[QueryRanks]] = {}
+    failed: list[RankedQuery] = []
+    chosen: list[RankedQuery] = []
     same = _even(lists, galleries[0], protocol) if protocol.kind == "ranked" else {}
     for name, rows in lists.items():
-        vectors = whole(finished(features, rows, finish, f"{where}, {name}"))
+        vectors = to_integers(finished(features, rows, finish, f"{where}, {name}"))
         scored = [_scored(vectors, g.vectors, protocol) for g in galleries]
-        found[name] = [look_up(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
+        found[name] = [rank_gallery(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
         asked = np.flatnonzero(found[name][0].relevant > 0)
         worst = asked[np.argsort(found[name][0].ap[asked], kind="stable")[: max(LEAST, FAILURES // len(lists))]]
         for which, kept in ((worst, failed), (np.array(same.get(name, []), np.int64), chosen)):
-            kept += leaders(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
+            kept += top_ranked(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
     scores = _summed(found, lists, galleries, protocol, where)
-    failed.sort(key=lambda led: led.ap)
+    failed.sort(key=lambda one: one.ap)
     scores.tables["failures"] = _failures(failed, protocol)
     if protocol.kind == "ranked" and split is not None:
+        if not isinstance(split, RecordSplit):
+            raise ValueError(f"{where}: ranked lists need a split whose records can be shown")
         scores.pictures["ranked"] = _pictures(failed, chosen, sum(scores.tables["queries"]["queries"]), split)
     return scores
 
 
-def _scored(queries: np.ndarray, gallery: np.ndarray, protocol: Search) -> Scored:
+def _scored(queries: np.ndarray, gallery: np.ndarray, protocol: Search) -> Similarity:
     if protocol.kind != "reranked" or not len(queries):
         return Cosines(queries, gallery)
     from trainkit.metrics.k_reciprocal import Reranked
@@ -105,14 +128,14 @@ def _checked(name: str, rows: np.ndarray, protocol: Search) -> np.ndarray:
     rows = np.asarray(rows, dtype=np.int64).reshape(-1, len(MODALITIES))
     if len(rows) and (rows.max() >= len(protocol) or (rows < 0).all(axis=1).any()):
         raise ValueError(f"queries of {name}: rows beyond {len(protocol)} records, or a query without a record")
-    strangers = (rows >= 0) & (protocol.person[rows] != whom(rows, protocol)[:, None])
+    strangers = (rows >= 0) & (protocol.person[rows] != person_of_query(rows, protocol)[:, None])
     if strangers.any():
         raise ValueError(f"queries of {name}: the records of query {strangers.any(axis=1).argmax()} show two persons")
     return rows
 
 
 def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> np.ndarray:
-    """What `finish` makes of records `rows` (n, 5), -1 for none: (n, D), a part at a time.
+    """Apply `finish` to records `rows` (n, 5), -1 for none: (n, D), a part at a time.
 
     Raises UserError for what is not finite.
     """
@@ -139,57 +162,54 @@ def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> d
         rows = lists[name]
         drawn = np.argsort(rng.uniform(0, f"ranked {k}", 0, np.arange(len(rows))), kind="stable")
         for q in drawn.tolist():
-            person = whom(rows[q : q + 1], protocol)[0]
+            person = person_of_query(rows[q : q + 1], protocol)[0]
             theirs = slice(*(int(np.searchsorted(gallery.person, person, side)) for side in ("left", "right")))
-            if person < 0 or q in chosen.get(name, []) or hidden(rows[q : q + 1], gallery, theirs, protocol).all():
+            if person < 0 or q in chosen.get(name, []) or excluded(rows[q : q + 1], gallery, theirs, protocol).all():
                 continue
             chosen.setdefault(name, []).append(q)
             break
     return chosen
 
 
-def _failures(failed: Sequence[Led], protocol: Search) -> dict[str, list]:
+def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list]:
     """The worst queries by AP: what was asked, where the first right record was, and what was first."""
     return {
-        "list": [led.list for led in failed],
-        "query": [" + ".join(protocol.ids[row] for row in led.rows if row >= 0) for led in failed],
-        "person": [led.person for led in failed],
-        "relevant": [led.relevant for led in failed],
-        "ap": [led.ap for led in failed],
-        "rank": [led.rank for led in failed],
-        "first": [protocol.ids[led.first[0]] for led in failed],
-        "first_person": [int(protocol.person[led.first[0]]) for led in failed],
+        "list": [one.list for one in failed],
+        "query": [" + ".join(protocol.ids[row] for row in one.rows if row >= 0) for one in failed],
+        **{name: [getattr(one, name) for one in failed] for name in ("person", "relevant", "ap", "rank")},
+        "first": [protocol.ids[one.first[0]] for one in failed],
+        "first_person": [int(protocol.person[one.first[0]]) for one in failed],
     }
 
 
-def _pictures(failed: Sequence[Led], chosen: Sequence[Led], total: int, split: Any) -> dict[str, Any]:
-    """What `report.ranked` draws: the worst queries, of different persons, then the chosen ones."""
-    worst: list[Led] = []
-    for led in failed:
-        if len(worst) < WORST and led.person not in [other.person for other in worst]:
-            worst.append(led)
+def _pictures(
+    failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], total: int, split: RecordSplit
+) -> dict[str, Any]:
+    """Return what `plots.ranked_lists` draws: the worst queries, of different persons, then the chosen ones."""
+    worst: list[RankedQuery] = []
+    for one in failed:
+        if len(worst) < WORST and one.person not in [other.person for other in worst]:
+            worst.append(one)
     shown = [*worst, *chosen]
-    asked = np.array([led.rows for led in shown]).reshape(-1, len(MODALITIES))
+    asked = np.array([one.rows for one in shown]).reshape(-1, len(MODALITIES))
     first = np.full((len(shown), SHOWN), -1)
-    for k, led in enumerate(shown):
-        first[k, : len(led.first)] = led.first
+    for k, one in enumerate(shown):
+        first[k, : len(one.first)] = one.first
     return {
         "queries": _thumbnails(split, asked),
         "present": asked >= 0,
         "found": _thumbnails(split, first),
-        "text": [split.caption(int(led.rows[TEXT])) if led.rows[TEXT] >= 0 else "" for led in shown],
-        "right": [led.right for led in shown],
-        "list": [led.list for led in shown],
-        "person": [led.person for led in shown],
-        "relevant": [led.relevant for led in shown],
-        "ap": [led.ap for led in shown],
-        "rank": [led.rank for led in shown],
+        "text": [split.caption(int(one.rows[TEXT])) if one.rows[TEXT] >= 0 else "" for one in shown],
+        **{
+            name: [getattr(one, name) for one in shown]
+            for name in ("right", "list", "person", "relevant", "ap", "rank")
+        },
         "worst": len(worst),
         "total": total,
     }
 
 
-def _thumbnails(split: Any, rows: np.ndarray) -> np.ndarray:
+def _thumbnails(split: ImageSplit, rows: np.ndarray) -> np.ndarray:
     """Small pictures of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
     from PIL import Image
 
@@ -210,7 +230,7 @@ def _thumbnails(split: Any, rows: np.ndarray) -> np.ndarray:
 
 
 def _summed(
-    found: dict[str, list[Found]],
+    found: dict[str, list[QueryRanks]],
     lists: dict[str, np.ndarray],
     galleries: Sequence[Gallery],
     protocol: Search,
@@ -254,7 +274,7 @@ def _summed(
     )
 
 
-def _of(found: Found, ranks: Sequence[int], by_person: bool) -> dict[str, float]:
+def _of(found: QueryRanks, ranks: Sequence[int], by_person: bool) -> dict[str, float]:
     asked = found.relevant > 0
     place = (found.person_rank if by_person else found.rank)[asked]
     reached = {f"rank_{k}": float((place <= k).mean()) for k in ranks}
@@ -265,7 +285,7 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
     return {key: float(np.mean([one[key] for one in scores])) for key in scores[0]}
 
 
-def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, Any]:
+def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, Any]:
     """A row for each query of each list, and of each trial where there are several.
 
     With the group of the list, where no list is in two.
@@ -279,7 +299,7 @@ def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol:
     if titles and len(titles) == sum(map(len, protocol.groups.values())):
         columns["group"] = [titles.get(name) for name, _, f in flat for _ in f.ap]
     columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
-    columns["person"] = np.concatenate([whom(lists[name], protocol) for name, _, _ in flat])
+    columns["person"] = np.concatenate([person_of_query(lists[name], protocol) for name, _, _ in flat])
     for title, key in (("relevant", "relevant"), ("rank", "rank"), ("ap", "ap"), ("inp", "inp")):
         columns[title] = np.concatenate([getattr(f, key) for _, _, f in flat])
     if protocol.by_person:
@@ -287,16 +307,16 @@ def _rows(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol:
     return columns
 
 
-def _chance(found: dict[str, list[Found]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, float]:
+def _chance(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, float]:
     asked, odds = [], []
     for name, trials in found.items():
         matched = trials[0].relevant > 0
-        asked.append(whom(lists[name], protocol)[matched])
+        asked.append(person_of_query(lists[name], protocol)[matched])
         odds.append(trials[0].relevant[matched] / trials[0].candidates[matched])
     if not sum(map(len, asked)):
         return {}
     # A person's queries may all be right or wrong together: no more guesses than persons.
-    bound = by_chance(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
+    bound = chance_level(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
     return {} if bound is None else {"rank_1": bound}
 
 
@@ -316,7 +336,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     trial = rows.get("trial", np.zeros(len(asked), np.int64))
     trials = int(trial.max()) + 1
     cell = np.where(asked, place.reshape(-1) * trials + trial, -1)
-    many = significance.summed(times, cell, len(lists) * trials)
+    many = significance.group_sums(times, cell, len(lists) * trials)
     group = dict(zip(rows["list"].tolist(), rows["group"].tolist(), strict=True)) if "group" in rows else {}
     titles = [title for title in dict.fromkeys(group.values()) if title is not None]
     rank = rows.get("person_rank", rows["rank"])
@@ -324,10 +344,10 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     metrics: dict[str, np.ndarray] = {}
     for key, values in found.items():
         with np.errstate(invalid="ignore", divide="ignore"):
-            each = significance.summed(times * values, cell, len(lists) * trials) / many
-        of_list = significance.over(each.reshape(len(times), len(lists), trials))
+            each = significance.group_sums(times * values, cell, len(lists) * trials) / many
+        of_list = nan_mean(each.reshape(len(times), len(lists), trials))
         own = {name: of_list[:, k] for k, name in enumerate(lists.tolist())}
-        grouped = {t: significance.over(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
+        grouped = {t: nan_mean(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
         metrics |= {f"{title}.{key}": drawn for title, drawn in (own | grouped).items()}
-        metrics[key] = significance.over(np.stack(list((grouped or own).values()), 1))
+        metrics[key] = nan_mean(np.stack(list((grouped or own).values()), 1))
     return metrics

@@ -15,7 +15,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Retrieval
 from trainkit.interfaces import Scores
 from trainkit.metrics import significance
-from trainkit.metrics.classification import by_chance
+from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import normalised
 
@@ -51,7 +51,7 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
         raise UserError(
             where, f"none of its {len(label)} pictures has another one of its class", "two pictures or more of a class"
         )
-    found = look_up(unit, label)
+    found = rank_others(unit, label)
     asked = found.relevant > 0
     metrics = {f"recall_at_{k}": float((found.rank[asked] <= k).mean()) for k in RANKS if k < len(label) - 1}
     metrics["r_precision"] = float(found.r_precision[asked].mean())
@@ -67,14 +67,14 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
         "map_at_r": found.map_at_r,
     }
     # Two pictures are often nearest to each other and right or wrong together: as good as half as many queries.
-    bound = by_chance(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
+    bound = chance_level(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
     guessed = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
     return Scores(metrics, table, chance=guessed)
 
 
 @dataclass(frozen=True)
-class Found:
-    """What each picture found among the others."""
+class Ranks:
+    """Ranking of all others by each picture, in numbers."""
 
     relevant: np.ndarray
     """int64 (N,), R: how many others are of its class; 0 where it has none or no label."""
@@ -90,7 +90,7 @@ class Found:
     """float64 (N,); 0 with R."""
 
 
-def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
+def rank_others(unit: np.ndarray, label: np.ndarray) -> Ranks:
     """Place the pictures of its class for each of `unit` (N, D), rows of length 1; two at least.
 
     One place in the ranking of a query needs no ranking: the i-th best of its class comes after the i - 1 before it and
@@ -132,7 +132,7 @@ def look_up(unit: np.ndarray, label: np.ndarray) -> Found:
             mean_precise[row] = (count_up[:few] / place)[inside].sum() / few
     back = np.empty(total, dtype=np.int64)
     back[order] = np.arange(total)
-    return Found(
+    return Ranks(
         relevant[back], order[nearest][back], similarity[back] / STEPS, rank[back], precise[back], mean_precise[back]
     )
 

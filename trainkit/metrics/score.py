@@ -32,9 +32,9 @@ from trainkit.metrics.verification import score_pairs
 def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set", split: Split | None = None) -> Scores:
     """Score an evaluation set as its protocol says.
 
-    `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed; `norm`
-    (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of volumes what
-    `segmentation.score_segmentation` takes, of segmented pictures what `scenes.score_scenes` takes. Each protocol takes
+    `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed;
+    `norm` (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of
+    volumes what `score_segmentation` takes, of segmented pictures what `score_scenes` takes. Each protocol takes
     what it needs. `where` is what messages call the set; `split`, where pictures are shown, is asked for them.
     """
     match protocol:

@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
-from trainkit.interfaces import IGNORED, Rows, Scores, Split
+from trainkit.interfaces import IGNORED, ImageSplit, Rows, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
-from trainkit.metrics.segmentation_3d import RESAMPLES, mean, middle, words
-from trainkit.metrics.significance import Units
-from trainkit.metrics.verification import as_array, or_none
+from trainkit.metrics.segmentation_3d import metric_words
+from trainkit.metrics.significance import Units, nan_mean, percentile_interval
+from trainkit.metrics.verification import as_array, nan_to_none
 
 WHOLE = 45
 """Classes up to which each picture keeps its whole confusion matrix: 2,025 numbers."""
@@ -34,7 +33,6 @@ SIDE = 320
 """Pixels of the longer side of a map that is kept to be drawn."""
 LISTED = 20
 """Mistakes in the table of confusions."""
-_AT_ONCE = 1 << 22
 
 
 def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
@@ -60,7 +58,7 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
     return rows | {"cells": largest.indices, "cell_counts": largest.values}
 
 
-def seen(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
+def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
     """Small maps to be drawn: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
 
     Maps (B, H, W) whose longer side is more than S are thinned out to S, each pixel the nearest of the whole. They
@@ -86,87 +84,88 @@ def score_scenes(
 ) -> Scores:
     """Score pictures whose every pixel was given a class.
 
-    `rows` are those of `pixel_counts`; where boundaries are scored also those of `boundaries.boundary_counts`; with
-    kind `overlays` also those of `seen`. Metrics: miou (mean IoU of the classes that occur, in truth or prediction),
-    pixel_accuracy, mean_accuracy (mean share of the pixels of a class that are found, over the classes of the truth),
-    boundary_f (mean over classes of the means over the pictures in which the class has a boundary, in truth or
-    prediction), miou_low and miou_high, between which lie 95 % of the bootstrap's, fwiou (IoU of each class weighted
-    by its pixels in the truth), pictures (how many have a label), iou.CLASS and boundary_f.CLASS. Tables `per_class`
-    and `confusions` (the most frequent mistakes); rows one a picture; the confusion matrix as a curve and a picture.
+    `rows` are those of `pixel_counts`; where boundaries are scored also those of
+    `boundary_f_score.boundary_counts`; with kind `overlays` also those of `thumbnail_maps`. Metrics: miou (mean IoU
+    of the classes that occur, in truth or prediction), pixel_accuracy, mean_accuracy (mean share of the pixels of a
+    class that are found, over the classes of the truth), boundary_f (mean over classes of the means over the
+    pictures in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
+    95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), pictures (how many have
+    a label), iou.CLASS and boundary_f.CLASS. Tables `per_class` and `confusions` (the most frequent mistakes); rows
+    one a picture; the confusion matrix as a curve and a picture.
 
     Of kind `overlays` the pictures `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and pictures. `split`
     is then asked for its pictures.
 
     Raises UserError where no pixel has a label.
     """
-    classes = len(protocol.names)
-    hit, predicted, actual = (_column(rows, name, protocol) for name in ("intersection", "predicted", "actual"))
+    counts = {name: _column(rows, name, protocol) for name in ("intersection", "predicted", "actual")}
+    hit, predicted, actual = counts.values()
     if not actual.any():
         raise UserError(
             where, f"no labelled pixel in any of {len(protocol)} masks", "classes", "are these the masks of this set?"
         )
-    called = words(protocol.names)
-    total = [counts.sum(0) for counts in (hit, predicted, actual)]
-    iou, recall = _iou(*total), _share(total[0], total[2])
-    labelled = int(total[2].sum())
-    metrics = {
-        "miou": float(mean(iou)),
-        "pixel_accuracy": float(total[0].sum() / labelled),
-        "mean_accuracy": float(mean(recall)),
-    }
     outlines = None
     if "edge_actual" in rows:
         outlines = _boundary_f(*(_column(rows, name, protocol) for name in COUNTS))
-        of_class = mean(outlines, 0)
-        metrics["boundary_f"] = float(mean(of_class))
-    drawn, drawn_class = _bootstrap(hit, predicted, actual)
-    low, high = np.full(classes, np.nan), np.full(classes, np.nan)
-    if len(protocol) > 1:
-        metrics["miou_low"], metrics["miou_high"] = middle(drawn, len(protocol))
-        low, high = np.transpose([middle(values, len(protocol)) for values in drawn_class.T])
-    metrics["fwiou"] = float((np.where(total[2] > 0, iou, 0) * total[2]).sum() / labelled)
-    metrics["pictures"] = float((actual.sum(1) > 0).sum())
-    metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
-    table = {
-        "class": list(protocol.names),
-        "iou": iou,
-        "iou_low": low,
-        "iou_high": high,
-        "recall": recall,
-        "precision": _share(total[0], total[1]),
-    }
+    metrics, per_class = _over_pictures(hit, predicted, actual, outlines, protocol)
     of_picture = _iou(hit, predicted, actual)
     picture = {
         "id": list(protocol.ids),
-        "miou": mean(of_picture, 1),
+        "miou": nan_mean(of_picture),
         "pixel_accuracy": _share(hit.sum(1), actual.sum(1)),
     }
+    columns: dict[str, Any] = picture | counts
     if outlines is not None:
-        metrics |= {f"boundary_f.{word}": float(of_class[k]) for k, word in enumerate(called)}
-        table["boundary_f"] = of_class
-        picture["boundary_f"] = mean(outlines, 1)
-    metrics = {name: value for name, value in metrics.items() if value == value}
-    share = total[2] / labelled
-    table |= {"share": share, "pixels": total[2], "predicted_pixels": total[1], "pictures": (actual > 0).sum(0)}
-    counts, left_out = _confusion(rows, total, protocol)
+        picture["boundary_f"] = nan_mean(outlines)
+        columns = picture | counts | {"boundary": outlines}  # of each class, as those before it
+    matrix, left_out = _confusion(rows, hit.sum(0), actual.sum(0), protocol)
     tables = {
-        "per_class": {name: or_none(np.asarray(column)) for name, column in table.items()},
-        "confusions": _mistakes(counts, left_out, protocol),
+        "per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()},
+        "confusions": _mistakes(matrix, left_out, protocol),
     }
-    columns = picture | {"intersection": hit, "predicted": predicted, "actual": actual}
-    if outlines is not None:
-        columns["boundary"] = outlines  # of each class, as those before it
     if protocol.kind == "overlays":
-        if split is None:
-            raise ValueError("overlays need the split, whose pictures they show")
+        if not isinstance(split, ImageSplit):
+            raise ValueError("overlays need a split whose pictures can be shown")
         # For looking at: what its few pictures score class by class other evaluations say better.
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
         }
         pictures: dict[str, Any] = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
         return Scores(metrics, columns, tables=tables, pictures=pictures)
-    confusion = {"counts": counts, "names": protocol.names}
+    confusion = {"counts": matrix, "names": protocol.names}
     return Scores(metrics, columns, {"confusion": confusion}, tables=tables, pictures={"confusion": confusion})
+
+
+def _over_pictures(
+    hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray, outlines: np.ndarray | None, protocol: Scenes
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the metrics of a set of pictures, and the table of its classes, from counts of pixels (N, C)."""
+    called, many = metric_words(protocol.names), len(protocol)
+    hits, found, pixels = (counts.sum(0) for counts in (hit, predicted, actual))
+    iou, recall, share = _iou(hits, found, pixels), _share(hits, pixels), pixels / pixels.sum()
+    metrics = {
+        "miou": float(nan_mean(iou)),
+        "pixel_accuracy": float(hits.sum() / pixels.sum()),
+        "mean_accuracy": float(nan_mean(recall)),
+    }
+    of_class = None if outlines is None else nan_mean(outlines, 0)
+    if of_class is not None:
+        metrics["boundary_f"] = float(nan_mean(of_class))
+    low, high = np.full((2, len(called)), np.nan)
+    if many > 1:
+        drawn, drawn_class = _bootstrap(hit, predicted, actual)
+        metrics["miou_low"], metrics["miou_high"] = percentile_interval(drawn, many)
+        low, high = np.transpose([percentile_interval(values, many) for values in drawn_class.T])
+    metrics["fwiou"] = float((np.where(pixels > 0, iou, 0) * pixels).sum() / pixels.sum())
+    metrics["pictures"] = float((actual.sum(1) > 0).sum())
+    metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
+    table: dict[str, Any] = {"class": list(protocol.names), "iou": iou, "iou_low": low, "iou_high": high}
+    table |= {"recall": recall, "precision": _share(hits, found)}
+    if of_class is not None:
+        metrics |= {f"boundary_f.{word}": float(of_class[k]) for k, word in enumerate(called)}
+        table["boundary_f"] = of_class
+    table |= {"share": share, "pixels": pixels, "predicted_pixels": found, "pictures": (actual > 0).sum(0)}
+    return {name: value for name, value in metrics.items() if value == value}, table
 
 
 def _iou(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
@@ -193,23 +192,13 @@ def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actua
 
 
 def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What other pictures might have scored: mIoU (2000,) and the IoU of each class (2000, C).
+    """Bootstrap mIoU (2000,) and the IoU of each class (2000, C) over pictures.
 
-    Efron's bootstrap (Annals of Statistics 7, 1979): as many pictures as there are (N, C) are drawn with replacement
-    and their pixels are scored together. The draws depend on the number of pictures alone, so two networks are compared
-    on the same.
+    Efron's bootstrap (Annals of Statistics 7, 1979): the pixels of the pictures of a draw (N, C) are scored together.
     """
-    many = len(hit)
-    draw = np.random.Generator(np.random.Philox(key=rng.number(0, "bootstrap")))
-    out = []
-    step = max(1, _AT_ONCE // many)
-    for start in range(0, RESAMPLES, step):
-        some = min(step, RESAMPLES - start)
-        drawn = draw.integers(many, size=(some, many)) + many * np.arange(some)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=some * many).reshape(some, many).astype(np.float64)
-        out.append(_iou(times @ hit, times @ predicted, times @ actual))
-    each = np.concatenate(out)
-    return mean(each, 1), each
+    blocks = significance.draw_counts(Units("pictures", np.arange(len(hit))))
+    each = np.concatenate([_iou(times @ hit, times @ predicted, times @ actual) for times in blocks])
+    return nan_mean(each), each
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
@@ -227,22 +216,24 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
     iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
     metrics = {
-        "miou": significance.over(iou),
+        "miou": significance.nan_mean(iou),
         "iou.": iou,
         "pixel_accuracy": _share(hit.sum(1), labelled),
-        "mean_accuracy": significance.over(_share(hit, actual)),
+        "mean_accuracy": significance.nan_mean(_share(hit, actual)),
         "fwiou": _share((np.where(actual > 0, iou, 0) * actual).sum(1), labelled),
     }
     if "boundary" in rows:
         metrics["boundary_f."] = significance.mean(rows["boundary"], times)
-        metrics["boundary_f"] = significance.over(metrics["boundary_f."])
+        metrics["boundary_f"] = significance.nan_mean(metrics["boundary_f."])
     return metrics
 
 
-def _confusion(rows: Mapping[str, Tensor], total: list[np.ndarray], protocol: Scenes) -> tuple[np.ndarray, int]:
+def _confusion(
+    rows: Mapping[str, Tensor], hit: np.ndarray, actual: np.ndarray, protocol: Scenes
+) -> tuple[np.ndarray, int]:
     """The matrix (C, C), int64, and how many mistaken pixels are not in it because the rows do not tell their cell."""
     classes = len(protocol.names)
-    hit, _, actual = (counts.astype(np.int64) for counts in total)
+    hit, actual = (counts.astype(np.int64) for counts in (hit, actual))
     if "confusion" in rows:
         counts = _rounded(rows["confusion"]).sum(0).reshape(classes, classes)
     else:
@@ -275,15 +266,18 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, 
     return table
 
 
-def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: Split) -> dict[str, Any]:
-    """Each picture with its maps, as `report.scenes.scenes` draws them."""
+def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: ImageSplit) -> dict[str, Any]:
+    """Each picture with its maps, as `plots.scenes` draws them."""
     from PIL import Image
 
     shapes = [tuple(shape) for shape in _rounded(rows["seen_shape"]).tolist()]
     maps = {name: as_array(rows[f"seen_{name}"]).astype(np.uint8) for name in ("truth", "predicted")}
     images = []
     for row, (height, width) in enumerate(shapes):
-        whole = Image.fromarray(np.ascontiguousarray(split.picture(row)))
+        pixels = split.picture(row)
+        if pixels is None:
+            raise ValueError(f"row {row} has no picture")
+        whole = Image.fromarray(np.ascontiguousarray(pixels))
         images.append(np.asarray(whole.resize((width, height), Image.Resampling.BOX)))
     return {
         "images": images,

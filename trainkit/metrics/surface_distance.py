@@ -19,12 +19,11 @@ no distance in it exceeds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 SCORES = ("dice", "iou", "hd95", "asd", "nsd", "volume_truth", "volume_prediction", "volume_error")
-"""What `case_scores` gives."""
+"""Keys of `case_scores`."""
 PERCENTILE = 95.0
 _ROUNDING = 1e-6
 """Share by which a distance may exceed the tolerance: 3 x 0.1 mm is within 0.3 mm."""
@@ -34,7 +33,7 @@ _QUERY = 24
 
 
 def case_scores(
-    prediction: np.ndarray, truth: np.ndarray, spacing: Sequence[float], classes: int, tolerance: Sequence[float]
+    prediction: np.ndarray, truth: np.ndarray, spacing: ArrayLike, classes: int, tolerance: ArrayLike
 ) -> dict[str, np.ndarray]:
     """Scores of one case, each float64 (C-1,), one for each class but the background.
 
@@ -44,23 +43,23 @@ def case_scores(
     volume 0. Raises ValueError for shapes that differ, classes that do not exist, and sizes below 0.
     """
     prediction, truth = np.asarray(prediction), np.asarray(truth)
-    spacing, tolerance = np.asarray(spacing, dtype=np.float64), np.asarray(tolerance, dtype=np.float64)
-    if prediction.shape != truth.shape or spacing.shape != (truth.ndim,) or not truth.size:
-        raise ValueError(f"prediction {prediction.shape}, truth {truth.shape}, spacing {spacing.shape}")
-    if tolerance.shape != (classes - 1,) or not (tolerance >= 0).all() or not (spacing > 0).all():
-        raise ValueError(f"tolerance {tolerance} and spacing {spacing} of {classes} classes")
+    mm, within = np.asarray(spacing, dtype=np.float64), np.asarray(tolerance, dtype=np.float64)
+    if prediction.shape != truth.shape or mm.shape != (truth.ndim,) or not truth.size:
+        raise ValueError(f"prediction {prediction.shape}, truth {truth.shape}, spacing {mm.shape}")
+    if within.shape != (classes - 1,) or not (within >= 0).all() or not (mm > 0).all():
+        raise ValueError(f"tolerance {within} and spacing {mm} of {classes} classes")
     for name, labels in (("prediction", prediction), ("truth", truth)):
         if labels.min() < 0 or labels.max() >= classes:
             raise ValueError(f"{name}: classes {labels.min()} to {labels.max()}, 0 to {classes - 1} expected")
-    voxel, diagonal = float(spacing.prod()), float(np.linalg.norm(spacing * truth.shape))
+    voxel, diagonal = float(mm.prod()), float(np.linalg.norm(mm * truth.shape))
     boxes = [_boxes(labels, classes) for labels in (prediction, truth)]
     scores = {name: np.full(classes - 1, np.nan) for name in SCORES}
     for k in range(classes - 1):
         box = _union(boxes[0][k], boxes[1][k])
-        here = (
-            (np.zeros((1,) * truth.ndim, bool),) * 2 if box is None else (prediction[box] == k + 1, truth[box] == k + 1)
+        found, there = (
+            np.zeros((1,) * truth.ndim, bool) if box is None else labels[box] == k + 1 for labels in (prediction, truth)
         )
-        for name, value in organ_scores(*here, spacing, tolerance[k], voxel, diagonal).items():
+        for name, value in organ_scores(found, there, mm, within[k], voxel, diagonal).items():
             scores[name][k] = value
     return scores
 
@@ -123,7 +122,7 @@ def _nearest(of: np.ndarray, to: np.ndarray, spacing: np.ndarray) -> np.ndarray:
     else:
         from scipy.ndimage import distance_transform_edt
 
-        out[:many] = distance_transform_edt(~to, spacing)[apart]
+        out[:many] = np.asarray(distance_transform_edt(~to, spacing))[apart]
     return out
 
 

@@ -83,10 +83,10 @@ def score_pairs(
     }
     curve = points.curve()
     curve["threshold"] = -curve["threshold"]
-    return Scores(metrics, table, {"roc": curve}, auc_by_chance(pairs.first, pairs.second, same))
+    return Scores(metrics, table, {"roc": curve}, auc_chance_level(pairs.first, pairs.second, same))
 
 
-def auc_by_chance(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
+def auc_chance_level(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
     """The AUC that guessing stays below in 999 of 1,000 cases; empty when the pairs are too few to show skill at all.
 
     Normal approximation of the Mann-Whitney statistic. Pairs that share members are not independent, so no more of
@@ -170,9 +170,7 @@ def _threshold_at(far: np.ndarray, target: float) -> float:
 
 def contiguous_folds(pairs: int) -> np.ndarray:
     """Number of the fold of each pair, int64 (pairs,): ten runs in order, the first ones longer by one where needed."""
-    sizes = np.full(FOLDS, pairs // FOLDS)
-    sizes[: pairs % FOLDS] += 1
-    return np.repeat(np.arange(FOLDS), sizes)
+    return np.repeat(np.arange(FOLDS), [len(part) for part in np.array_split(np.arange(pairs), FOLDS)])
 
 
 def _accepted(distance: np.ndarray, which: np.ndarray, fold: np.ndarray, grid: np.ndarray) -> np.ndarray:
@@ -302,7 +300,7 @@ def as_array(values: np.ndarray | Tensor) -> np.ndarray:
     return np.asarray(values)
 
 
-def or_none(column: np.ndarray) -> list:
+def nan_to_none(column: np.ndarray) -> list:
     """A column of a table: None, which a table has a word for, in place of nan, which would spread."""
     return [None if value != value else value for value in column.tolist()]
 
@@ -346,13 +344,13 @@ def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray
     place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
     accepted = []
     for kind in (same, ~same):
-        counts = significance.summed(times * kind, place, FOLDS * (grid + 1))
+        counts = significance.group_sums(times * kind, place, FOLDS * (grid + 1))
         accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
     different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
     correct = (accepted[0] + different - accepted[1])[:, :, :-1]
     best = (correct.sum(1, keepdims=True) - correct).argmax(2)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return significance.over(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
+        return significance.nan_mean(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
 
 
 @dataclass(frozen=True)
@@ -369,7 +367,8 @@ class Curve:
         """The curve of `score` (rows,), higher for `positive` ones, each there `times[:, i]` times in a draw."""
         place = np.unique(-score, return_inverse=True)[1].reshape(-1)
         sums = [
-            significance.summed(times * kind, place, int(place.max()) + 1).cumsum(1) for kind in (~positive, positive)
+            significance.group_sums(times * kind, place, int(place.max()) + 1).cumsum(1)
+            for kind in (~positive, positive)
         ]
         return cls(*(np.pad(each, ((0, 0), (1, 0))) for each in sums))
 

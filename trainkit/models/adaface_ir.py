@@ -70,22 +70,17 @@ class IR(nn.Module):
             blocks += [Block(before, after, 2), *(Block(after, after, 1) for _ in range(count - 1))]
             before = after
         self.input_layer = nn.Sequential(
-            nn.Conv2d(channels_in, channels[0], 3, 1, 1, bias=False),
-            nn.BatchNorm2d(channels[0]),
-            nn.PReLU(channels[0]),
+            nn.Conv2d(channels_in, channels[0], 3, 1, 1, bias=False), nn.BatchNorm2d(channels[0]), nn.PReLU(channels[0])
         )
         self.body = nn.Sequential(*blocks)
+        last = nn.Linear(before * side * side, embedding)
         self.output_layer = nn.Sequential(
-            nn.BatchNorm2d(before),
-            nn.Dropout(dropout),
-            nn.Flatten(),
-            nn.Linear(before * side * side, embedding),
-            nn.BatchNorm1d(embedding, affine=False),
+            nn.BatchNorm2d(before), nn.Dropout(dropout), nn.Flatten(), last, nn.BatchNorm1d(embedding, affine=False)
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.output_layer[3].bias)
+        nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, embedding)."""

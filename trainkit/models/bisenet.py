@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainkit.models.timm_classifier import feature_info
+
 
 class ConvBN(nn.Module):
     """Convolution without bias that keeps the size (or halves it), batch norm, and ReLU unless `linear`."""
@@ -101,7 +103,7 @@ class Fusion(nn.Module):
     def __init__(self, before: int, after: int, kind: FusionKind = "squeeze"):
         super().__init__()
         self.mix = ConvBN(before, after, 1)
-        self.kind = kind
+        self.kind: FusionKind = kind
         if kind == "squeeze":
             self.squeeze = nn.Conv2d(after, after // 4, 1, bias=False)
             self.excite = nn.Conv2d(after // 4, after, 1, bias=False)
@@ -147,10 +149,11 @@ class BiSeNetV1(nn.Module):
 
         c64, c128, c256 = (_wide(c, width) for c in (64, 128, 256))
         self.encoder = timm.create_model(encoder, features_only=True, out_indices=(1, 3, 4), in_chans=in_channels)
-        strides = self.encoder.feature_info.reduction()
+        info = feature_info(self.encoder)
+        strides = info.reduction()
         if strides != [4, 16, 32]:
             raise ValueError(f"encoder is {encoder!r}, with maps at strides {strides}; 4, 16 and 32 are needed")
-        self.fine_channels, near, far = self.encoder.feature_info.channels()
+        self.fine_channels, near, far = info.channels()
         self.spatial = nn.Sequential(
             ConvBN(in_channels, c64, 7, 2), ConvBN(c64, c64, 3, 2), ConvBN(c64, c64, 3, 2), ConvBN(c64, c128, 1)
         )

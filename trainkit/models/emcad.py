@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
-from trainkit.models.patch_geometry import by, check_patch
-from trainkit.models.segmentation_2_5d import Slices, about_slices, check_slices, probe, timm_name
-from trainkit.models.timm_classifier import refuse_unknown
+from trainkit.models.patch_geometry import check_patch, format_sides
+from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_name
+from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
 """Of the four maps of the encoder, finest first."""
@@ -54,12 +55,12 @@ class EmcadSpec:
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of the encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    """`pretrained` (of the encoder, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
     `models:/ID`; None: random."""
     supervision: ClassVar[str] = "subsets"
 
     def __post_init__(self) -> None:
-        check_slices(self.encoder, self.weights)
+        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if not self.kernels or any(k % 2 == 0 for k in self.kernels):
             raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
 
@@ -76,7 +77,8 @@ class ChannelAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (N, C, H, W), gated."""
         pooled = (x.mean((2, 3), keepdim=True), x.amax((2, 3), keepdim=True))
-        return x * torch.sigmoid(sum(self.excite(F.relu(self.squeeze(p))) for p in pooled))
+        mean, highest = (self.excite(F.relu(self.squeeze(p))) for p in pooled)
+        return x * torch.sigmoid(mean + highest)
 
 
 class SpatialAttention(nn.Module):
@@ -111,7 +113,7 @@ class MultiScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (N, C, H, W) of the same size."""
         wide = self.widen(x)
-        return x + self.narrow(shuffle(sum(scale(wide) for scale in self.scales), self.groups))
+        return x + self.narrow(shuffle(reduce(torch.add, (scale(wide) for scale in self.scales)), self.groups))
 
 
 def shuffle(x: Tensor, groups: int) -> Tensor:
@@ -167,13 +169,14 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         activation = nn.ReLU if form == "paper" else nn.ReLU6
-        self.refine = nn.ModuleList(Attention(c, kernels, expansion) for c in channels)
+        refine = [Attention(c, kernels, expansion) for c in channels]
+        self.refine = nn.ModuleList(refine)
         self.up = nn.ModuleList(Up(a, b, activation) for a, b in pairwise(channels))
         self.gate = nn.ModuleList(Gate(c, activation) for c in channels[1:])
         self.shared = form == "code"
         if form == "code":
-            for refine in self.refine[1:]:
-                refine[1] = nn.Identity()
+            for attention in refine[1:]:
+                attention[1] = nn.Identity()
             for module in self.modules():
                 if isinstance(module, nn.Conv2d):
                     nn.init.normal_(module.weight, std=0.02)
@@ -182,11 +185,12 @@ class Decoder(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (N, C, H, W), coarsest first."""
-        out = [self.refine[0](maps[0])]
-        for up, gate, refine, passed in zip(self.up, self.gate, self.refine[1:], maps[1:], strict=True):
+        first, *finer = (cast(Attention, refine) for refine in self.refine)  # as `__init__` filled it
+        out = [first(maps[0])]
+        for up, gate, refine, passed in zip(self.up, self.gate, finer, maps[1:], strict=True):
             x = up(out[-1])
             channels, places, scales = refine
-            places = self.refine[0][1] if self.shared else places
+            places = first[1] if self.shared else places
             out.append(scales(places(channels(x + gate(x, passed)))))
         return out
 
@@ -199,7 +203,7 @@ class Emcad(nn.Module):
 
     def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int, form: Form = "paper"):
         super().__init__()
-        channels = encoder.feature_info.channels()[::-1]
+        channels = feature_info(encoder).channels()[::-1]
         self.encoder, self.decoder = encoder, Decoder(channels, kernels, expansion, form)
         self.heads = nn.ModuleList(nn.Conv2d(c, classes, 1) for c in channels)
         self.last = getattr(encoder, "output_fmt", None) == "NHWC"
@@ -219,9 +223,10 @@ def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
 
     check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))
     refuse_unknown(spec.encoder, "task.net.encoder")
-    name, given = timm_name(spec.encoder), {"drop_path_rate": spec.drop_path} if spec.drop_path else {}
+    name = timm_name(spec.encoder)
+    given: dict[str, Any] = {"drop_path_rate": spec.drop_path} if spec.drop_path else {}
     try:
-        strides = timm.create_model(name, features_only=True).feature_info.reduction()
+        strides = feature_info(timm.create_model(name, features_only=True)).reduction()
         if not set(STRIDES) <= set(strides):
             raise ValueError(f"maps at strides {', '.join(map(str, strides))}")
         encoder = timm.create_model(
@@ -235,8 +240,9 @@ def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         wanted = f"a network with maps at strides {', '.join(map(str, STRIDES))}"
         raise UserError("task.net.encoder", f"{spec.encoder}: {reason}"[:300], wanted) from error
-    made = Slices(Emcad(encoder, meta.classes, spec.kernels, spec.expansion, spec.form), spec.neighbours)
+    net = Emcad(encoder, meta.classes, spec.kernels, spec.expansion, spec.form)
+    made = Slices(net, spec.neighbours)
     probe(made, meta, spec.encoder)
-    decoder = sum(p.numel() for p in made.net.decoder.parameters())
-    about = f"{spec.encoder} with kernels {by(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
+    decoder = sum(p.numel() for p in net.decoder.parameters())
+    about = f"{spec.encoder} with kernels {format_sides(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
     return made, f"{about}, {decoder:,} of them in the decoder"

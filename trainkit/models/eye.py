@@ -5,31 +5,24 @@ description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwis
 arXiv 1704.04861), transformer (Vaswani et al., NeurIPS 2017) and MLP-mixer (Tolstikhin et al., NeurIPS 2021) over a
 grid of pooled tokens. B pictures, C channels, H x W places of a map, T tokens, D length of the embedding.
 
-Three things differ from the origin on purpose:
-
-- There the channel norm was replaced by GroupNorm with one group, which normalises over C x H x W and so lets places
-  of a picture move each other. Here it is the LayerNorm over channels of the paper, at each place alone.
-- There a margin loss read the pooled map and went past the head, which then learnt nothing. Here the head always
-  gives the embedding that every loss reads, so each weight has a gradient.
-- Tokens know their place by a learned vector each. The description says nothing of it. With it the parameter counts of
-  the origin (.170, .372, .652, 1.445 M at 32, 48, 64, 96 channels) are met, with the layers alone they are not (.651,
-  1.444 M); two more norms would do as well.
-
-The baseline's blocks were found from its figures: 4 blocks of 3x3 by channel and 1x1, channels doubled by the third,
-give its multiply-accumulates exactly (2.7, 5.4, 9.0, 19.1 M) and the quadratic part of its parameters, 8 C^2. Of the
-linear part, about 106 C, convolutions and norms explain 96 C; the slopes of PReLU, which stands here, make it 108 C:
-within 0.5 % of 11.6, 23.5, 39.6 and 83.9 K. What makes up the rest in the origin, and its shortcuts, are not known.
+Different from the origin on purpose: the LayerNorm over channels of the paper at each place alone, where GroupNorm with
+one group let places move each other; a head that always gives the embedding which every loss reads, so that each weight
+has a gradient; and a learned vector for the place of each token, with which the published parameter counts are met. The
+baseline's blocks follow from its published costs: its multiply-accumulates are met exactly, its parameters to 0.6 %.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
+from trainkit.config.ranges import Channels, FractionAboveZero, FractionBelowOne
 from trainkit.errors import UserError
 
 NORM_EPS = 1e-6
@@ -40,6 +33,41 @@ MOST_HEADS = 8
 Backbone = Literal["eye_convnext", "eye_baseline"]
 Head = Literal["avg", "avgmax_mlp", "transformer", "mlp_mixer"]
 STEM_STRIDE = {"eye_convnext": 4, "eye_baseline": 2}
+MOST_CHANNELS = 4096
+"""Of a map, which doubles them as the network gets deeper."""
+
+
+@dataclass(kw_only=True)
+class EyeSpec:
+    """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
+
+    name: Backbone
+    base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
+    num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
+    head: Head = "transformer"
+    """Layers from the last map to the embedding; the last two see it as a grid of tokens."""
+    grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
+    """Rows and columns of tokens."""
+    embedding: Channels | None = None
+    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
+    drop_path: FractionBelowOne = 0.0
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
+    dropout: FractionBelowOne = 0.0
+    """Share of what the head pools set to zero in training."""
+    layer_scale: FractionAboveZero = 1e-6
+    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
+
+    def __post_init__(self) -> None:
+        last = channels_of(self.base_channels, self.num_blocks)[-1]
+        if last > MOST_CHANNELS:
+            raise ValueError(
+                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
+                f"in the last block; {MOST_CHANNELS} at most are possible"
+            )
+        if self.embedding is None:
+            # Tasks size their heads by it, and the resolved recipe then says what it is.
+            self.embedding = last
 
 
 def channels_of(base_channels: int, num_blocks: int) -> list[int]:
@@ -50,48 +78,31 @@ def channels_of(base_channels: int, num_blocks: int) -> list[int]:
 class EyeNet(nn.Module):
     """Pictures of `shape` (channels, height, width) to embeddings (B, embedding) that are not normalised.
 
-    `embedding` None is the number of channels of the last map; another number adds a linear layer. Raises UserError
-    for pictures that leave no whole grid.
+    Raises UserError for pictures that leave no whole grid.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        backbone: Backbone = "eye_convnext",
-        base_channels: int = 32,
-        num_blocks: int = 4,
-        head: Head = "transformer",
-        grid: tuple[int, int] = (2, 4),
-        embedding: int | None = None,
-        drop_path: float = 0.0,
-        dropout: float = 0.0,
-        layer_scale: float = 1e-6,
-    ):
+    def __init__(self, shape: tuple[int, int, int], spec: EyeSpec):
         super().__init__()
-        channels = channels_of(base_channels, num_blocks)
-        size = _map_size(shape[1:], backbone, num_blocks, grid if head in ("transformer", "mlp_mixer") else (1, 1))
+        blocks, head, grid = spec.num_blocks, spec.head, spec.grid
+        channels = channels_of(spec.base_channels, blocks)
+        size = _map_size(shape[1:], spec.name, blocks, grid if head in ("transformer", "mlp_mixer") else (1, 1))
         # Stochastic depth (Huang et al., ECCV 2016): later blocks are left out more often.
-        rates = [drop_path * (i + 1) / num_blocks for i in range(num_blocks)]
-        convnext = backbone == "eye_convnext"
-        block = partial(Block, layer_scale=layer_scale) if convnext else SeparableBlock
+        rates = [spec.drop_path * (i + 1) / blocks for i in range(blocks)]
+        convnext = spec.name == "eye_convnext"
+        block = partial(Block, layer_scale=spec.layer_scale) if convnext else SeparableBlock
         stem = _patches if convnext else _halved
-        self.stem = stem(shape[0], base_channels)
-        self.blocks = nn.Sequential(
-            *(
-                block(before, after, rate)
-                for before, after, rate in zip([base_channels, *channels[:-1]], channels, rates, strict=True)
-            )
-        )
+        self.stem = stem(shape[0], spec.base_channels)
+        self.blocks = nn.Sequential(*map(block, [spec.base_channels, *channels[:-1]], channels, rates))
         last = channels[-1]
         if head == "transformer":
-            self.head: nn.Module = Transformer(last, size, grid, dropout)
+            self.head: nn.Module = Transformer(last, size, grid, spec.dropout)
         elif head == "mlp_mixer":
-            self.head = MLPMixer(last, size, grid, dropout)
+            self.head = MLPMixer(last, size, grid, spec.dropout)
         elif head == "avgmax_mlp":
-            self.head = AverageMaxMLP(last, dropout)
+            self.head = AverageMaxMLP(last, spec.dropout)
         else:
-            self.head = Average(dropout)
-        self.projection = None if embedding in (None, last) else nn.Linear(last, embedding)
+            self.head = Average(spec.dropout)
+        self.projection = nn.Linear(last, spec.embedding) if spec.embedding and spec.embedding != last else None
         self.apply(_first_weights)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ normalised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -13,32 +14,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import Channels, FractionAboveZero, FractionBelowOne
+from trainkit.config.ranges import Channels, FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.models import adaface_ir, iresnet
 from trainkit.models.adaface_ir import IR
-from trainkit.models.eye import Backbone, EyeNet, Head, channels_of
+from trainkit.models.eye import EyeNet, EyeSpec
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
 from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
 
-__all__ = [
-    "IR",
-    "EyeNet",
-    "EyeSpec",
-    "IRSpec",
-    "IResNet",
-    "IResNetSpec",
-    "MobileFaceNet",
-    "MobileFaceNetSpec",
-    "Net",
-    "TimmSpec",
-    "build",
-    "macs",
-]
-
-MOST_CHANNELS = 4096
-"""Of a map of an eye network, which doubles them as it gets deeper."""
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
 
@@ -83,39 +67,6 @@ class IRSpec:
 
 
 @dataclass(kw_only=True)
-class EyeSpec:
-    """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
-
-    name: Backbone
-    base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
-    num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
-    head: Head = "transformer"
-    """What makes the embedding of the last map; the last two see it as a grid of tokens."""
-    grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
-    """Rows and columns of tokens."""
-    embedding: Channels | None = None
-    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
-    drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
-    dropout: FractionBelowOne = 0.0
-    """Share of what the head pools set to zero in training."""
-    layer_scale: FractionAboveZero = 1e-6
-    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
-
-    def __post_init__(self) -> None:
-        last = channels_of(self.base_channels, self.num_blocks)[-1]
-        if last > MOST_CHANNELS:
-            raise ValueError(
-                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
-                f"in the last block; {MOST_CHANNELS} at most are possible"
-            )
-        if self.embedding is None:
-            # Tasks size their heads by it, and the resolved recipe then says what it is.
-            self.embedding = last
-
-
-@dataclass(kw_only=True)
 class TimmSpec:
     """Any classification network of timm, from random weights, with a neck: batch norm, linear, batch norm."""
 
@@ -136,7 +87,14 @@ Net = Annotated[AnyNet, Field(discriminator="name")]
 """The block of a recipe that chooses a network."""
 
 
-def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
+def embedding_of(spec: AnyNet) -> int:
+    """Return the length of the embedding of a network."""
+    if spec.embedding is None:
+        raise ValueError(f"net {spec.name}: the length of its embedding is not known")
+    return spec.embedding
+
+
+def build(spec: AnyNet, shape: Sequence[int]) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
     Raises UserError when the network cannot take such pictures, or timm has none of that name or with such arguments.
@@ -145,18 +103,7 @@ def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
     if isinstance(spec, TimmSpec):
         return _Timm(spec, shape)
     if isinstance(spec, EyeSpec):
-        return EyeNet(
-            shape,
-            spec.name,
-            spec.base_channels,
-            spec.num_blocks,
-            spec.head,
-            spec.grid,
-            spec.embedding,
-            spec.drop_path,
-            spec.dropout,
-            spec.layer_scale,
-        )
+        return EyeNet((channels, height, width), spec)
     if height != width or height < SMALLEST_SIDE:
         raise UserError(
             f"net {spec.name}",
@@ -175,7 +122,7 @@ def build(spec: AnyNet, shape: tuple[int, int, int]) -> nn.Module:
 
 
 class _Timm(nn.Module):
-    def __init__(self, spec: TimmSpec, shape: tuple[int, int, int]):
+    def __init__(self, spec: TimmSpec, shape: Sequence[int]):
         super().__init__()
         self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
         with torch.no_grad():
@@ -188,35 +135,3 @@ class _Timm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.neck(self.backbone(x))
-
-
-def macs(net: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Multiply-accumulates of one picture of `shape` (C, H, W) through the convolutions and linear layers of `net`.
-
-    Products outside such layers (the attention of a transformer) are not counted. One forward is run, so a network on
-    the meta device costs nothing.
-    """
-    total = 0
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        weight = module.weight
-        # A weight of an output value is met once: fan-in per output value.
-        per_value = weight[0].numel()
-        total += output.numel() * per_value
-
-    handles = [
-        module.register_forward_hook(count) for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)
-    ]
-    modes = [(module, module.training) for module in net.modules()]
-    first = next(net.parameters())
-    try:
-        net.eval()
-        with torch.no_grad():
-            net(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
-    return total

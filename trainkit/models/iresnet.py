@@ -45,6 +45,11 @@ class Block(nn.Module):
 class IResNet(nn.Module):
     """Square pictures of `image_size` pixels to embeddings that are not normalised."""
 
+    layer1: nn.Sequential
+    layer2: nn.Sequential
+    layer3: nn.Sequential
+    layer4: nn.Sequential
+
     def __init__(
         self,
         layers: tuple[int, int, int, int] = (2, 2, 2, 2),

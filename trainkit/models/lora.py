@@ -40,8 +40,8 @@ class Lora:
             raise ValueError("match is empty; a pattern such as '*.attn.qkv' is needed")
 
 
-class Rows:
-    """What layers deep in a network must know of a batch: which rows are of which modality.
+class BatchModalities:
+    """Modality of each row of a batch, for layers deep in a network.
 
     Set before a forward and cleared after it, and only read between: the networks between are timm's and hand on
     nothing but their maps.
@@ -49,7 +49,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.first: Tensor | None = None
-        """What the first layers made of the pictures, where each modality has its own."""
+        """Maps that the first layers made of the pictures, where each modality has its own."""
         self.widths: set[int] = set()
         """For how many columns a modality is asked for."""
         self.own: dict[int, Tensor] = {}
@@ -77,7 +77,9 @@ class LoraLinear(nn.Linear):
     layer (`parts` 3) have corrections of `rank` each.
     """
 
-    def __init__(self, linear: nn.Linear, rank: int, alpha: float, modalities: int, rows: Rows, parts: int = 1):
+    def __init__(
+        self, linear: nn.Linear, rank: int, alpha: float, modalities: int, rows: BatchModalities, parts: int = 1
+    ):
         weight = linear.weight
         # On the meta device nothing is made and thrown away.
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, "meta", weight.dtype)
@@ -112,7 +114,7 @@ class LoraLinear(nn.Linear):
         return self.weight + (self._up()[modality].T @ self.lora_down[modality]).to(self.weight.dtype)
 
 
-def add(net: nn.Module, spec: Lora, modalities: int, rows: Rows, where: str) -> list[str]:
+def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> list[str]:
     """Give linear layers of `net` corrections, in place; returns their names.
 
     Raises UserError when none matches.

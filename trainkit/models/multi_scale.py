@@ -11,19 +11,20 @@ what was found back; it enlarges scores to the size of what the network saw firs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trainkit.losses.segmentation_2d import resized
-from trainkit.models.sliding_window import combinations, sliding
+from trainkit.models.sliding_window import axis_subsets, sliding_probabilities
 
 OVERLAP = 1 / 3
 """Share of a window that it has in common with the next."""
 
 
-def rounded(length: float, multiple: int) -> int:
+def round_up(length: float, multiple: int) -> int:
     """The next multiple of `multiple` from the whole number nearest to `length`; at least one."""
     return max(1, -(-round(length) // multiple)) * multiple
 
@@ -54,71 +55,39 @@ def probabilities(
     """
     if bool(window[0]) != bool(window[1]):
         raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
-    total = None
-    for scale in scales:
-        if window[0]:
-            found = _through_windows(forward, image, scale, mirrors, window, multiple, batch_size, align_corners)
-        else:
-            found = _whole(forward, image, scale, mirrors, multiple, align_corners)
-        total = found if total is None else total.add_(found)
-    return total.div_(len(scales))
+    size, flips = image.shape[2:], list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+
+    def whole(scale: float) -> Tensor:
+        seen = _resized(image, [round_up(side * scale, multiple) for side in size], align_corners)
+
+        def turned(flip: list[int]) -> Tensor:
+            scores = forward(seen.flip(flip) if flip else seen)
+            # Turned back while it is small.
+            return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+
+        return reduce(Tensor.add_, map(turned, flips)).div_(len(flips))
+
+    def windowed(scale: float) -> Tensor:
+        seen = _resized(image, [max(1, round(side * scale)) for side in size], align_corners)
+        sides = [round_up(side, multiple) for side in window]
+        found = [_through_windows(forward, picture[None], sides, mirrors, batch_size) for picture in seen]
+        return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
+
+    return reduce(Tensor.add_, map(windowed if window[0] else whole, scales)).div_(len(scales))
 
 
-def brought_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
+def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
     """Class scores (B, C, *size), float32 or wider, of pictures that a network saw at the size `seen`."""
     return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
 
 
-def _whole(
-    forward: Callable[[Tensor], Tensor],
-    image: Tensor,
-    scale: float,
-    mirrors: Sequence[bool],
-    multiple: int,
-    align_corners: bool,
-) -> Tensor:
-    size = image.shape[2:]
-    seen = _resized(image, [rounded(length * scale, multiple) for length in size], align_corners)
-    total, flips = None, _flips(mirrors)
-    for flip in flips:
-        scores = forward(seen.flip(flip) if flip else seen)
-        # Turned back while it is small.
-        part = brought_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
-        total = part if total is None else total.add_(part)
-    return total.div_(len(flips))
-
-
 def _through_windows(
-    forward: Callable[[Tensor], Tensor],
-    image: Tensor,
-    scale: float,
-    mirrors: Sequence[bool],
-    window: Sequence[int],
-    multiple: int,
-    batch_size: int,
-    align_corners: bool,
+    forward: Callable[[Tensor], Tensor], image: Tensor, window: list[int], mirrors: Sequence[bool], batch_size: int
 ) -> Tensor:
-    size = image.shape[2:]
-    seen = _resized(image, [max(1, round(length * scale)) for length in size], align_corners)
-    window = [rounded(side, multiple) for side in window]
-    found = [
-        sliding(
-            lambda part: resized(forward(part), part.shape[2:]),
-            picture[None],
-            window,
-            overlap=OVERLAP,
-            weight="constant",
-            batch_size=batch_size,
-            mirrors=mirrors,
-            fill=0.0,
-        )
-        for picture in seen
-    ]
-    return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
-
-
-def _flips(mirrors: Sequence[bool]) -> list[list[int]]:
-    return list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
+    settings = {"overlap": OVERLAP, "batch_size": batch_size, "mirrors": mirrors, "fill": 0.0}
+    return sliding_probabilities(
+        lambda part: resized(forward(part), part.shape[2:]), image, window, weight="constant", **settings
+    )
 
 
 def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a network normalises over: the micro-batch, the micro-batches of all processes, or groups of channels.
+"""Normalisation over the micro-batch, the micro-batches of all processes, or groups of channels.
 
 Batch norm (Ioffe & Szegedy, ICML 2015) depends on how many pictures a process sees at once; gradient accumulation does
 not change that, so two micro-batches of 32 are not one of 64. `SyncBatchNorm2d` makes it the pictures of all processes;
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from trainkit.errors import UserError
 
@@ -75,7 +76,8 @@ def _converted(norm: nn.BatchNorm2d, kind: Kind, groups: int) -> nn.Module:
     made.register_parameter("weight", norm.weight)
     made.register_parameter("bias", norm.bias)
     if not plain:
-        made.drop, made.act = norm.drop, norm.act
+        for name in ("drop", "act"):
+            made.add_module(name, norm.get_submodule(name))
     return made.train(norm.training)
 
 
@@ -97,19 +99,17 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return self._together(x)
 
     # The collectives are not for a compiler: a compiled network is cut here.
-    @torch._disable_dynamo  # `torch.compiler.disable`, which imports the compiler here: 2 s of processor time
+    @_disable_dynamo  # `torch.compiler.disable`, which imports the compiler here: 2 s of processor time
     def _together(self, x: Tensor) -> Tensor:
         out, mean, square, count = _Together.apply(x, self.weight, self.bias, self.eps)
-        if self.training and self.running_mean is not None:
-            self._remember(mean, square, count)
+        seen, means, variances = self.num_batches_tracked, self.running_mean, self.running_var
+        if self.training and seen is not None and means is not None and variances is not None:
+            with torch.no_grad():
+                seen.add_(1)
+                share = 1 / seen if self.momentum is None else self.momentum
+                for running, now in ((means, mean), (variances, square / (count - 1).clamp_min(1))):
+                    running += share * (now.to(running.dtype) - running)
         return out
-
-    @torch.no_grad()
-    def _remember(self, mean: Tensor, square: Tensor, count: Tensor) -> None:
-        self.num_batches_tracked.add_(1)
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
-        for running, now in ((self.running_mean, mean), (self.running_var, square / (count - 1).clamp_min(1))):
-            running += share * (now.to(running.dtype) - running)
 
 
 class _Together(torch.autograd.Function):
@@ -148,7 +148,7 @@ class _Together(torch.autograd.Function):
         needs = ctx.needs_input_grad
         return (
             to_x.to(x.dtype) if needs[0] else None,
-            of_weight.to(weight.dtype) if needs[1] else None,
+            of_weight.to(weight.dtype) if weight is not None and needs[1] else None,
             of_bias if needs[2] else None,
             None,
         )
@@ -179,12 +179,18 @@ def _reduce(values: Tensor) -> Tensor:
 class _SyncThenAct(SyncBatchNorm2d):
     """timm's batch norm with dropout and activation inside, over all processes."""
 
+    drop: nn.Module
+    act: nn.Module
+
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.drop(super().forward(x)))
 
 
 class _GroupThenAct(nn.GroupNorm):
     """Group norm with the dropout and activation of timm's batch norm."""
+
+    drop: nn.Module
+    act: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.drop(super().forward(x)))

@@ -1,4 +1,4 @@
-"""What the networks for volumes have in common: kernels and strides that follow from patch and spacing.
+"""Kernels and strides of networks for volumes, which follow from patch and spacing.
 
 Kernels and strides follow from both as in nnU-Net (Isensee et al., Nature Methods 2021): an axis whose spacing is twice
 the finest or more is neither pooled nor convolved until the others have caught up.
@@ -7,7 +7,7 @@ the finest or more is neither pooled nor convolved until the others have caught 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -29,14 +29,21 @@ class Levels:
 
     @property
     def multiple(self) -> Triple:
-        """What the sides of a patch must be multiples of."""
-        return tuple(prod(sides) for sides in zip(*self.strides, strict=True))
+        """Numbers that the sides of a patch must be multiples of."""
+        return triple(prod(sides) for sides in zip(*self.strides, strict=True))
 
     def __str__(self) -> str:
-        return f"kernels {' '.join(map(by, self.kernels))}, strides {' '.join(map(by, self.strides[1:]))}"
+        kernels, strides = (" ".join(map(format_sides, sides)) for sides in (self.kernels, self.strides[1:]))
+        return f"kernels {kernels}, strides {strides}"
 
 
-def by(sides: Sequence[float]) -> str:
+def triple(sides: Iterable[int]) -> Triple:
+    """Return three numbers as a tuple of which the length is known."""
+    deep, high, wide = sides
+    return deep, high, wide
+
+
+def format_sides(sides: Sequence[float]) -> str:
     """`1x3x3`."""
     return "x".join(f"{side:g}" for side in sides)
 
@@ -49,7 +56,7 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
     until its spacing is less than twice the finest, then 3; the coarsest level has 3 everywhere.
     """
     axes, size, mm = range(len(patch)), list(patch), list(spacing or (1.0,) * len(patch))
-    kernel, kernels, strides = [1] * len(size), [], [(1,) * len(size)]
+    kernel, kernels, strides = [1] * len(size), [], [triple([1] * len(size))]
     while len(strides) < most:
         possible = [a for a in axes if size[a] >= 2 * SMALLEST_SIDE]
         halved = [a for a in possible if mm[a] < 2 * min(mm[b] for b in possible)]
@@ -58,22 +65,24 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
         # What is halved has a kernel of 3, or voxels would be passed over.
         wide = [a in halved or (size[a] > 1 and mm[a] < 2 * min(mm)) for a in axes]
         kernel = [3 if wide[a] else kernel[a] for a in axes]
-        kernels.append(tuple(kernel))
-        strides.append(tuple(2 if a in halved else 1 for a in axes))
+        kernels.append(triple(kernel))
+        strides.append(triple(2 if a in halved else 1 for a in axes))
         for a in halved:
             size[a], mm[a] = -(-size[a] // 2), 2 * mm[a]
-    kernels.append(tuple(3 if side > 1 else 1 for side in size))
+    kernels.append(triple(3 if side > 1 else 1 for side in size))
     return Levels(tuple(kernels), tuple(strides))
 
 
-def check_patch(name: str, patch: Sequence[int], multiple: Sequence[int]) -> None:
+def check_patch(
+    name: str, patch: Sequence[int], multiple: Sequence[int], where: str = "data.patch", unit: str = "voxels"
+) -> None:
     """Refuse a patch whose sides are no multiples of what the network divides them by."""
     if any(side % m for side, m in zip(patch, multiple, strict=True)):
         near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
         raise UserError(
-            "data.patch",
-            f"{by(patch)} voxels, which {name} cannot divide by its strides",
-            f"sides that are multiples of {by(multiple)}",
+            where,
+            f"{format_sides(patch)} {unit}, which {name} cannot divide by its strides",
+            f"sides that are multiples of {format_sides(multiple)}",
             f"the nearest is [{', '.join(map(str, near))}]",
         )
 

@@ -52,7 +52,7 @@ class PointSpec:
     layers: Annotated[int, Field(ge=1, le=64)] = 3
     """Hidden layers of the head."""
     coarse_each_layer: bool = False
-    """Whether each layer sees the coarse logits again; published for instances, not for semantic segmentation."""
+    """Give each layer the coarse logits again; published for instances, not for semantic segmentation."""
     weight: NotNegative = 1.0
     """Of the loss at the points beside that of the coarse map."""
 
@@ -72,13 +72,14 @@ class PointHead(nn.Module):
         self.coarse_each_layer = spec.coarse_each_layer
         again = classes if spec.coarse_each_layer else 0
         widths = [fine_channels + classes] + [spec.channels + again] * (spec.layers - 1)
-        self.layers = nn.ModuleList(nn.Conv1d(width, spec.channels, 1) for width in widths)
+        layers = [nn.Conv1d(width, spec.channels, 1) for width in widths]
+        self.layers = nn.ModuleList(layers)
         self.predict = nn.Conv1d(spec.channels + again, classes, 1)
-        for layer in self.layers:
+        for layer in layers:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
         nn.init.normal_(self.predict.weight, std=0.001)
-        nn.init.zeros_(self.predict.bias)
+        for layer in (*layers, self.predict):
+            nn.init.constant_(layer.get_parameter("bias"), 0)
 
     def forward(self, fine: Tensor, coarse: Tensor) -> Tensor:
         """Features (B, F, N) and coarse logits (B, C, N) at points to their logits (B, C, N)."""
@@ -119,7 +120,7 @@ def uncertainty(logits: Tensor) -> Tensor:
     return (second - best)[:, 0]
 
 
-def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
+def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor:
     """Points (B, count, 2) drawn independently, in proportion to exp(-d^2 / (2 sigma^2)) of their pixel's distance d.
 
     `distance` is (B, h, w) in pixels. Where within its pixel a point lies is uniform. Each pixel keeps a weight of at
@@ -140,7 +141,7 @@ def draw_near(distance: Tensor, count: int, sigma: float) -> Tensor:
 
 
 @torch.no_grad()
-def draw(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
+def choose_points(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
     """Points (B, spec.points, 2) to learn from, by coarse logits (B, C, h, w) and perhaps distances (B, H, W).
 
     First those near boundaries, then the least sure, then those anywhere; from torch's own generator.
@@ -150,7 +151,7 @@ def draw(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Ten
     if near:
         if distance is None:
             raise ValueError("points near boundaries need distances")
-        chosen.append(draw_near(distance, near, spec.sigma))
+        chosen.append(points_near_boundaries(distance, near, spec.sigma))
     if unsure:
         candidates = torch.rand(count, max(unsure, int(spec.points * spec.oversample)), 2, device=device)
         best = uncertainty(sample(logits, candidates)).topk(unsure, 1).indices

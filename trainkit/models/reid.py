@@ -9,7 +9,7 @@ is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,9 +22,9 @@ from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, Meta
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
-from trainkit.models.lora import Lora, Rows
+from trainkit.models.lora import BatchModalities, Lora
 from trainkit.models.text_encoder import TextEncoder, TextSpec
-from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
+from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
 
 WHERE = "task.net"
 
@@ -50,31 +50,30 @@ class ReidSpec:
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit fetch`); a file with weights of the backbone, or with a CLIP,
-    of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
+    """`pretrained` (timm's own, downloaded by `trainkit download`); a file with weights of the backbone, or with a
+    CLIP, of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
     classifier is left out where it is for other people. None: random."""
     embedding: Channels | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
     stems: Literal["own", "shared"] = "own"
-    """Whether pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
+    """`own`: pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
     after it, of their own. All start alike."""
     lora: Lora | None = None
     """Low-rank corrections of the backbone's linear layers for each modality."""
     tune: Literal["all", "lora"] = "all"
-    """What of the backbone is trained: everything; or the corrections and the first layers, above weights that stay."""
+    """Trained part of the backbone: everything; or the corrections and the first layers, above weights that stay."""
     drop_path: FractionBelowOne = 0.0
     """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
     fusion: Fusion = field(default_factory=Fusion)
     neck: Literal["bn", "none"] = "bn"
-    """What is between a feature and what is compared and classified."""
+    """Layer between a feature and the vector that is compared and classified."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
         if "drop_path_rate" in self.args:
             raise ValueError("args holds drop_path_rate; say drop_path")
-        if self.weights == "pretrained" and "." not in self.model:
-            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in resnet50.a1_in1k")
+        check_tag(self.model, self.weights, "resnet50.a1_in1k", "model")
         if self.tune == "lora" and (self.lora is None or self.weights is None):
             raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
         if self.text.tune == "lora" and self.weights is None and self.text.weights is None:
@@ -90,12 +89,14 @@ def needs(spec: ReidSpec) -> dict[str, str]:
 class Handed(nn.Module):
     """In place of a first layer: gives what the first layers of all modalities made of the pictures."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: BatchModalities):
         super().__init__()
         self.rows = rows
 
     def forward(self, x: Tensor) -> Tensor:
         """Whatever comes, and what was made before."""
+        if self.rows.first is None:
+            raise RuntimeError("the backbone is called without what the first layers made")
         return self.rows.first
 
 
@@ -110,7 +111,7 @@ class _NoRows(torch.autograd.Function):
         return None, *(torch.zeros_like(p) for p in ctx.saved_tensors)
 
 
-def no_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
+def empty_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
     """Rows like those of `like`, none of them, by which parameters get a gradient of zero.
 
     Without any gradient, averaging over processes would wait for ever. The layers themselves are not asked: a batch
@@ -154,7 +155,7 @@ class TransformerFusion(nn.Module):
         """Features (N, 5, D), of which some are `present` (N, 5), to (N, D); zeros where none is."""
         mean = self.mean(features, present)
         if not len(features):
-            return no_rows(self.parameters(), mean)
+            return empty_rows(self.parameters(), mean)
         several = present.sum(1, keepdim=True) > 1
         x = self.before(torch.where(present[:, :, None], features, 0)) + self.kinds
         # Softmax over nothing is no number: a row without records looks at all of them, and is left out below.
@@ -165,22 +166,25 @@ class TransformerFusion(nn.Module):
         return mean + added * several.to(added.dtype)
 
     def no_weight_decay(self) -> set[str]:
-        """What stands for a modality is not drawn towards zero."""
+        """Names of the vectors that stand for a modality."""
         return {"kinds"}
 
 
 class ReidNet(nn.Module):
     """Records of people to features, in one space for all modalities.
 
-    Rows of a batch are pictures in the order of `modalities.MODALITIES`, then captions. How many there are of each is
+    Rows of a batch are pictures in the order of `MODALITIES`, then captions. How many there are of each is
     known from shapes alone, so nothing waits for the device; a modality may have no row.
     """
+
+    backbone: Any
+    """The network of timm, whose methods no type of torch has."""
 
     def __init__(self, spec: ReidSpec, meta: Meta, backbone: nn.Module):
         super().__init__()
         known = meta.modalities or (MODALITIES[RGB],)
         self.pictures = tuple(name for name in known if name != "text")
-        self.tune, self.rows = spec.tune, Rows()
+        self.tune, self.rows = spec.tune, BatchModalities()
         self.about: list[str] = []
         """Sentences about what was built."""
         self.backbone = backbone
@@ -249,7 +253,7 @@ class ReidNet(nn.Module):
             return torch.cat(list(parts.values())) if len(parts) > 1 else parts[self.pictures[0]]
         made = {name: self.stems[name](x) for name, x in parts.items() if len(x)}
         like = next(iter(made.values()))
-        idle = {name: no_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
+        idle = {name: empty_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
         self.rows.first = torch.cat([(made | idle)[name] for name in parts])
         # The backbone looks at the size of what comes, and at nothing else.
         return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
@@ -275,14 +279,14 @@ class ReidNet(nn.Module):
     def _features(self, pictures: Tensor | None, text: Tensor | None) -> Tensor:
         none = self.classifier.weight.new_zeros(0, self.dim)
         if pictures is None:
-            found = [no_rows([*self._shared(), *self.project.parameters()], none)]
+            found = [empty_rows([*self._shared(), *self.project.parameters()], none)]
         else:
             maps = self.backbone.forward_features(pictures)
             found = [self.project(self.backbone.forward_head(maps, pre_logits=True)).float()]
-        if self.text is not None:
+        if self.text is not None and self.project_text is not None:
             some = text is not None and len(text)
             params = [*self.text.parameters(), *self.project_text.parameters()]
-            found.append(self.project_text(self.text(text)).float() if some else no_rows(params, none))
+            found.append(self.project_text(self.text(text)).float() if some else empty_rows(params, none))
         return torch.cat(found)
 
     def _shared(self) -> list[nn.Parameter]:
@@ -309,7 +313,7 @@ def _trained(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def _features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
+def _features(backbone: Any, shape: Sequence[int]) -> int:
     """Length of what the backbone's own pooling gives."""
     was, device = backbone.training, next(backbone.parameters()).device
     with torch.no_grad():
@@ -335,8 +339,11 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     whole = any(name.startswith("backbone.") for name in tensors)
     if tensors and not whole:
         _fill_backbone(net, spec.model, tensors, str(found["net"]))
-    if "text" in found and net.text is not None:
-        _fill_text(net, spec.text, found["text"])
+    if "text" in found and net.text is not None and net.project_text is not None:
+        file = str(found["text"])
+        projection = captions.load(net.text, spec.text, safe_load.read_tensors(found["text"]), file)
+        if projection is not None:
+            _fill_projection(net, net.project_text, projection, file)
     _first_layers(net, spec, meta.shape)
     if spec.lora is not None:
         _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
@@ -352,7 +359,7 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
                 )
             net.text.requires_grad_(False)
         # Captions are one modality: the same corrections for every row.
-        _low_rank(net, net.text, spec.text.lora, 1, Rows(), f"{WHERE}.text.lora")
+        _low_rank(net, net.text, spec.text.lora, 1, BatchModalities(), f"{WHERE}.text.lora")
     if whole:
         _fill_whole(net, tensors, str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
@@ -363,7 +370,7 @@ def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
     return net.train()
 
 
-def _first_layers(net: ReidNet, spec: ReidSpec, shape: tuple[int, ...]) -> None:
+def _first_layers(net: ReidNet, spec: ReidSpec, shape: Sequence[int]) -> None:
     """Give each modality first layers of its own; where the backbone stays, the first layers are trained all the same.
 
     The first convolution, and the norm where one is next. Raises UserError where timm does not say which that is, or
@@ -385,7 +392,7 @@ def _first_layers(net: ReidNet, spec: ReidSpec, shape: tuple[int, ...]) -> None:
     net.about.append(f"{', '.join(net.pictures)} have {' and '.join(names)} of their own")
 
 
-def _first_names(backbone: nn.Module, model: str, shape: tuple[int, ...]) -> list[str]:
+def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     """Names of the first convolution and of the norm that takes what it gives, as one forward shows."""
     import timm
 
@@ -414,7 +421,7 @@ def _first_names(backbone: nn.Module, model: str, shape: tuple[int, ...]) -> lis
     return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
 
 
-def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: Rows, where: str) -> None:
+def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> None:
     names = lora.add(encoder, spec, modalities, rows, where)
     count = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" in name)
     net.about.append(
@@ -434,18 +441,13 @@ def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], wher
         except (RuntimeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise UserError(where, f"is not of {model} ({' '.join(str(error).split())[:200]})") from error
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
-    heads = config.classifier if isinstance(config.classifier, tuple) else (config.classifier,)
+    heads = config.classifier if config is not None else None
+    heads = heads if isinstance(heads, tuple) else (heads,)
     heads = tuple(f"{head}." for head in heads if head)
     safe_load.load_into(net.backbone, {name: t for name, t in tensors.items() if not name.startswith(heads)}, where)
     projection = tensors.get("head.weight")
     if "clip" in model and projection is not None and isinstance(net.project, nn.Linear):
         _fill_projection(net, net.project, projection, where)
-
-
-def _fill_text(net: ReidNet, spec: TextSpec, file: Any) -> None:
-    projection = captions.load(net.text, spec, safe_load.read_tensors(file), str(file))
-    if projection is not None:
-        _fill_projection(net, net.project_text, projection, str(file))
 
 
 def _fill_projection(net: ReidNet, into: nn.Linear, projection: Tensor, where: str) -> None:

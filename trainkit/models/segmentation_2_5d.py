@@ -19,8 +19,8 @@ from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
 from trainkit.interfaces import Meta
-from trainkit.models.patch_geometry import by, check_patch, require
-from trainkit.models.timm_classifier import refuse_unknown
+from trainkit.models.patch_geometry import check_patch, format_sides, require
+from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 TIMM = "tu-"
 """How segmentation_models_pytorch marks encoders of timm."""
@@ -42,12 +42,12 @@ class SlicesSpec:
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; None: random."""
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
+    `run:NAME` or `models:/ID`; None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
-        check_slices(self.encoder, self.weights)
+        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
             raise ValueError(
                 f"encoder is {self.encoder!r}; pretrained weights are those of timm, as in tu-resnet18.a1_in1k"
@@ -62,12 +62,6 @@ class SlicesSpec:
                 raise ValueError(
                     f"filters is {self.filters}; only `tu-` encoders can be cut to {len(self.filters)} levels"
                 )
-
-
-def check_slices(encoder: str, word: str | None) -> None:
-    """Refuse what no network of slices has."""
-    if word == "pretrained" and "." not in encoder:
-        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in pvt_v2_b2.in1k")
 
 
 class Slices(nn.Module):
@@ -113,16 +107,16 @@ def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
             spec.decoder, spec.encoder, encoder_weights=None, in_channels=channels, classes=meta.classes, **given
         )
     except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-        raise unfit(f"{spec.decoder} over {spec.encoder}", error) from error
+        raise misfit(f"{spec.decoder} over {spec.encoder}", error) from error
     made = Slices(net, spec.neighbours)
     probe(made, meta, spec.encoder)
     return made, f"{spec.decoder} over {spec.encoder}, {about_slices(spec.neighbours, 2**depth)}"
 
 
 def about_slices(neighbours: int, multiple: int) -> str:
-    """What is to be said about every network of slices."""
+    """Say what every network of slices sees and needs."""
     seen = "each slice alone" if not neighbours else f"each slice with {neighbours} on either side"
-    return f"{seen}, sides of a patch multiples of {by((1, multiple, multiple))}"
+    return f"{seen}, sides of a patch multiples of {format_sides((1, multiple, multiple))}"
 
 
 @torch.no_grad()
@@ -133,7 +127,7 @@ def probe(net: nn.Module, meta: Meta, encoder: str) -> None:
     try:
         out = net(torch.zeros(slice_of, device=next(net.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
-        raise unfit(f"{encoder} on slices of {by(meta.shape[2:])} voxels", error) from error
+        raise misfit(f"{encoder} on slices of {format_sides(meta.shape[2:])} voxels", error) from error
     if tuple(out.shape) != (1, meta.classes, *slice_of[2:]):
         raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
     net.train()
@@ -155,7 +149,7 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
     inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
     # Handed over as tensors: timm has readers of files of its own.
     tensors = safe_load.read_tensors(file)
-    info = inner.feature_info
+    places = tuple(feature_info(inner).out_indices)
 
     def given() -> dict[str, Any]:
         return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # from which it takes out
@@ -166,12 +160,12 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
         filled = timm.create_model(
             timm_name(encoder),
             features_only=True,
-            out_indices=tuple(info.out_indices),
+            out_indices=places,
             in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
             **given(),
         )
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:
-        raise unfit(f"weights {file} in {encoder}", error) from error
+        raise misfit(f"weights {file} in {encoder}", error) from error
     safe_load.load_into(inner, filled.state_dict(), str(file))
 
 
@@ -185,7 +179,7 @@ def check_encoder(name: str, known: dict) -> None:
         raise UserError("task.net.encoder", f"segmentation_models_pytorch has no encoder {name!r}", remedy=remedy)
 
 
-def unfit(what: str, error: Exception) -> UserError:
-    """What to say of a library's refusal to make or run `what`."""
+def misfit(what: str, error: Exception) -> UserError:
+    """Return the error for a library's refusal to make or run `what`."""
     reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
     return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")

@@ -21,13 +21,13 @@ from trainkit.errors import UserError, few
 from trainkit.interfaces import Meta
 from trainkit.models import bisenet, segmentation_2_5d
 from trainkit.models import pointrend as pointwise
-from trainkit.models.patch_geometry import by, require
+from trainkit.models.patch_geometry import check_patch, require
 from trainkit.models.pointrend import PointHead, PointSpec
-from trainkit.models.timm_classifier import refuse_unknown
+from trainkit.models.timm_classifier import check_tag, refuse_unknown
 
 SMP = "segmentation_models_pytorch"
 _MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
-"""What the libraries raise when parts do not fit each other."""
+"""Errors that the libraries raise when parts do not fit each other."""
 _GIVEN = {"self", "encoder_name", "encoder_weights", "in_channels", "classes", "activation", "aux_params", "upsampling"}
 """Arguments of smp's decoders that are not a recipe's: set here, or of what is left out."""
 
@@ -46,11 +46,11 @@ class BiSeNetV1Spec:
     """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
     ResNet-18 and torchvision's weights."""
     weights: str | None = None
-    """`pretrained` (the encoder's, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
+    """`pretrained` (the encoder's, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
     `models:/ID`; files of the public implementation are understood. None: random."""
 
     def __post_init__(self) -> None:
-        _check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
+        check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
 
 
 @dataclass(kw_only=True)
@@ -80,29 +80,20 @@ class SmpSpec:
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal[
-        "unet",
-        "unetplusplus",
-        "fpn",
-        "linknet",
-        "manet",
-        "pspnet",
-        "pan",
-        "deeplabv3",
-        "deeplabv3plus",
-        "segformer",
+        "unet", "unetplusplus", "fpn", "linknet", "manet", "pspnet", "pan", "deeplabv3", "deeplabv3plus", "segformer",
         "upernet",
-    ]
+    ]  # fmt: skip
     """How its maps become one again."""
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
     """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit fetch`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; None: random."""
+    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
+    `run:NAME` or `models:/ID`; None: random."""
 
     def __post_init__(self) -> None:
         if self.weights == "pretrained" and not self.encoder.startswith(segmentation_2_5d.TIMM):
             raise ValueError(f"encoder is {self.encoder!r}; pretrained weights are those of timm: tu-resnet18.a1_in1k")
-        _check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
+        check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
         reserved = sorted(_GIVEN & set(self.args))
         if reserved:
             raise ValueError(f"args names {', '.join(reserved)}, which follow from the data or are not used")
@@ -115,7 +106,7 @@ SceneNetSpec = Annotated[AnySceneNet, Field(discriminator="name")]
 
 @dataclass(kw_only=True)
 class Norm:
-    """What the batch norms of a network become."""
+    """Replacement of the batch norms of a network."""
 
     name: Literal["batch", "sync", "group"] = "batch"
     """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
@@ -125,57 +116,6 @@ class Norm:
     channels or more in each."""
 
 
-def _check_tag(encoder: str, word: str | None, example: str) -> None:
-    if word == "pretrained" and "." not in encoder:
-        raise ValueError(f"encoder is {encoder!r}; pretrained weights need a tag, as in {example}")
-
-
-class SceneNet(nn.Module):
-    """A network that gives every pixel a class, with or without a head for single points.
-
-    `body` maps pictures to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
-    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of a picture must be
-    multiples of (`multiple`), and how many pictures batch norm must see at once in training (`least`).
-    """
-
-    def __init__(self, body: nn.Module, classes: int, points: PointSpec | None = None):
-        super().__init__()
-        self.body, self.points = body, points
-        self.point_head = None if points is None else PointHead(points, body.fine_channels, classes)
-
-    @property
-    def multiple(self) -> int:
-        """What the sides of a picture must be multiples of."""
-        return self.body.multiple
-
-    @property
-    def least(self) -> int:
-        """How many pictures batch norm must see at once in training: 2 where a map has one value per picture."""
-        return self.body.least
-
-    def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Pictures (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
-
-        While training, those of auxiliary heads follow, each at its stride, and with a head for points there are also
-        `points` (B, N, 2), (x, y) in [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the
-        nearest boundary, is needed where some are drawn near boundaries. In evaluation there are the main scores alone,
-        with a head for points refined to (B, classes, H, W).
-        """
-        out = self.body(image)
-        logits = list(out["logits"]) if self.training else out["logits"][:1]
-        if self.point_head is None:
-            return {"logits": logits}
-        coarse = pointwise.pooled(logits[0], self.body.stride)
-        if not self.training:
-            size = (image.shape[2], image.shape[3])
-            return {"logits": [pointwise.refine(self.point_head, coarse, out["fine"], size, self.points)]}
-        if self.points.near and distance is None:
-            raise UserError("task.points.near", f"{self.points.near}, without distances", "data.distance in the recipe")
-        chosen = pointwise.draw(coarse.detach(), self.points, distance)
-        found = self.point_head(pointwise.sample(out["fine"], chosen), pointwise.sample(coarse, chosen))
-        return {"logits": logits, "points": chosen, "point_logits": found}
-
-
 class SmpBody(nn.Module):
     """A network of segmentation_models_pytorch without its last enlargement: scores at the stride of its decoder.
 
@@ -183,7 +123,11 @@ class SmpBody(nn.Module):
     depends on get no gradient, and `idle` is how many there are: other processes would wait for theirs.
     """
 
-    def __init__(self, model: nn.Module, shape: Sequence[int]):
+    encoder: nn.Module
+    decoder: nn.Module
+    segmentation_head: nn.Module
+
+    def __init__(self, model: Any, shape: Sequence[int]):
         super().__init__()
         self.encoder, self.decoder, self.segmentation_head = model.encoder, model.decoder, model.segmentation_head[0]
         # Where an encoder's stride is below 2^depth, it is dilated, and nobody says that fewer will do.
@@ -224,6 +168,58 @@ def _normed(net: nn.Module) -> Iterator[set[int]]:
             hook.remove()
 
 
+Body = bisenet.BiSeNetV1 | bisenet.BiSeNetV2 | SmpBody
+"""Networks under a `SceneNet`."""
+
+
+class SceneNet(nn.Module):
+    """A network that gives every pixel a class, with or without a head for single points.
+
+    `body` maps pictures to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
+    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of a picture must be
+    multiples of (`multiple`), and how many pictures batch norm must see at once in training (`least`).
+    """
+
+    body: Body
+
+    def __init__(self, body: Body, classes: int, points: PointSpec | None = None):
+        super().__init__()
+        self.body, self.points = body, points
+        self.point_head = None if points is None else PointHead(points, body.fine_channels, classes)
+
+    @property
+    def multiple(self) -> int:
+        """Number that the sides of a picture must be multiples of."""
+        return self.body.multiple
+
+    @property
+    def least(self) -> int:
+        """How many pictures batch norm must see at once in training: 2 where a map has one value per picture."""
+        return self.body.least
+
+    def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
+        """Pictures (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
+
+        While training, those of auxiliary heads follow, each at its stride, and with a head for points there are also
+        `points` (B, N, 2), (x, y) in [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the
+        nearest boundary, is needed where some are drawn near boundaries. In evaluation there are the main scores alone,
+        with a head for points refined to (B, classes, H, W).
+        """
+        out = self.body(image)
+        logits = list(out["logits"]) if self.training else out["logits"][:1]
+        if self.point_head is None or self.points is None:
+            return {"logits": logits}
+        coarse = pointwise.pooled(logits[0], self.body.stride)
+        if not self.training:
+            size = (image.shape[2], image.shape[3])
+            return {"logits": [pointwise.refine(self.point_head, coarse, out["fine"], size, self.points)]}
+        if self.points.near and distance is None:
+            raise UserError("task.points.near", f"{self.points.near}, without distances", "data.distance in the recipe")
+        chosen = pointwise.choose_points(coarse.detach(), self.points, distance)
+        found = self.point_head(pointwise.sample(out["fine"], chosen), pointwise.sample(coarse, chosen))
+        return {"logits": logits, "points": chosen, "point_logits": found}
+
+
 def build(
     spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: Meta, found: Mapping[str, Any]
 ) -> tuple[SceneNet, list[str]]:
@@ -232,20 +228,26 @@ def build(
     `found` holds the file of its weights under `net`. Raises UserError where a package is missing, encoder and decoder
     do not fit, the crop is no multiple of what the network divides by, or the weights are of another network.
     """
-    body, about, notes = _MAKERS[type(spec)](spec, meta)
-    _check_crop(spec.name, meta.shape[1:], body.multiple)
-    if spec.weights == "pretrained" and "net" in found:
+    match spec:
+        case BiSeNetV1Spec():
+            body, about, notes = _bisenetv1(spec, meta)
+        case BiSeNetV2Spec():
+            body, about, notes = bisenet.BiSeNetV2(meta.classes, meta.shape[0], spec.width), f"width {spec.width:g}", []
+        case SmpSpec():
+            body, about, notes = _smp(spec, meta)
+    check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
+    if not isinstance(spec, BiSeNetV2Spec) and spec.weights == "pretrained" and "net" in found:
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
     if norm.name != "batch":
         from trainkit.models import norms
 
-        body = norms.convert(body, norm.name, norm.groups)
+        norms.convert(body, norm.name, norm.groups)
     net = SceneNet(body, meta.classes, points)
     if spec.weights != "pretrained" and "net" in found:
         notes += _load(net, found["net"])
     count = sum(p.numel() for p in net.parameters())
     said = [f"{spec.name}: {about}, logits at stride {body.stride}, {count:,} parameters"]
-    if points is not None:
+    if points is not None and net.point_head is not None:
         refined = sum(p.numel() for p in net.point_head.parameters())
         near, unsure, anywhere = points.parts
         parts = f"{near} near boundaries, {unsure} unsure, {anywhere} anywhere"
@@ -255,18 +257,9 @@ def build(
 
 def source_of(spec: AnySceneNet) -> str | None:
     """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
-    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}" if spec.weights == "pretrained" else spec.weights
-
-
-def _check_crop(name: str, crop: Sequence[int], multiple: int) -> None:
-    if any(side % multiple for side in crop):
-        near = [max(multiple, round(side / multiple) * multiple) for side in crop]
-        raise UserError(
-            "data.crop",
-            f"{by(crop)} pixels, which {name} cannot divide by its strides",
-            f"sides that are multiples of {multiple}",
-            f"the nearest is {near}",
-        )
+    if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
+        return spec.weights
+    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
 
 
 def _load(net: SceneNet, file: Any) -> list[str]:
@@ -289,25 +282,18 @@ def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Any], file: An
         raise UserError("task.net.fusion", kind, found, f"the weights {file} have that form: write `fusion: {found}`")
 
 
-Made = tuple[nn.Module, str, list[str]]
-
-
-def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> Made:
+def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> tuple[Body, str, list[str]]:
     refuse_unknown(spec.encoder, "task.net.encoder")
     try:
         body = bisenet.BiSeNetV1(
             meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion
         )
     except _MISFITS as error:
-        raise segmentation_2_5d.unfit(f"{spec.encoder} as a context path", error) from error
+        raise segmentation_2_5d.misfit(f"{spec.encoder} as a context path", error) from error
     return body, f"{spec.encoder} as context path, width {spec.width:g}", []
 
 
-def _bisenetv2(spec: BiSeNetV2Spec, meta: Meta) -> Made:
-    return bisenet.BiSeNetV2(meta.classes, meta.shape[0], width=spec.width), f"width {spec.width:g}", []
-
-
-def _smp(spec: SmpSpec, meta: Meta) -> Made:
+def _smp(spec: SmpSpec, meta: Meta) -> tuple[Body, str, list[str]]:
     require(SMP, "segmentation")
     import segmentation_models_pytorch as smp
 
@@ -329,9 +315,6 @@ def _smp(spec: SmpSpec, meta: Meta) -> Made:
         )
         body = SmpBody(model, meta.shape)
     except _MISFITS as error:
-        raise segmentation_2_5d.unfit(what, error) from error
+        raise segmentation_2_5d.misfit(what, error) from error
     unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not read are frozen"
     return body, what, [unread] if body.idle else []
-
-
-_MAKERS = {BiSeNetV1Spec: _bisenetv1, BiSeNetV2Spec: _bisenetv2, SmpSpec: _smp}

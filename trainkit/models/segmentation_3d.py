@@ -20,7 +20,16 @@ from trainkit.errors import UserError
 from trainkit.interfaces import Meta
 from trainkit.models import emcad, segmentation_2_5d
 from trainkit.models.emcad import EmcadSpec
-from trainkit.models.patch_geometry import SMALLEST_SIDE, Levels, Triple, by, check_patch, levels_for, require
+from trainkit.models.patch_geometry import (
+    SMALLEST_SIDE,
+    Levels,
+    Triple,
+    check_patch,
+    format_sides,
+    levels_for,
+    require,
+    triple,
+)
 from trainkit.models.segmentation_2_5d import SlicesSpec
 
 Filters = Annotated[int, Field(ge=1, le=4096)]
@@ -111,7 +120,7 @@ def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.
     """
     net, about = _MAKERS[type(spec)](spec, meta)
     if "net" in found:
-        if spec.weights == "pretrained":
+        if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
             segmentation_2_5d.load_encoder(net, spec.encoder, found["net"])
         else:
             safe_load.load_into(net, safe_load.read_tensors(found["net"]), str(found["net"]))
@@ -121,7 +130,9 @@ def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.
 
 def source_of(spec: AnyVolumeNet) -> str | None:
     """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
-    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}" if spec.weights == "pretrained" else spec.weights
+    if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
+        return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
+    return spec.weights
 
 
 def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], wanted: int, least: int) -> Levels:
@@ -129,7 +140,7 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
     if len(levels.kernels) < least:
         raise UserError(
             "data.patch",
-            f"{by(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
+            f"{format_sides(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
             f"{least} or more",
             f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
         )
@@ -140,9 +151,10 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
 def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
     levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 2)
     require("monai")
-    from monai.networks.nets import UNet
+    from monai.networks.nets.unet import UNet
 
     upwards = iter(levels.kernels[-2::-1])
+    strides: Any = levels.strides[1:]  # MONAI passes each on as it is, and names only plain numbers
 
     class ByLevel(UNet):
         """MONAI's has one kernel for all levels. It makes them from the coarsest up, so the next one's is set here."""
@@ -162,7 +174,7 @@ def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
         in_channels=meta.shape[0],
         out_channels=meta.classes,
         channels=spec.filters[: len(levels.kernels)],
-        strides=levels.strides[1:],
+        strides=strides,
         kernel_size=levels.kernels[-1],
         num_res_units=spec.res_units,
         norm="instance",
@@ -175,7 +187,7 @@ def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
 def _about(levels: Levels, wanted: int) -> str:
     count = len(levels.kernels)
     fewer = f"{count} of {wanted} levels, for the patch has room for no more, " if count < wanted else ""
-    return f"{fewer}{levels}, sides of a patch multiples of {by(levels.multiple)}"
+    return f"{fewer}{levels}, sides of a patch multiples of {format_sides(levels.multiple)}"
 
 
 class Whole(nn.Module):
@@ -193,7 +205,7 @@ class Whole(nn.Module):
 def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
     levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 3)
     require("monai")
-    from monai.networks.nets import DynUNet
+    from monai.networks.nets.dynunet import DynUNet
 
     count = len(levels.kernels)
     net = DynUNet(
@@ -221,7 +233,11 @@ class Dynamic(nn.Module):
     memory than the outputs themselves.
     """
 
-    def __init__(self, net: nn.Module):
+    downsamples: nn.ModuleList
+    upsamples: nn.ModuleList
+    deep_supervision_heads: nn.ModuleList
+
+    def __init__(self, net: Any):
         super().__init__()
         self.input_block, self.downsamples, self.bottleneck = net.input_block, net.downsamples, net.bottleneck
         self.upsamples, self.output_block = net.upsamples, net.output_block
@@ -257,6 +273,10 @@ class SegResNet(nn.Module):
     pooled has kernels of 1 from there on. Where both agree, the names and shapes of the weights are the same.
     """
 
+    encoder: Any
+    """MONAI's names: `conv_init` and `layers`, of a plain module."""
+    up_layers: Any
+
     def __init__(
         self, channels: int, classes: int, filters: int, blocks: Sequence[int], levels: Levels, deep_supervision: int
     ):
@@ -273,15 +293,16 @@ class SegResNet(nn.Module):
 
         def conv(level: int, before: int, after: int, stride: Triple) -> nn.Conv3d:
             kernel = levels.kernels[level]
-            return nn.Conv3d(before, after, kernel, stride, tuple(k // 2 for k in kernel), bias=False)
+            return nn.Conv3d(before, after, kernel, stride, triple(k // 2 for k in kernel), bias=False)
 
+        layers = nn.ModuleList()
         self.encoder = nn.Module()
         self.encoder.conv_init = conv(0, channels, filters, (1, 1, 1))
-        self.encoder.layers = nn.ModuleList()
+        self.encoder.layers = layers
         for i, count in enumerate(blocks):
             last = i == len(blocks) - 1
             down = nn.Identity() if last else conv(i, wide[i], wide[i + 1], levels.strides[i + 1])
-            self.encoder.layers.append(nn.ModuleDict({"blocks": residual(i, count), "downsample": down}))
+            layers.append(nn.ModuleDict({"blocks": residual(i, count), "downsample": down}))
         self.up_layers = nn.ModuleList()
         for i in reversed(range(len(blocks) - 1)):
             up = UpSample(3, wide[i + 1], wide[i], levels.strides[i + 1], levels.kernels[i], mode="deconv", bias=False)

@@ -16,7 +16,7 @@ LEAST_WEIGHT = 1e-3
 """Of a corner of a window against its centre, so that a voxel that only a corner sees is not divided by nothing."""
 
 
-def starts(length: int, window: int, overlap: float) -> list[int]:
+def window_starts(length: int, window: int, overlap: float) -> list[int]:
     """Where windows begin along an axis of `length` voxels, so that they cover it, `overlap` (a share) in common.
 
     The last one is moved back to end with the axis. A window that is longer than the axis begins at 0.
@@ -27,7 +27,7 @@ def starts(length: int, window: int, overlap: float) -> list[int]:
     return [min(i * step, length - window) for i in range(-(-(length - window) // step) + 1)]
 
 
-def weights_of(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
+def window_weights(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
     """How much each voxel of a window counts, float32 of the window's sides, 1 at the most.
 
     `gaussian` has a standard deviation of an eighth of the window (nnU-Net): predictions are worst at its border.
@@ -42,7 +42,7 @@ def weights_of(window: Sequence[int], kind: Weight, device: torch.device | str =
 
 
 @torch.no_grad()
-def sliding(
+def sliding_probabilities(
     forward: Callable[[Tensor], Tensor],
     image: Tensor,
     window: Sequence[int],
@@ -66,11 +66,11 @@ def sliding(
     if any(missing):
         sides = [side for b, m in zip(reversed(before), reversed(missing), strict=True) for side in (b, m - b)]
         image = F.pad(image, sides, value=float(image.min()) if fill is None else fill)
-    corners = [starts(s, w, overlap) for s, w in zip(image.shape[2:], window, strict=True)]
+    corners = [window_starts(s, w, overlap) for s, w in zip(image.shape[2:], window, strict=True)]
     places = [tuple(slice(a, a + w) for a, w in zip(c, window, strict=True)) for c in product(*corners)]
-    weigh = weights_of(window, weight, image.device)
-    flips = list(combinations([2 + axis for axis, on in enumerate(mirrors) if on]))
-    total, counted = None, torch.zeros(image.shape[2:], device=image.device)
+    weigh = window_weights(window, weight, image.device)
+    flips = list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+    total, counted = image.new_zeros(0), torch.zeros(image.shape[2:], device=image.device)
     for place in places:
         counted[place] += weigh
     for i in range(0, len(places), batch_size):
@@ -80,7 +80,7 @@ def sliding(
             scores = forward(seen.flip(flip) if flip else seen)
             part = scores.float().softmax(1)
             part = part.flip(flip) if flip else part
-            if total is None:
+            if not total.numel():
                 total = part.new_zeros((part.shape[1], *image.shape[2:]))
             for place, values in zip(chunk, part, strict=True):
                 total[(slice(None), *place)] += values * weigh
@@ -89,7 +89,7 @@ def sliding(
     return total[(slice(None), *inside)]
 
 
-def combinations(axes: Sequence[int]) -> Iterator[list[int]]:
+def axis_subsets(axes: Sequence[int]) -> Iterator[list[int]]:
     """Every choice of some of the axes, none first."""
     for chosen in product((False, True), repeat=len(axes)):
         yield [axis for axis, on in zip(axes, chosen, strict=True) if on]

@@ -23,16 +23,16 @@ from trainkit.models.lora import Lora
 
 @dataclass(kw_only=True)
 class TextSpec:
-    """What reads captions. CLIP's: 12 layers, 512 wide, 8 heads, pool end, causal, activation quick_gelu."""
+    """An encoder of captions. CLIP's: 12 layers, 512 wide, 8 heads, pool end, causal, activation quick_gelu."""
 
     layers: Layers = 4
     width: Channels = 256
     """Numbers that stand for a token."""
     heads: Layers = 4
     pool: Literal["mean", "end"] = "mean"
-    """What becomes of the tokens of a caption: their mean, or the one that ends it."""
+    """Vector of a caption: the mean of its tokens, or the token that ends it."""
     causal: bool = False
-    """Whether a token sees only those before it, as CLIP's do; the one that ends a caption has seen it all."""
+    """A token sees only those before it, as CLIP's do; the one that ends a caption has seen it all."""
     activation: Literal["gelu", "quick_gelu"] = "gelu"
     """quick_gelu is x sigmoid(1.702 x), with which OpenAI's weights were learnt."""
     dropout: FractionBelowOne = 0.0
@@ -42,7 +42,7 @@ class TextSpec:
     lora: Lora | None = None
     """Low-rank corrections of the linear layers."""
     tune: Literal["all", "lora"] = "all"
-    """What is trained: everything, or the corrections and the last projection alone."""
+    """Trained parameters: all, or those of the corrections and the last projection."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -112,19 +112,17 @@ class TextEncoder(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(length, width))
         act = {"gelu": nn.GELU, "quick_gelu": QuickGELU}[spec.activation]
-        self.blocks = nn.ModuleList(Block(width, spec.heads, act(), spec.dropout) for _ in range(spec.layers))
+        blocks = [Block(width, spec.heads, act(), spec.dropout) for _ in range(spec.layers)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
-        self._start(width, spec.layers)
-
-    def _start(self, width: int, layers: int) -> None:
-        """CLIP's: deeper towers start with smaller additions."""
+        # First weights as CLIP's: deeper towers start with smaller additions.
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.01)
-        for block in self.blocks:
+        for block in blocks:
             nn.init.normal_(block.attn.qkv.weight, std=width**-0.5)
             nn.init.normal_(block.mlp.fc1.weight, std=(2 * width) ** -0.5)
             for last in (block.attn.proj, block.mlp.fc2):
-                nn.init.normal_(last.weight, std=width**-0.5 * (2 * layers) ** -0.5)
+                nn.init.normal_(last.weight, std=width**-0.5 * (2 * spec.layers) ** -0.5)
             for linear in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
                 nn.init.zeros_(linear.bias)
 
@@ -144,7 +142,7 @@ class TextEncoder(nn.Module):
         return (x * share[:, :, None].to(x.dtype)).sum(1)
 
     def no_weight_decay(self) -> set[str]:
-        """What stands for a token or a place is not drawn towards zero."""
+        """Names of the vectors that stand for a token or a place."""
         return {"tokens.weight", "positions"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,13 @@ from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
 
-_RESERVED = frozenset(
-    [
-        "num_classes",
-        "in_chans",
-        "features_only",
-        "out_indices",
-        "pretrained",
-        "pretrained_cfg",
-        "pretrained_cfg_overlay",
-        "checkpoint_path",
-        "cache_dir",
-        "scriptable",
-        "exportable",
-        "no_jit",
-    ]
-)
+if TYPE_CHECKING:
+    from timm.models import FeatureInfo
+
+_RESERVED = {
+    "num_classes", "in_chans", "features_only", "out_indices", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
+    "checkpoint_path", "cache_dir", "scriptable", "exportable", "no_jit",
+}  # fmt: skip
 """Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
 
 Argument = bool | int | float | str | list[int] | list[float]
@@ -48,10 +39,10 @@ class Network:
     dropout: FractionBelowOne = 0.0
     """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit fetch`), a file, `run:NAME` or `models:/ID`; None: random. A
+    """`pretrained` (timm's own, downloaded by `trainkit download`), a file, `run:NAME` or `models:/ID`; None: random. A
     classifier for other classes is left out and starts anew."""
     tune: Literal["all", "head", "linear"] = "all"
-    """What is trained: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+    """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
@@ -59,18 +50,26 @@ class Network:
             raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
         if self.tune != "all" and self.weights is None:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
-        if self.weights == "pretrained" and "." not in self.model:
-            raise ValueError(f"model is {self.model!r}; pretrained weights need a tag, as in convnext_atto.d2_in1k")
+        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
+
+
+def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:
+    """Refuse `pretrained` weights for the name of a network of timm that does not say which."""
+    if weights == "pretrained" and "." not in model:
+        raise ValueError(f"{key} is {model!r}; pretrained weights need a tag, as in {example}")
 
 
 def check_arguments(args: Mapping[str, Argument]) -> None:
     """Refuse what a recipe may not pass to the constructor of a network, such as a file that would be unpickled."""
-    if taken := _RESERVED & set(args):
+    if taken := _RESERVED & args.keys():
         raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
 
 
 class Classifier(nn.Module):
     """A network of timm in which what is not trained has no gradient and stays as in evaluation."""
+
+    net: Any
+    """The network of timm, whose methods no type of torch has."""
 
     def __init__(self, net: nn.Module, tune: str):
         super().__init__()
@@ -100,7 +99,7 @@ class Classifier(nn.Module):
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
-def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mapping[str, Any]) -> Classifier:
+def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Any]) -> Classifier:
     """The classifier of a recipe for pictures of `shape` (channels, height, width).
 
     `found` holds the file of its weights under `net`. Raises UserError when timm has no such network, it does not take
@@ -118,8 +117,8 @@ def build(spec: Network, shape: tuple[int, int, int], classes: int, found: Mappi
     return Classifier(net, spec.tune)
 
 
-def last_layer(net: nn.Module) -> str:
-    """Name of the layer of a timm network that gives the class scores. Raises UserError where there are several."""
+def last_layer(net: Any) -> str:
+    """Name of the layer of a network of timm that gives the class scores. Raises UserError where there are several."""
     last = net.get_classifier()
     path = next((name for name, module in net.named_modules() if module is last), "")
     if not path:
@@ -142,6 +141,16 @@ def load(net: nn.Module, file: Any, classes: int) -> None:
     safe_load.load_into(net, tensors, str(file))
 
 
+def feature_info(net: nn.Module) -> FeatureInfo:
+    """Return timm's table of the maps that a network made with `features_only` gives."""
+    from timm.models import FeatureInfo
+
+    info = net.feature_info
+    if not isinstance(info, FeatureInfo):
+        raise TypeError(f"{type(net).__name__} describes its maps by {type(info).__name__}, not by timm's FeatureInfo")
+    return info
+
+
 def refuse_unknown(model: str, where: str) -> None:
     """Raise UserError with the nearest names where timm has no network of that name; none is built."""
     import timm
@@ -156,9 +165,7 @@ def refuse_unknown(model: str, where: str) -> None:
         )
 
 
-def timm_network(
-    model: str, shape: tuple[int, int, int], args: Mapping[str, Any], classes: int, where: str
-) -> nn.Module:
+def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], classes: int, where: str) -> nn.Module:
     """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
 
     Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
@@ -169,8 +176,8 @@ def timm_network(
     refuse_unknown(model, where)
     architecture = model.partition(".")[0]
     config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
-    sized = {"img_size": shape[1:]} if config is not None and config.fixed_input_size else {}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    sized = {"img_size": tuple(shape[1:])} if config is not None and config.fixed_input_size else {}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
     # Not every network has every regulariser; 0 is what it does without being asked.
     given = {name: value for name, value in given.items() if name not in ("drop_path_rate", "drop_rate") or value}
     try:

@@ -22,7 +22,7 @@ def refuse_unknown(*recipes: Recipe) -> None:
 
             timm_classifier.refuse_unknown(model, where)
         if recipe.optim.name.startswith("timm:"):
-            from timm.optim import list_optimizers
+            from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage] # timm has no __all__
 
             if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in (known := list_optimizers()):
                 near = nearest(name, known)

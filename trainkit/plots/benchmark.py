@@ -1,4 +1,4 @@
-"""The picture of a ladder: how much faster each switch makes a recipe, with the interval of its repeats."""
+"""Draw a benchmark: the speed-up of each switch of a recipe, with the interval of its repeats."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
 def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the recipe as shipped") -> Figure:
-    """One line for each try that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
+    """Draw a line for each try that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
 
-    `rows` are those of `speed.ladder.rows`: `rung`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
+    `rows` are those of `diagnostics.benchmark.rows`: `rung`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
     logarithmic where a try is twice as fast or half as fast, so that both look alike.
     """
     shown = sorted((row for row in rows if row["rung"] and row["ratio"] is not None), key=lambda row: -row["ratio"])
@@ -53,11 +53,7 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the rec
     if most > 2 or least < 0.5:
         axes.set_xscale("log")
         axes.set_xlim(least / 1.08, most * 1.2)
-        ticks = [
-            t
-            for t in (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
-            if least / 1.08 <= t <= most * 1.2
-        ]
+        ticks = [tick for tick in _TICKS if least / 1.08 <= tick <= most * 1.2]
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     else:

@@ -1,4 +1,4 @@
-"""Pictures of a run: each function takes numbers and returns a matplotlib Figure, 900 pixels wide at 120 dots an inch.
+"""Draw the curves of a run: each function takes numbers and returns a matplotlib Figure of 900 pixels at 120 dpi.
 
 Figures are made without pyplot, so nothing global is touched and any thread may draw.
 """
@@ -16,6 +16,7 @@ from trainkit.speed.clock import median
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import LegendLocType
 
     Numbers = Sequence[float] | np.ndarray
 
@@ -31,11 +32,10 @@ SMOOTHED_FROM = 150
 def roc(
     curves: Mapping[str, tuple[Numbers, Numbers]], title: str = "Verification: ROC", positive: str | None = None
 ) -> Figure:
-    """True against false accept rate, one curve for each label; the rates of a curve ascend.
+    """Draw true against false accept rates, one curve for each label; the rates of a curve ascend.
 
-    The left edge is the power of ten below the smallest false accept rate above 0 of any curve; what is accepted
-    without any false accept starts there. `positive` is the class that is looked for, where the curves are of two
-    classes and not of pairs; the rates then have even axes from 0 to 1.
+    The left edge is the power of ten below the smallest false accept rate above 0 of any curve. `positive` is the
+    class that is looked for, where the curves are of two classes and not of pairs; both axes are then linear, 0 to 1.
     """
     if not curves:
         raise ValueError("no curve to draw")
@@ -73,16 +73,16 @@ def loss_curve(
     evals: Mapping[str, tuple[Numbers, Numbers]] | None = None,
     title: str = "Training",
 ) -> Figure:
-    """Loss over the optimizer step; below it the evaluations (name to steps and values) and the learning rate, if any.
+    """Draw the loss over the optimizer step, and below it evaluations (name to steps and values) and learning rate.
 
     `step`, `loss` and `lr` are equally long. A loss that spans a factor of 20 gets a logarithmic axis.
     """
     if len(step) != len(loss) or (lr is not None and len(lr) not in (0, len(step))):
         raise ValueError(f"{len(step)} steps, {len(loss)} losses, {None if lr is None else len(lr)} learning rates")
     evals = {name: points for name, points in (evals or {}).items() if len(points[0])}
-    with_lr = lr is not None and len(lr) > 0
+    rates = np.asarray(() if lr is None else lr, dtype=float)
     # Three panels stay under 760 pixels: MLflow shows a picture at its full width, and cuts what is below the window.
-    panels = [2.5] + [1.7] * bool(evals) + [1.1] * with_lr
+    panels = [2.5] + [1.7] * bool(evals) + [1.1] * (len(rates) > 0)
     figure, axes = blank(height=1.0 + sum(panels), ratios=panels)
     figure.suptitle(title, color=INK, fontsize=12)
     top, *rest = axes
@@ -107,18 +107,18 @@ def loss_curve(
         panel.set_ylabel(next(iter(evals)) if len(evals) == 1 else "evaluations")
         if len(evals) > 1:
             legend(panel, loc="best")
-    if with_lr:
+    if len(rates):
         (panel,) = rest
-        panel.plot(step, np.asarray(lr, dtype=float), color=COLOURS[2], linewidth=1.8, **_dots(len(step)))
+        panel.plot(step, rates, color=COLOURS[2], linewidth=1.8, **_dots(len(step)))
         panel.set_ylim(bottom=0)
         panel.set_ylabel("learning rate")
-        panel.ticklabel_format(axis="y", style="plain" if np.nanmax(lr) >= 1e-3 else "sci", scilimits=(-3, 3))
+        panel.ticklabel_format(axis="y", style="plain" if np.nanmax(rates) >= 1e-3 else "sci", scilimits=(-3, 3))
     _step_axis(axes)
     return figure
 
 
 def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), title: str = "Speed of training") -> Figure:
-    """Samples per second over the optimizer step, from 0 up, and a mark at each step in `marks`: the evaluations."""
+    """Draw samples per second over the optimizer step, from 0 up, and the steps of evaluations as `marks`."""
     if len(step) != len(samples_per_s):
         raise ValueError(f"{len(step)} steps, {len(samples_per_s)} speeds")
     figure, (axes,) = blank(height=3.8)
@@ -151,21 +151,13 @@ def speed_curve(step: Numbers, samples_per_s: Numbers, marks: Numbers = (), titl
 
 
 def time_shares(shares: Mapping[str, float], title: str = "Where the time went") -> Figure:
-    """Share of the wall-clock in each phase, 0 to 1, largest first; phases that took none are not drawn."""
+    """Draw the share of the wall-clock in each phase, 0 to 1, largest first, without phases that took none."""
     shown = sorted(((name, float(share)) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1])
     figure, (axes,) = blank(height=1.3 + 0.36 * max(len(shown), 1))
     values = [100 * share for _, share in shown]
-    axes.barh(range(len(shown)), values, color=COLOURS[0], height=0.66)
-    for place, value in enumerate(values):
-        axes.annotate(
-            f"{value:.1f} %" if value >= 0.05 else "< 0.1 %",
-            (value, place),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=10,
-        )
+    bars = axes.barh(range(len(shown)), values, color=COLOURS[0], height=0.66)
+    labels = [f"{value:.1f} %" if value >= 0.05 else "< 0.1 %" for value in values]
+    axes.bar_label(bars, labels, padding=5, color=INK, fontsize=10)
     axes.set_yticks(range(len(shown)), [name.replace("_", " ") for name, _ in shown])
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
@@ -177,7 +169,7 @@ def time_shares(shares: Mapping[str, float], title: str = "Where the time went")
 
 
 def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion") -> Figure:
-    """How often each class (row) was taken for each class (column): `counts` (C, C), coloured by the share of the row.
+    """Draw a confusion matrix: `counts` (C, C) of true classes (rows) by predictions, coloured by the share of the row.
 
     Counts stand in the cells of up to 30 classes, shares beside them up to 12; of more classes the three most frequent
     mistakes are named. Counts of pixels, which are too wide for that, are shortened, and left to the shares beyond 12.
@@ -203,14 +195,15 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion"
     if classes <= 30:
         size = 10.5 if classes <= 6 else 8 if few else 6
         wide = counts.max() >= 10_000
-        for row, column in np.argwhere(counts > 0):
+        dark = np.asarray(image.norm(share)) > 0.55
+        for row, column in np.argwhere(counts > 0).tolist():
             per_cent = 100 * share[row, column]
             if wide and not few:
                 text = f"{per_cent:.0f}" if per_cent >= 0.5 else ""
             else:
-                text = _counted(counts[row, column]) + f"\n{per_cent:.1f} %" * few
-            dark = image.norm(share[row, column]) > 0.55
-            axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
+                text = _counted(int(counts[row, column])) + f"\n{per_cent:.1f} %" * few
+            colour = "white" if dark[row, column] else INK
+            axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     every = -(-classes // 50)
     shown = range(0, classes, every)
     size = 10 if few else 8 if classes <= 30 else 5.5
@@ -228,24 +221,27 @@ def confusion(counts: np.ndarray, names: Sequence[str], title: str = "Confusion"
     )
     right = f"{np.trace(counts) / total:.4f} of {total:,} right" if total else "nothing counted"
     figure.suptitle(f"{title}: {right}", color=INK, fontsize=12)
-    off = counts - np.diag(np.diag(counts))
-    order = np.argsort(-off, axis=None, kind="stable")[:3]
-    worst = [(a, b) for a, b in zip(*np.unravel_index(order, off.shape), strict=True) if off[a, b]]
-    if not few and worst:
-        told = "    ".join(f"{_short(names[a], 11)} → {_short(names[b], 11)} {_counted(off[a, b])}" for a, b in worst)
-        told = f"most often:  {told}"
+    if not few and (told := _mistakes(counts, names)):
         figure.supxlabel(told, fontsize=min(8.5, 8.5 * 108 / len(told)), color=QUIET)
     return figure
+
+
+def _mistakes(counts: np.ndarray, names: Sequence[str]) -> str:
+    """Name the three most frequent mistakes; empty where there are none."""
+    off = counts - np.diag(np.diag(counts))
+    order = np.argsort(-off, axis=None, kind="stable")[:3]
+    worst = [(*divmod(int(k), len(counts)), int(off.flat[k])) for k in order if off.flat[k]]
+    told = "    ".join(f"{_short(names[a], 11)} → {_short(names[b], 11)} {_counted(n)}" for a, b, n in worst)
+    return told and f"most often:  {told}"
 
 
 def reliability(
     confidence: Numbers, accuracy: Numbers, count: Numbers, title: str = "Calibration", bins: int = 15
 ) -> Figure:
-    """Whether a probability means what it says: share of right predictions against their mean probability, by bin.
+    """Draw a reliability diagram: accuracy against mean confidence by bin, and below it the samples of each bin.
 
-    The bins divide 0 to 1 evenly, without their lower ends; empty ones may be left out. Below stands how many samples
-    each holds. The title has the expected calibration error, the mean gap between the two weighted by samples (Guo et
-    al., ICML 2017).
+    The bins divide 0 to 1 evenly, without their lower ends; empty ones may be left out. The title has the expected
+    calibration error (Guo et al., ICML 2017).
     """
     count = np.asarray(count, dtype=float)
     if not len(confidence) == len(accuracy) == len(count) or not len(count):
@@ -263,10 +259,9 @@ def reliability(
     figure.suptitle(f"{title}: expected calibration error {error:.4f}", color=INK, fontsize=12)
     legend(top, loc="upper left")
     centre = (np.maximum(np.ceil(said * bins), 1) - 0.5) / bins
-    low.bar(centre, count[full], width=0.9 / bins, color=COLOURS[0])
-    for place, value in zip(centre, count[full], strict=True) if bins <= 20 else ():
-        low.annotate(f"{value:,.0f}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center",
-                     fontsize=8, color=INK)  # fmt: skip
+    bars = low.bar(centre, count[full], width=0.9 / bins, color=COLOURS[0])
+    if bins <= 20:
+        low.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=8, color=INK)
     low.set_ylim(0, max(float(count.max()), 1) * 1.22)
     low.set_xlim(0, 1)
     low.set_ylabel("samples")
@@ -284,6 +279,26 @@ def empty(height: float, dpi: int = 120, **settings: Any) -> Figure:
     return figure
 
 
+class Sheet:
+    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink pictures for captions."""
+
+    def __init__(self, height: float, dpi: int = 120):
+        self.figure, self.height = empty(height, dpi), height
+
+    def text(
+        self, x: float, y: float, words: str, size: float, colour: str = INK, ha: str = "left", va: str = "top"
+    ) -> None:
+        """Write words at a place, with a font size in points."""
+        self.figure.text(x / WIDTH, 1 - y / self.height, words, ha=ha, va=va, color=colour, fontsize=size)
+
+    def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, sharp: bool = False) -> None:
+        """Draw pixels (h, w, 3) into a box; `sharp`: each as a square of one colour."""
+        box = x / WIDTH, 1 - (y + tall) / self.height, wide / WIDTH, tall / self.height
+        axes = self.figure.add_axes(box)
+        axes.imshow(pixels, interpolation="nearest" if sharp else "antialiased")
+        axes.set_axis_off()
+
+
 @functools.cache
 def _plain_figure() -> type[Figure]:
     from matplotlib.figure import Figure
@@ -295,22 +310,22 @@ def _plain_figure() -> type[Figure]:
         Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
         """
 
-        def savefig(self, fname: Any, **settings: Any) -> None:
+        def savefig(self, fname: Any, *, transparent: bool | None = None, **settings: Any) -> None:
             """Write the figure to a file."""
             axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
             powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
             for text in self.findobj(Text):
                 if text not in powers:  # 10⁻³ is such a formula
                     text.set_parse_math(False)
-            super().savefig(fname, **settings)
+            super().savefig(fname, transparent=transparent, **settings)
 
     return PlainFigure
 
 
 def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) -> tuple[Figure, list[Axes]]:
-    """An empty figure of this height in inches, with panels above each other in these proportions.
+    """Make an empty figure of this height in inches, with panels above each other in these proportions.
 
-    `shared`: whether all have one horizontal axis.
+    `shared`: all have one horizontal axis.
     """
     figure = empty(height, layout="constrained")
     grid = figure.subplots(len(ratios), 1, sharex=shared, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
@@ -336,8 +351,8 @@ def _dots(points: int) -> dict[str, Any]:
     return {"marker": "o", "markersize": 3.5} if points <= 40 else {}
 
 
-def legend(axes: Axes, loc: str, fontsize: float = 9.5, **more: Any) -> None:
-    """Names of what has a label, at `loc`."""
+def legend(axes: Axes, loc: LegendLocType, fontsize: float = 9.5, **more: Any) -> None:
+    """Add a legend of all that has a label, at `loc`."""
     axes.legend(loc=loc, fontsize=fontsize, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **more)
 
 
@@ -354,7 +369,7 @@ def _number(value: float) -> str:
 
 
 def _counted(number: int) -> str:
-    """Whole below a million, then in millions and more, to three figures."""
+    """Write a count whole below a million, then in millions and more, to three figures."""
     for unit, letter in ((10**9, "G"), (10**6, "M")):
         if number >= 0.9995 * unit:
             return f"{number / unit:.3g}{letter}"
@@ -366,11 +381,7 @@ def _short(name: str, longest: int) -> str:
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of up to `window` (odd) finite neighbours on and around each point; NaN where there is none."""
-    good = np.isfinite(values)
-    total = np.concatenate([[0.0], np.cumsum(np.where(good, values, 0.0))])
-    count = np.concatenate([[0], np.cumsum(good)])
-    at = np.arange(len(values))
-    low, high = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(values))
-    found = count[high] - count[low]
-    return np.where(found > 0, (total[high] - total[low]) / np.maximum(found, 1), np.nan)
+    """Return the mean of up to `window` (odd) finite neighbours on and around each point; NaN where there is none."""
+    good, ones = np.isfinite(values), np.ones(window)
+    total, found = (np.convolve(x, ones, "same") for x in (np.where(good, values, 0.0), good.astype(float)))
+    return np.where(found > 0.5, total / np.maximum(found, 1), np.nan)

@@ -1,4 +1,4 @@
-"""What a network makes of single samples: maps of their embeddings, and sheets of the samples themselves."""
+"""Draw single samples: maps of their embeddings, and sheets of the samples themselves."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.metrics.embedding_inspection import viewable
-from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, blank, empty, legend
+from trainkit.metrics.embedding_inspection import to_uint8
+from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, Sheet, blank, legend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,8 +27,7 @@ def scatter(
     title: str,
     axes_names: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """A map of samples: `points` (n, 2), coloured and shaped by `label` (n,), -1 for none; those in
-    `wrong` (n,) are ringed.
+    """Draw a map of `points` (n, 2), coloured and shaped by `label` (n,), -1 for none, with rings around `wrong` (n,).
 
     Classes without a sample are left out of the legend, which ends where looks would repeat.
     """
@@ -70,30 +69,24 @@ def scatter(
 
 
 def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
-    """Pictures side by side, each above its caption: `images` (n, 3 or 1, h, w), uint8 or float, see `viewable`."""
+    """Draw pictures side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
-    # Placed by hand: a layout engine gives long captions room that it takes from the pictures.
     tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
     across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
     down = max(1, -(-len(images) // across))
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
     cell, words, head = WIDTH / across, 0.09 + 0.125 * lines, 0.3 + 0.2 * title.count("\n")
     tile = (cell - 0.08) * min(tall / wide, 1.5)
-    height = head + 0.15 + down * (tile + words)
-    figure = empty(height)
-    figure.text(0.5, 1 - 0.06 / height, title, ha="center", va="top", color=INK, fontsize=12)
+    page = Sheet(head + 0.15 + down * (tile + words))
+    page.text(WIDTH / 2, 0.06, title, 12, ha="center")
     if not len(images):
-        figure.text(0.5, 0.35, "none", ha="center", va="center", fontsize=11, color=QUIET)
-        return figure
-    for place, (image, caption) in enumerate(zip(viewable(images), captions, strict=True)):
+        page.text(WIDTH / 2, 0.65 * page.height, "none", 11, QUIET, ha="center", va="center")
+        return page.figure
+    longest = {4: 34, 6: 20, 8: 15}[across]
+    for place, (image, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
         left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
-        size = (cell - 0.08) / WIDTH, tile / height
-        axes = figure.add_axes((left / WIDTH, 1 - (top + tile) / height, *size))
-        axes.imshow(image, interpolation="nearest" if max(tall, wide) <= 96 else "antialiased")
-        axes.set_axis_off()
-        longest = {4: 34, 6: 20, 8: 15}[across]
+        page.image(image, left, top, cell - 0.08, tile, sharp=max(tall, wide) <= 96)
         shown = [line if len(line) <= longest else f"…{line[1 - longest :]}" for line in caption.splitlines()]
-        axes.text(0.5, -0.03 / tile, "\n".join(shown), transform=axes.transAxes, ha="center", va="top", fontsize=7,
-                  color=INK)  # fmt: skip
-    return figure
+        page.text(left + cell / 2 - 0.04, top + tile + 0.03, "\n".join(shown), 7, ha="center")
+    return page.figure

@@ -1,4 +1,4 @@
-"""The figures of a run, drawn from its journal while it trains and when it ends, and pictures that go with a step."""
+"""Draw the figures of a run from its journal, while it trains and when it ends, and pictures that go with a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from trainkit.tracking import journal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from trainkit.tracking.tracker import Silent, Tracker
+
 _OWN = {"this run": "", "averaged weights": "_ema"}
 """Networks whose classes are drawn one by one, and what their files' names end in."""
 _SHEETS = {
@@ -19,8 +21,10 @@ _SHEETS = {
 }
 
 
-def draw(tracker: Any, history: journal.History, best: str | None, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Loss, speed, ROC, confusion and calibration as artifacts; those of earlier steps are replaced.
+def draw(
+    tracker: Tracker | Silent, history: journal.History, best: str | None, curves: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Log loss, speed, ROC, confusion and calibration as artifacts, in place of those of earlier steps.
 
     `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and network.
     """
@@ -28,7 +32,7 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
 
     steps, loss = history.series("train/loss")
     if steps:
-        evaluations = {best: history.series(best)} if best in history.metrics else {}
+        evaluations = {best: history.series(best)} if best is not None and best in history.metrics else {}
         tracker.figure("figures/loss.png", figures.loss_curve(steps, loss, history.series("train/lr")[1], evaluations))
         held = sorted({p.step for name, points in history.metrics.items() if name.startswith("eval/") for p in points})
         steps, rate = history.series("speed/samples_per_s")
@@ -50,7 +54,7 @@ def draw(tracker: Any, history: journal.History, best: str | None, curves: Mappi
                 tracker.figure(f"figures/calibration_{name}{ending}.png", figure)
 
 
-def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
+def keep_pictures(tracker: Tracker | Silent, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
     """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
 
     Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked, scenes. Raises ValueError for
@@ -62,7 +66,7 @@ def keep_pictures(tracker: Any, step: int, title: str, pictures: Mapping[str, Ma
 
 
 def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
-    """The figure of one kind of `Scores.pictures`; `on` says of what and when it is."""
+    """Draw one kind of `Scores.pictures`; `on` names evaluation and step."""
     from trainkit.plots import curves, embeddings
 
     if kind == "roc":
@@ -73,11 +77,11 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
     if kind in ("pca", "tsne"):
         shown, total = len(arrays["label"]), arrays["total"]
         some = f" ({shown:,} of {total:,} samples)" if shown < total else ""
-        drawn = [arrays[key] for key in ("points", "label", "wrong", "names")]
+        drawn = {key: arrays[key] for key in ("points", "label", "wrong", "names")}
         if kind == "tsne":
-            return embeddings.scatter(*drawn, f"t-SNE of {on}{some}")
-        axes = tuple(f"axis {k + 1} ({100 * share:.1f} % of the variance)" for k, share in enumerate(arrays["share"]))
-        return embeddings.scatter(*drawn, f"Principal axes of {on}{some}", axes)
+            return embeddings.scatter(**drawn, title=f"t-SNE of {on}{some}")
+        across, up = (f"axis {k} ({100 * share:.1f} % of the variance)" for k, share in enumerate(arrays["share"], 1))
+        return embeddings.scatter(**drawn, title=f"Principal axes of {on}{some}", axes_names=(across, up))
     if kind in _SHEETS:
         captions = []
         for k, name in enumerate(arrays["id"]):
@@ -94,28 +98,33 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
     if kind == "ranked":
         from trainkit.plots import ranked_lists
 
-        drawn = [arrays[key] for key in ("queries", "present", "text", "found", "right")]
-        return ranked_lists.ranked(*drawn, _asked(arrays), f"{on}: {_some(arrays)}")
+        drawn = {key: arrays[key] for key in ("queries", "present", "text", "found", "right")}
+        return ranked_lists.ranked(**drawn, captions=_asked(arrays), title=f"{on}: {_some(arrays)}")
     if kind == "scenes":
         from trainkit.plots import scenes
 
-        drawn = [arrays[key] for key in ("images", "truth", "predicted")]
-        return scenes.scenes(*drawn, _seen(arrays), arrays["names"], arrays["colours"], on)
+        drawn = {key: arrays[key] for key in ("images", "truth", "predicted", "names", "colours")}
+        return scenes.scenes(**drawn, captions=_seen(arrays), title=on)
     raise ValueError(f"no picture of kind {kind!r}")
 
 
 def _cases(arrays: Mapping[str, Any]) -> list[str]:
-    """What stands above each case: how it ranks, its mean Dice and, as many as there is room for, those of organs."""
+    """Write the captions of cases: rank, mean Dice and, as many as there is room for, those of organs."""
     captions = []
     for name, rank, dice, organs in zip(*(arrays[key] for key in ("id", "rank", "dice", "organ_dice")), strict=True):
         each = [f"{arrays['names'][k]} {v:.2f}" for k, v in enumerate(organs) if v == v]
-        caption = f"{rank}: {name[-30:]}, mean Dice {dice:.3f}"
-        for k, part in enumerate(each):
-            if len(caption) + len(part) > 130:
-                break
-            caption += f"{', ' if k else ':  '}{part}"
-        captions.append(caption)
+        captions.append(_filled(f"{rank}: {name[-30:]}, mean Dice {dice:.3f}", ":  ", each, 132))
     return captions
+
+
+def _filled(caption: str, opening: str, parts: list[str], longest: int) -> str:
+    """Add to a caption as many parts as there is room for."""
+    for place, part in enumerate(parts):
+        part = f"{', ' if place else opening}{part}"
+        if len(caption) + len(part) > longest:
+            break
+        caption += part
+    return caption
 
 
 def _chosen(arrays: Mapping[str, Any]) -> str:
@@ -126,7 +135,7 @@ def _chosen(arrays: Mapping[str, Any]) -> str:
 
 
 def _asked(arrays: Mapping[str, Any]) -> list[str]:
-    """What stands above each ranked list: whether it is of the worst, what was asked, where the first right one is."""
+    """Write the captions of ranked lists: one of the worst or not, the query, the place of the first right record."""
     captions = []
     for k, name in enumerate(arrays["list"]):
         many, rank = arrays["relevant"][k], arrays["rank"][k]
@@ -142,7 +151,7 @@ def _some(arrays: Mapping[str, Any]) -> str:
 
 
 def _seen(arrays: Mapping[str, Any]) -> list[str]:
-    """What stands above each segmented picture: its scores and, as many as there is room for, its worst classes."""
+    """Write the captions of segmented pictures: scores and, as many as there is room for, the worst classes."""
     captions = []
     for name, miou, right, iou in zip(*(arrays[key] for key in ("id", "miou", "pixel_accuracy", "iou")), strict=True):
         if miou != miou:
@@ -150,10 +159,6 @@ def _seen(arrays: Mapping[str, Any]) -> list[str]:
             continue
         caption = f"{name[-40:]}: mIoU {miou:.3f}, {100 * right:.1f} % of the pixels right"
         worst = [k for k in iou.argsort(kind="stable") if iou[k] < 1][:4]  # nan is not less
-        for place, k in enumerate(worst):
-            part = f"{', ' if place else '; lowest IoU: '}{arrays['names'][k]} {iou[k]:.2f}"
-            if len(caption) + len(part) > 125:
-                break
-            caption += part
-        captions.append(caption)
+        each = [f"{arrays['names'][k]} {iou[k]:.2f}" for k in worst]
+        captions.append(_filled(caption, "; lowest IoU: ", each, 125))
     return captions

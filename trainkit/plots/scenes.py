@@ -1,4 +1,4 @@
-"""Segmented pictures as people look at them: the picture, its truth, the prediction, and where the two differ."""
+"""Draw segmented pictures: the picture, its truth, the prediction, and where the two differ."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.interfaces import IGNORED
-from trainkit.plots.curves import INK, QUIET, WIDTH, empty
+from trainkit.plots.curves import QUIET, WIDTH, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def scenes(
     colours: Sequence[tuple[int, int, int]],
     title: str,
 ) -> Figure:
-    """One row a picture: the picture, truth, prediction and mistakes side by side, a caption above.
+    """Draw a row for each picture: the picture, truth, prediction and mistakes side by side, a caption above.
 
     `images` (h, w, 3), `truth` and `predicted` (h, w) are uint8, of one size picture by picture; truth may be IGNORED.
     `names` and `colours` are those of the classes, of which the legend has those that occur; without colours `palette`
@@ -61,37 +61,30 @@ def scenes(
     cell, words, key = WIDTH / 4, 0.24, 0.2 * len(shown) + 0.1 * bool(shown)
     tall = [min(image.shape[0] / image.shape[1], _TALLEST) * (cell - 0.04) for image in images]
     head = 0.52 + key
-    height = head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4)
-    figure = empty(height, dpi=160)
-    figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=11)
-    columns = list(_COLUMNS)
-    if any((labels == IGNORED).any() for labels in truth):
-        columns[1] += " (chequered: no label)"
-    for place, name in enumerate(columns):
-        middle = (place + 0.5) / 4
-        figure.text(middle, 1 - (head - 0.02) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
-    _draw_legend(figure, shown, more, names, colours, 0.36, height)
+    page = Sheet(head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4), dpi=160)
+    page.text(WIDTH / 2, 0.08, title, 11, ha="center")
+    unlabelled = any((labels == IGNORED).any() for labels in truth)
+    for place, name in enumerate(_COLUMNS):
+        name += " (chequered: no label)" * (unlabelled and name == "truth")
+        page.text((place + 0.5) * cell, head - 0.02, name, 9, QUIET, ha="center", va="bottom")
+    _draw_legend(page, shown, more, names, colours, 0.36)
     if not len(images):
-        figure.text(0.5, 0.2 / height, "none", ha="center", va="center", fontsize=11, color=QUIET)
+        page.text(WIDTH / 2, page.height - 0.2, "none", 11, QUIET, ha="center", va="center")
     top = head
     for row, caption in enumerate(captions):
-        below = 1 - (top + words - 0.05) / height
-        figure.text(0.006, below, caption, ha="left", va="bottom", color=INK, fontsize=8)
+        page.text(0.045, top + words - 0.05, caption, 8, va="bottom")
         top += words
-        how = "nearest" if max(images[row].shape[:2]) <= _SMALL else "antialiased"
+        sharp = max(images[row].shape[:2]) <= _SMALL
         for place, panel in enumerate(panels(images[row], truth[row], predicted[row], colours)):
-            box = (place * cell + 0.02) / WIDTH, 1 - (top + tall[row]) / height
-            axes = figure.add_axes((*box, (cell - 0.04) / WIDTH, tall[row] / height))
-            axes.imshow(panel, interpolation=how)
-            axes.set_axis_off()
+            page.image(panel, place * cell + 0.02, top, cell - 0.04, tall[row], sharp)
         top += tall[row] + 0.04
-    return figure
+    return page.figure
 
 
 def panels(
     image: np.ndarray, truth: np.ndarray, predicted: np.ndarray, colours: Sequence[tuple[int, int, int]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The four panels of a row, uint8 (h, w, 3) each; where nothing is labelled the truth has a chequered ground."""
+    """Make the four panels of a row, uint8 (h, w, 3) each; unlabelled truth has a chequered ground."""
     if not image.shape[:2] == truth.shape == predicted.shape:
         raise ValueError(f"a picture {image.shape}, truth {truth.shape}, prediction {predicted.shape}")
     table = np.zeros((256, 3), dtype=np.uint8)
@@ -105,7 +98,7 @@ def panels(
         image,
         np.where(unknown[..., None], ground, table[truth]),
         found,
-        np.where(wrong[..., None], np.uint8(WRONG), pale),
+        np.where(wrong[..., None], np.array(WRONG, np.uint8), pale),
     )
 
 
@@ -118,7 +111,7 @@ def _chequered(shape: tuple[int, ...]) -> np.ndarray:
 
 @cache
 def palette(classes: int) -> Colours:
-    """Colours for as many classes, 255 at most, where the data has none: red, green and blue of each.
+    """Choose colours for as many classes, 255 at most, where the data has none: red, green and blue of each.
 
     Each is the one of 1,728 that differs most from all before it and from black, white and grey, by distance in
     Ottosson's Oklab (2020). So the first few are far apart, and a class has its colour however many follow it.
@@ -140,7 +133,7 @@ def palette(classes: int) -> Colours:
 
 
 def _oklab(rgb: np.ndarray) -> np.ndarray:
-    """sRGB (n, 3) of 0 to 255 -> Oklab (n, 3), in which equal distances look about equally far apart."""
+    """Convert sRGB (n, 3) of 0 to 255 to Oklab (n, 3), in which equal distances look about equally far apart."""
     share = rgb / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     cones = linear @ np.array(
@@ -158,26 +151,25 @@ def _oklab(rgb: np.ndarray) -> np.ndarray:
 def _legend(
     truth: Sequence[np.ndarray], predicted: Sequence[np.ndarray], names: Sequence[str]
 ) -> tuple[list[list[int]], int]:
-    """Classes of each line of the legend, those that occur in the order of their numbers, and how many are left out."""
+    """Divide the classes that occur among the lines of the legend; return them, and how many are left out."""
     counts = np.zeros(256, dtype=np.int64)
     for labels in (*truth, *predicted):
         counts += np.bincount(labels.ravel(), minlength=256)
     there = np.flatnonzero(counts[: len(names)])
     if not len(there):
         return [], 0
-    abreast = max(1, min(len(there), _ABREAST // (6 + min(24, max(len(names[k]) for k in there)))))
+    abreast = max(1, min(len(there), _ABREAST // (6 + min(24, max(len(names[k]) for k in there.tolist())))))
     kept = np.sort(there[np.argsort(-counts[there], kind="stable")][: abreast * _LINES])
     return [kept[k : k + abreast].tolist() for k in range(0, len(kept), abreast)], len(there) - len(kept)
 
 
 def _draw_legend(
-    figure: Figure,
+    page: Sheet,
     lines: list[list[int]],
     more: int,
     names: Sequence[str],
     colours: Sequence[tuple[int, int, int]],
     top: float,
-    height: float,
 ) -> None:
     from matplotlib.patches import Rectangle
 
@@ -187,14 +179,13 @@ def _draw_legend(
     )
     left = (WIDTH - wide * column) / 2
     for row, line in enumerate(lines):
-        middle = 1 - (top + 0.2 * row + 0.07) / height
+        middle = top + 0.2 * row + 0.07
         for place, k in enumerate(line):
             x = left + place * column
-            patch = Rectangle((x / WIDTH, middle - 0.06 / height), 0.2 / WIDTH, 0.12 / height,
-                              facecolor=np.array(colours[k]) / 255, edgecolor=QUIET, linewidth=0.5)  # fmt: skip
-            figure.add_artist(patch)
+            corner = x / WIDTH, 1 - (middle + 0.06) / page.height
+            look = {"facecolor": [value / 255 for value in colours[k]], "edgecolor": QUIET, "linewidth": 0.5}
+            page.figure.add_artist(Rectangle(corner, 0.2 / WIDTH, 0.12 / page.height, **look))
             name = names[k] if len(names[k]) <= 24 else f"{names[k][:23]}…"
-            figure.text((x + 0.25) / WIDTH, middle, name, ha="left", va="center", fontsize=8, color=INK)
+            page.text(x + 0.25, middle, name, 8, va="center")
     if more:
-        figure.text(0.995, 1 - 0.34 / height, f"and {more} rarer classes", ha="right", va="bottom", fontsize=7,
-                    color=QUIET)  # fmt: skip
+        page.text(0.995 * WIDTH, 0.34, f"and {more} rarer classes", 7, QUIET, ha="right", va="bottom")

@@ -1,4 +1,4 @@
-"""Where the time of a run went, step by step: phases of the steps above each other, and what came between steps.
+"""Draw where the time of a run went, step by step: phases of the steps above each other, and the time between steps.
 
 From single times (`from_steps`: a short run, or the last steps of a long one) or from the log lines of a journal
 (`from_history`: the whole of a long run); `figure` draws both.
@@ -46,7 +46,7 @@ class Windows:
         return len(self.edge) - 1
 
     def joined(self, most: int) -> Windows:
-        """At most so many windows: neighbours become one, of nearly equally many updates each."""
+        """Join neighbours to at most so many windows, of nearly equally many updates each."""
         if len(self) <= most:
             return self
         wanted = np.linspace(self.edge[0], self.edge[-1], most + 1)
@@ -59,13 +59,13 @@ class Windows:
 
 
 def from_steps(steps: Steps, done: int = 0, device: bool = False) -> Windows:
-    """Every step a window. `done`: updates before the clock began to count, those before a resume.
+    """Make a window of every step. `done`: updates before the clock began to count, those before a resume.
 
-    With `device` the steps are those of a device's timeline: what a clock calls waiting for data is idle time there,
-    and what lay between steps is left out.
+    With `device` the steps are those of a device's timeline: waiting for data is idle time there, and the time between
+    steps is left out.
     """
     edge = done + np.append(steps.number[:1] - 1 if len(steps) else 0, steps.number)
-    step = dict(zip(STEP, 1e3 * steps.phases.T, strict=True))
+    step: dict[str, np.ndarray] = dict(zip(STEP, 1e3 * steps.phases.T, strict=True))
     if device:
         step["idle"] = step.pop("data")
         return Windows(edge, {name: step[name] for name in _DEVICE})
@@ -77,10 +77,10 @@ def _after(steps: Steps) -> dict[str, float]:
 
 
 def from_history(history: History) -> Windows | None:
-    """The log lines of a journal; None where it has none. Forward, backward and optimizer are one there: `compute`.
+    """Make a window of each log line of a journal; None where it has none. `compute` is forward to optimizer.
 
-    A line says the pace and the shares since the line before, from which seconds follow. In the first line after a
-    resume these are of fewer updates than lie between the lines, so what came between updates looks longer there.
+    A line has the throughput and the shares since the line before, from which seconds follow. In the first line after a
+    resume these are of fewer updates than lie between the lines, so the time between updates looks longer there.
     """
     phases = {name: f"time/{name}_share" for name in ("data", "transfer", "compute", *BETWEEN)}
     rate = "speed/steps_per_s"
@@ -98,13 +98,13 @@ def from_history(history: History) -> Windows | None:
 
 
 def device_from_history(history: History) -> Windows | None:
-    """The device's times in the log lines of a journal; None where they have none, as on a CPU without idle times."""
+    """Read the device's times from the log lines of a journal; None where they have none, as on a CPU."""
     at, columns = _lines(history, [f"device/{name}_ms" for name in _DEVICE])
     return Windows(np.append(0, at), {name: columns[f"device/{name}_ms"] for name in _DEVICE}) if len(at) else None
 
 
 def of_run(steps: Steps, done: int, journal_file: Path) -> Figure:
-    """The figure of a run that ended after `done` updates: its single steps, or its log lines if it has more."""
+    """Draw a run that ended after `done` updates: its single steps, or its log lines if it has more."""
     history = read(journal_file)
     whole = from_history(history) if steps.number[0] > 1 else None
     whole = whole and replace(whole, after_s=_after(steps))  # the last log line was written before the last evaluation
@@ -114,7 +114,7 @@ def of_run(steps: Steps, done: int, journal_file: Path) -> Figure:
 def figure(
     windows: Windows | Steps, device: Windows | Steps | None = None, title: str = "Where the time of each step went"
 ) -> Figure:
-    """Milliseconds of an update by phase; what came between updates, in seconds; and what the device did, if known.
+    """Draw milliseconds of an update by phase, seconds between updates, and times of the device, if known.
 
     Of more than 240 windows neighbours are joined. The scale leaves out the highest ones where they would flatten all
     others, and says how high they are. Raises ValueError when there is no step to draw.
@@ -134,7 +134,7 @@ def figure(
     _stack(axes[0], windows, "main thread: ms an update")
     if between:
         _bars(axes[1], windows.edge, between, before)
-    if len(panels) > 1 + bool(between):
+    if device is not None and len(device):
         _stack(axes[-1], device.joined(MOST), "device: ms an update")
     behind = any(s[-1] > 0 for s in between.values())
     axes[0].set_xlim(windows.edge[0], windows.edge[-1] + _strip(windows.edge) * behind)
@@ -143,7 +143,7 @@ def figure(
 
 
 def _stack(axes: Axes, windows: Windows, label: str) -> None:
-    """Phases above each other, with their shares of all the time in the legend."""
+    """Draw phases above each other, with their shares of all the time in the legend."""
     many = np.diff(windows.edge)
     spent = {name: float((ms * many).sum()) for name, ms in windows.step_ms.items()}
     total = sum(spent.values()) or 1.0
@@ -166,7 +166,7 @@ def _stack(axes: Axes, windows: Windows, label: str) -> None:
 
 
 def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], before: float) -> None:
-    """Seconds between updates, at the updates before which they were; those after the last update behind it."""
+    """Draw seconds between updates, at the updates before which they were; those after the last update behind it."""
     wide = max((edge[-1] - edge[0]) / 160, float(np.diff(edge).max()))  # a single step of thousands is still seen
     widths = np.append(np.full(len(edge) - 1, wide), _strip(edge))
     base = np.zeros(len(edge))
@@ -184,12 +184,12 @@ def _bars(axes: Axes, edge: np.ndarray, between: Mapping[str, np.ndarray], befor
 
 
 def _strip(edge: np.ndarray) -> float:
-    """Width, in updates, of the strip behind the last update."""
+    """Return the width, in updates, of the strip behind the last update."""
     return (edge[-1] - edge[0]) / 60
 
 
 def _lines(history: History, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Steps, ascending, at which all of these metrics have a finite value, and the values."""
+    """Return the steps, ascending, at which all of these metrics have a finite value, and the values."""
     values = [{p.step: p.value for p in history.metrics.get(name, ()) if np.isfinite(p.value)} for name in names]
     at = sorted(set.intersection(*(set(each) for each in values)) - {0})
     columns = {name: np.array([each[step] for step in at]) for name, each in zip(names, values, strict=True)}

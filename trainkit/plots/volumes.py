@@ -1,4 +1,4 @@
-"""Predictions over the volumes they are of: three planes a case, the truth as a tint, the prediction as a line."""
+"""Draw predictions over volumes: three planes a case, the truth as a tint, the prediction as a line."""
 
 from __future__ import annotations
 
@@ -7,25 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots.curves import INK, QUIET, WIDTH, empty
+from trainkit.plots.curves import QUIET, WIDTH, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = (
-    "#e6194b",
-    "#3cb44b",
-    "#4aa8ff",
-    "#f58231",
-    "#f032e6",
-    "#ffe119",
-    "#42d4f4",
-    "#bfef45",
-    "#ff9ecf",
-    "#a9b4ff",
-    "#aa6e28",
-    "#ffffff",
-)
+    "#e6194b", "#3cb44b", "#4aa8ff", "#f58231", "#f032e6", "#ffe119", "#42d4f4", "#bfef45", "#ff9ecf", "#a9b4ff",
+    "#aa6e28", "#ffffff",
+)  # fmt: skip
 """Of the organs; bright enough for dark tissue, and after twelve they begin again."""
 _VIEWS = ("axial: A up, R left", "coronal: S up, R left", "sagittal: S up, A left")
 _TINT = 0.35
@@ -41,7 +31,7 @@ _LINE = 3
 
 
 def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
-    """One row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation.planes` gives them, `captions` (n,) above.
+    """Draw a row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,).
 
     `names` are those of the classes 1, 2, ...; those that occur are in the legend.
     """
@@ -56,39 +46,39 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     # What the colours are is said above the pictures: below six cases nobody would see it.
     cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
     head = 0.85 + key
-    height = head + max(1, len(planes)) * (cell + words)
-    figure = empty(height, dpi=160)
-    figure.text(0.5, 1 - 0.08 / height, title, ha="center", va="top", color=INK, fontsize=12)
-    figure.text(0.5, 1 - 0.33 / height, "tint: truth; line: prediction", ha="center", va="top", color=INK, fontsize=9)
+    page = Sheet(head + max(1, len(planes)) * (cell + words), dpi=160)
+    page.text(WIDTH / 2, 0.08, title, 12, ha="center")
+    page.text(WIDTH / 2, 0.33, "tint: truth; line: prediction", 9, ha="center")
     for k, name in enumerate(_VIEWS):
-        figure.text((k + 0.5) / 3, 1 - (0.8 + key) / height, name, ha="center", va="bottom", color=QUIET, fontsize=9)
+        page.text((k + 0.5) * cell, 0.8 + key, name, 9, QUIET, ha="center", va="bottom")
     if not len(planes):
-        figure.text(0.5, 0.5, "none", ha="center", va="center", fontsize=11, color=QUIET)
-        return figure
+        page.text(WIDTH / 2, page.height / 2, "none", 11, QUIET, ha="center", va="center")
+        return page.figure
     for row, caption in enumerate(captions):
         top = head + row * (cell + words)
-        figure.text(0.006, 1 - (top + words - 0.05) / height, caption, ha="left", va="bottom", color=INK, fontsize=8)
+        page.text(0.045, top + words - 0.05, caption, 8, va="bottom")
         for k in range(3):
-            box = (k * cell + 0.02) / WIDTH, 1 - (top + words + cell - 0.04) / height
-            axes = figure.add_axes((*box, (cell - 0.04) / WIDTH, (cell - 0.04) / height))
-            axes.imshow(painted(*planes[row, k]), interpolation="antialiased")
-            axes.set_axis_off()
+            page.image(painted(*planes[row, k]), k * cell + 0.02, top + words, cell - 0.04, cell - 0.04)
     handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
     if handles:
-        figure.legend(handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True,
-                      facecolor="#555555", edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
-                      bbox_to_anchor=(0.5, 1 - 0.56 / height), borderaxespad=0)  # fmt: skip
-    return figure
+        page.figure.legend(
+            handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True, facecolor="#555555",
+            edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
+            bbox_to_anchor=(0.5, 1 - 0.56 / page.height), borderaxespad=0,
+        )  # fmt: skip
+    return page.figure
 
 
 def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """One plane in colour, three times as large: arrays (S, S) -> uint8 (3 S, 3 S, 3).
+    """Colour one plane, three times as large: arrays (S, S) -> uint8 (3 S, 3 S, 3).
 
     Grey runs from the 1st to the 99th percentile of the image. The line of a class lies on its own outermost pixels.
     """
     low, high = np.percentile(image, (1, 99))
     grey = ((np.asarray(image, dtype=np.float64) - low) / max(high - low, 1e-12)).clip(0, 1)
-    palette = np.array([(0, 0, 0), *(_rgb(colour) for colour in COLOURS)])
+    from matplotlib.colors import to_rgb
+
+    palette = np.array([(0, 0, 0), *(to_rgb(colour) for colour in COLOURS)])
     truth, prediction = (_colour(labels) for labels in (truth, prediction))
     tint = np.where(truth > 0, _TINT, 0.0)[..., None]
     rgb = _large(_DIMMED * grey[..., None] * (1 - tint) + palette[truth] * tint)
@@ -112,7 +102,3 @@ def _colour(labels: np.ndarray) -> np.ndarray:
 
 def _large(plane: np.ndarray) -> np.ndarray:
     return plane.repeat(_ENLARGED, 0).repeat(_ENLARGED, 1)
-
-
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))

@@ -1,1 +1,1 @@
-"""What a run's time went into."""
+"""Where the time of a run goes, and what limits its throughput."""

@@ -1,8 +1,7 @@
-"""Why a run is as slow as it is, in words.
+"""Name the bottleneck of a run, in words.
 
-A rule looks at the evidence and states what was measured; it is silent where the evidence is missing. What might help
-is marked untested, with the rung of the ladder that tests it. Rules are few, each can be read in a minute, and each is
-held to slow-downs that are made on purpose (tests/speed/test_bottleneck.py).
+A rule looks at the measurements and states what it finds; it is silent where they are missing. What might help is
+marked untested, with the switch of the benchmark that tests it. Each rule is tested with a slow-down made on purpose.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from trainkit.errors import number_of
 from trainkit.speed.clock import COMPUTE, STEP
 from trainkit.speed.evidence import Drop, Evidence
+from trainkit.speed.limits import mfu, rate_words
 
 NOTABLE = 0.10
 """Share of wall-clock from which something is worth a sentence."""
@@ -36,11 +36,11 @@ class Finding:
     said: str
     """What was measured, as a sentence."""
     untested: tuple[tuple[str, str], ...] = ()
-    """What might help, and the rung that would show it."""
+    """What might help, and the switch of the benchmark that would show it."""
 
 
 def judge(e: Evidence) -> list[Finding]:
-    """What costs the most time first; the work of the network itself where nothing else is worth a sentence."""
+    """Return the findings of all rules, the costliest first; compute itself where nothing else costs 10 %."""
     found = [finding for rule in RULES for finding in _listed(rule(e))]
     dear = [finding for finding in found if finding.costs >= NOTABLE]
     rest = [finding for finding in found if finding.costs < NOTABLE]
@@ -48,7 +48,7 @@ def judge(e: Evidence) -> list[Finding]:
 
 
 def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> list[str]:
-    """A verdict as lines: the pace and how far it is from the ceilings, then why, and what would test a remedy."""
+    """Write a verdict as lines: the throughput and its share of the upper bounds, then why, and what to test."""
     lines = [_pace(e)]
     for drop in e.drops:
         lines.append(dropped(drop))
@@ -56,18 +56,18 @@ def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> l
         lines.append(finding.said)
         if finding.untested:
             options = "; ".join(f"{what} (rung `{rung}`)" for what, rung in finding.untested)
-            lines.append(f"  untested: {options}: trainkit ladder {recipe} --only {finding.untested[0][1]}")
+            lines.append(f"  untested: {options}: trainkit bench {recipe} --only {finding.untested[0][1]}")
     return lines
 
 
 def unmeasured(e: Evidence) -> list[str]:
-    """What is not known of a run, and why, as one line; none where all is."""
+    """List what was not measured of a run, and why, as one line; empty where all was."""
     absent = "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items()))
     return [f"not measured: {absent}"] if absent else []
 
 
 def dropped(drop: Drop) -> str:
-    """A lasting change of pace as a sentence."""
+    """Describe a lasting slowdown in a sentence."""
     return (
         f"From step {drop.step} on a step took {_ms(drop.after_ms)} instead of {_ms(drop.before_ms)}; "
         f"{_percent(drop.share)} of what was lost is in {NAMES.get(drop.phase, drop.phase)}."
@@ -99,7 +99,7 @@ def _data(e: Evidence) -> Finding | None:
     workers, c = e.settings.get("workers", 0), e.ceilings
     said = f"{_percent(lost)} of the time the step waited for data"
     if c and c.loader and c.model:
-        said += f"; the loader alone gives {_rate(c.loader)} samples/s and the network alone {_rate(c.model)}"
+        said += f"; the loader alone gives {rate_words(c.loader)} samples/s and the network alone {rate_words(c.model)}"
     if c and c.fetch:
         kind, most = max(c.fetch.items(), key=lambda item: item[1])
         said += f"; {_WORK.get(kind, kind)} is {_percent(most)} of reading a batch"
@@ -112,45 +112,23 @@ def _data(e: Evidence) -> Finding | None:
     return Finding("data", lost, f"{said}.", ((more, "workers"), ("data decoded once", "cache")))
 
 
-def _transfer(e: Evidence) -> Finding | None:
-    lost = _share(e, "transfer")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into copying batches to the device and what is done to them there."
-    return Finding("transfer", lost, said, (("page-locked memory", "pin"),) if e.device != "cpu" else ())
-
-
-def _evaluation(e: Evidence) -> Finding | None:
-    lost = _share(e, "eval")
-    if lost < NOTABLE:
-        return None
+def _phases(e: Evidence) -> Iterable[Finding]:
+    """Report each phase that takes a notable share by itself."""
     held = ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in e.held.items() if len(s))
-    said = f"{_percent(lost)} of the time went into evaluations{f' ({held})' if held else ''}."
-    return Finding("evaluation", lost, said, (("a budget, or held less often", "evaluations"),))
-
-
-def _checkpoint(e: Evidence) -> Finding | None:
-    lost = _share(e, "checkpoint")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into checkpoints."
-    return Finding("checkpoint", lost, said, (("written less often", "checkpoints"),))
-
-
-def _log(e: Evidence) -> Finding | None:
-    lost = _share(e, "log")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time went into log lines, tables and pictures."
-    return Finding("log", lost, said, (("log lines less often", "log"),))
-
-
-def _setup(e: Evidence) -> Finding | None:
-    lost = _share(e, "setup")
-    if lost < NOTABLE:
-        return None
-    said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
-    return Finding("setup", lost, said)
+    pin = (("page-locked memory", "pin"),) if e.device != "cpu" else ()
+    rules: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
+        ("transfer", "transfer", "went into copying batches to the device and what is done to them there", pin),
+        ("eval", "evaluation", f"went into evaluations{f' ({held})' if held else ''}",
+         (("a budget, or held less often", "evaluations"),)),
+        ("checkpoint", "checkpoint", "went into checkpoints", (("written less often", "checkpoints"),)),
+        ("log", "log", "went into log lines, tables and pictures", (("log lines less often", "log"),)),
+    )  # fmt: skip
+    for phase, cause, said, untested in rules:
+        if (lost := _share(e, phase)) >= NOTABLE:
+            yield Finding(cause, lost, f"{_percent(lost)} of the time {said}.", untested)
+    if (lost := _share(e, "setup")) >= NOTABLE:
+        said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
+        yield Finding("setup", lost, said)
 
 
 def _recompiles(e: Evidence) -> Finding | None:
@@ -208,7 +186,7 @@ def _neighbour(e: Evidence) -> Finding | None:
 
 def _memory(e: Evidence) -> Finding | None:
     before, after = _ends(e, "rss_gb")
-    rss = [r.rss_gb for r in e.load if r.rss_gb is not None]
+    rss = _known(e, "rss_gb")
     if not before or after - before < max(_GROWN_GB, _GROWN * before) or not _still_growing(rss):
         return None
     seconds = e.load[-1].at - e.load[0].at
@@ -265,10 +243,11 @@ def _settings(e: Evidence) -> Iterable[Finding]:
 
 
 def _compute(e: Evidence) -> Finding:
-    """What is left when nothing else costs much: the work itself."""
+    """Report forward, backward and optimizer, where nothing else costs much."""
     share = _compute_share(e)
     said = f"{_percent(share)} of the time the network learned, and nothing else took {_percent(NOTABLE)} of it."
-    s, options = e.settings, []
+    s = e.settings
+    options: list[tuple[str, str]] = []
     if s.get("precision") == "no":
         options.append(("bf16 arithmetic", "precision"))
     if s.get("compile", "off") == "off":
@@ -279,8 +258,7 @@ def _compute(e: Evidence) -> Finding:
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _transfer, _evaluation, _checkpoint, _log, _setup, _recompiles, _waits, _throttled, _neighbour, _memory,
-    _slow_rank, _settings,
+    _data, _phases, _recompiles, _waits, _throttled, _neighbour, _memory, _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
     "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync", "throttled",
@@ -301,14 +279,15 @@ _WORK = {
 def _pace(e: Evidence) -> str:
     rate = e.trained * e.batch_size / _training(e) if _training(e) else 0.0
     p10, p50, p99 = 1e3 * np.percentile(e.steps.seconds, [10, 50, 99]) if len(e.steps) else np.zeros(3)
-    said = f"{_rate(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
+    said = f"{rate_words(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
     said += f"{_ms(p99)} or more"
-    c = e.ceilings
-    if c and c.loader and c.model:
+    if (c := e.ceilings) is None:
+        return f"{said}."
+    if c.loader and c.model:
         least, what = min((c.loader, "the loader"), (c.model, "the network"))
-        said += f"; {_percent(rate / least)} of what {what} alone can do here ({_rate(least)})"
-    if c and c.flops_per_sample and c.peak_flops:
-        said += f"; {_percent(rate * c.flops_per_sample / c.peak_flops)} of the arithmetic of {c.peak_source}"
+        said += f"; {_percent(rate / least)} of what {what} alone can do here ({rate_words(least)})"
+    if (used := mfu(rate, c)) is not None:
+        said += f"; {_percent(used)} of the arithmetic of {c.peak_source}"
     return f"{said}."
 
 
@@ -343,14 +322,14 @@ def _median(e: Evidence, name: str) -> float:
 
 
 def _ends(e: Evidence, name: str) -> tuple[float, float]:
-    """Medians of the first and the last quarter of the readings; zeros of fewer than eight."""
+    """Return the medians of the first and the last quarter of the readings; zeros of fewer than eight."""
     values = _known(e, name)
     quarter = len(values) // 4
     return (float(np.median(values[:quarter])), float(np.median(values[-quarter:]))) if quarter >= 2 else (0.0, 0.0)
 
 
 def _still_growing(values: Sequence[float]) -> bool:
-    """Whether each quarter of a series lies above the one before: what fills up once does not."""
+    """Test whether each quarter of a series lies above the one before, unlike a cache that fills up once."""
     quarters = [float(np.median(part)) for part in np.array_split(np.asarray(values), 4)]
     steps = np.diff(quarters)
     return bool((steps > 0.1 * (quarters[-1] - quarters[0])).all())
@@ -370,7 +349,3 @@ def _percent(share: float) -> str:
 
 def _ms(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

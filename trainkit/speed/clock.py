@@ -1,10 +1,10 @@
-"""Where the time of the main thread went.
+"""Divide the wall-clock of the main thread among phases.
 
-Every moment belongs to exactly one phase, so the shares add up to the wall-clock. The speed of training is counted over
-the phases of a step alone: an evaluation, a checkpoint or a log line does not make it look slower.
+Every moment belongs to exactly one phase, so the shares add up to the wall-clock. Throughput is counted over the phases
+of a step alone: an evaluation, a checkpoint or a log line does not lower it.
 
-On a GPU the main thread only hands over the work of forward, backward and optimizer; what the device itself did, and
-when, a `Timeline` marks on the device as the phases change.
+On a GPU the main thread only queues the work of forward, backward and optimizer; a `Timeline` records times on the
+device as the phases change.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
-COMPUTE = ("forward", "backward", "optimizer")
-"""The phases in which a network learns; their sum is `compute`."""
-STEP = ("data", "transfer", *COMPUTE)
+COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer")
+"""The phases in which a network trains; their sum is `compute`."""
+STEP: tuple[str, ...] = ("data", "transfer", *COMPUTE)
 """The phases of a step."""
-BETWEEN = ("eval", "checkpoint", "log", "setup")
+BETWEEN: tuple[str, ...] = ("eval", "checkpoint", "log", "setup")
 """What else the main thread does."""
-PHASES = (*STEP, *BETWEEN)
+PHASES: tuple[str, ...] = (*STEP, *BETWEEN)
 KEPT = 4096
 """Steps of which single times are kept."""
 _WIDE = len(PHASES)
@@ -33,13 +33,15 @@ _COLUMN = {phase: number for number, phase in enumerate(PHASES)}
 
 
 class Timeline(Protocol):
-    """What a device did, beside what the main thread did; a CPU needs none."""
+    """Times on a device, beside those of the main thread; a CPU needs none."""
 
     def mark(self, phase: str) -> None:
-        """From here on the device is given the work of `phase`. Never waits for the device."""
+        """Begin `phase` in the queue of the device, without waiting for it."""
+        ...
 
     def step(self) -> None:
-        """A step has ended."""
+        """End a step."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ class Steps:
 
 
 class Clock:
-    """A stopwatch with one hand: `to(phase)` ends the phase that was running and begins another.
+    """Times of the phases of a training: `to(phase)` ends the running phase and begins another.
 
-    Both `to` and `step` only note the time; sums are made when someone asks for them, or after 128 steps. In a training
-    the caches of the processor hold other things, so what counts is how little is touched.
+    Both `to` and `step` only note the time; sums are made when they are asked for, or after 128 steps, since in a
+    training every cache line that is touched costs time.
     """
 
     def __init__(self, timeline: Timeline | None = None, now: Callable[[], float] = time.perf_counter):
@@ -80,13 +82,14 @@ class Clock:
         """Told of each phase and step, beside the clock's own counting; may be exchanged while it runs."""
         self.steps = 0
         """Steps that have ended."""
-        self._notes: list[str | float | None] = []  # a phase that begins, or None where a step ends, and when, in turns
+        # A phase that begins, or None where a step ends, and the time of that, in turns.
+        self._notes: list[str | float | None] = []
         self._note = self._notes.append
-        # What the notes before these came to.
+        # The sums of earlier notes.
         self._phase, self._since = "setup", now()
         self._spent = [0.0] * _WIDE
-        # What `_spent` held at the end of each step, nine numbers a row. 200 rows are read from an array in 8 us, from
-        # tuples in 180.
+        # `_spent` at the end of each step, nine numbers a row. 200 rows are read from an array in 8 us, from tuples in
+        # 180.
         self._rows = array("d", self._spent)
         self._marked, self._marked_steps = self.seconds, 0
 
@@ -98,7 +101,7 @@ class Clock:
             self.timeline.mark(phase)
 
     def step(self) -> None:
-        """A step has ended: note how long its own phases took."""
+        """End a step."""
         self._note(None)
         self._note(self._now())
         self.steps += 1
@@ -109,7 +112,7 @@ class Clock:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Changes with every phase and step, and may be read by any thread."""
+        """A value that changes with every phase and step; any thread may read it."""
         return self.steps, len(self._notes)
 
     @property
@@ -141,7 +144,7 @@ class Clock:
         return self.total + self._now() - self._since
 
     def recent(self, many: int = KEPT) -> Steps:
-        """The last `many` steps, as far as they are kept."""
+        """Return the times of the last `many` steps, as far as they are kept."""
         self._sum()
         many = max(0, min(many, KEPT))
         # A copy: the array itself could not grow while another one looks into it.
@@ -154,7 +157,8 @@ class Clock:
     def _sum(self) -> None:
         """Add up what was noted."""
         notes, spent, rows, column, since = self._notes, self._spent, [], _COLUMN[self._phase], self._since
-        for phase, now in zip(notes[::2], notes[1::2], strict=True):
+        phases, times = cast("list[str | None]", notes[::2]), cast("list[float]", notes[1::2])  # as they were noted
+        for phase, now in zip(phases, times, strict=True):
             spent[column] += now - since
             since = now
             if phase is None:
@@ -168,7 +172,7 @@ class Clock:
             del self._rows[: -_WIDE * (KEPT + 1)]
 
     def window(self, samples_per_step: int) -> dict[str, float]:
-        """Speed and shares since the last call, under the names of the vocabulary; empty when no step has ended.
+        """Return throughput and time shares since the last call, by metric name; empty when no step has ended.
 
         Percentiles are those of the last 4,096 steps of a longer window.
         """
@@ -183,17 +187,16 @@ class Clock:
         return {**speed(seconds, samples_per_step, steps, sum(spent[phase] for phase in STEP)), **shares(spent)}
 
     def whole(self, samples: int, seconds: float) -> dict[str, float]:
-        """Speed over the whole training, of so many samples in so many seconds of its steps, and all shares."""
+        """Return the throughput of a training of `samples` in `seconds` of its steps, and all time shares."""
         self.to(self.phase)
         rate = samples / seconds if seconds else 0.0
         return {"speed/samples_per_s": rate, "time/total_s": self.total, **shares(self.seconds)}
 
 
 def speed(step_seconds: np.ndarray, samples_per_step: int, steps: int, total: float) -> dict[str, float]:
-    """Rates of so many steps in `total` seconds, and step times from the duration of each, or of the last ones."""
-    ordered = np.sort(
-        step_seconds
-    )  # `np.percentile` does the same in ten times the time, half of what a log line takes
+    """Return throughput over `steps` in `total` seconds, and percentiles of `step_seconds`, the newest step times."""
+    # `np.percentile` does the same in ten times the time, half of what a log line takes.
+    ordered = np.sort(step_seconds)
     return {
         "speed/samples_per_s": samples_per_step * steps / total if total else 0.0,
         "speed/steps_per_s": steps / total if total else 0.0,
@@ -202,10 +205,10 @@ def speed(step_seconds: np.ndarray, samples_per_step: int, steps: int, total: fl
     }
 
 
-def median(steps: Sequence[float], values: Sequence[float]) -> float:
-    """Median over steps of what was measured in windows, which end at `steps`; each counts as often as it has steps.
+def median(steps: Sequence[float] | np.ndarray, values: Sequence[float] | np.ndarray) -> float:
+    """Return the median of values of windows that end at `steps`, each weighted by the number of its steps.
 
-    A window begins where the one before it ends, the first at step 0. What is not finite is left out.
+    A window begins where the one before it ends, the first at step 0. Values that are not finite are left out.
     """
     end, measured = np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
     order = np.argsort(end, kind="stable")
@@ -214,14 +217,14 @@ def median(steps: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _quantile(ordered: np.ndarray, share: float) -> float:
-    """The value that so large a share of ordered ones lies below, between two of them in proportion."""
+    """Return a quantile of sorted values, interpolated linearly."""
     at = share * (len(ordered) - 1)
     low, high = ordered[int(at)], ordered[math.ceil(at)]
     return float(low + (at - int(at)) * (high - low))
 
 
 def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Share of wall-clock of each phase, those of `COMPUTE` as one; they add up to 1."""
+    """Return the share of wall-clock of each phase, those of `COMPUTE` as one; they add up to 1."""
     total = sum(seconds.values()) or 1.0
     compute = sum(seconds[phase] for phase in COMPUTE)
     parts = {"data": seconds["data"], "transfer": seconds["transfer"], "compute": compute}

@@ -1,12 +1,12 @@
-"""What a run may use of its machines, and so what it costs: hours of GPUs and of processor cores, busy or not."""
+"""Count the GPU hours and core hours that a run is charged for: all that it may use, busy or not."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
 
+from trainkit.distributed.runtime import Machine
 from trainkit.tracking.system.cgroup import Groups
 
 PREFIX = "cost/"
@@ -15,8 +15,8 @@ Process = tuple[str, Sequence[int], float | None]
 """Host of a process, the processors that it may run on, and the quota of its container in processors."""
 
 
-def allotted(machine: Any) -> dict[str, float]:
-    """What an hour of the run costs: `cost/core_hours`, and `cost/gpu_hours` where it trains on GPUs.
+def allotted(machine: Machine) -> dict[str, float]:
+    """Return the cost of an hour of the run: `cost/core_hours`, and `cost/gpu_hours` where it trains on GPUs.
 
     Every process calls this. A process has one GPU; cores that several processes share count once.
     """
@@ -31,7 +31,7 @@ def allotted(machine: Any) -> dict[str, float]:
 
 
 def cores(processes: Sequence[Process]) -> float:
-    """Processor cores that these processes may use together, a quota taken as that of all processes of its host."""
+    """Count the cores that these processes may use together; a quota holds for all processes of its host."""
     hosts: dict[str, tuple[set[int], float]] = {}
     for host, own, quota in processes:
         known, least = hosts.get(host, (set(), float("inf")))

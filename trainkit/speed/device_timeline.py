@@ -1,12 +1,11 @@
-"""What a device did, and when, marked on the device itself.
+"""Time the phases of a step on the device, with CUDA events.
 
-On a GPU the main thread only hands over work, so its clock cannot tell how long the device took for it. An event is put
-into the device's queue wherever the phase changes; how long lies between two of them is asked for a few steps later,
-when the device has passed both. Nothing here ever waits for the device.
+On a GPU the main thread only queues work, so its clock cannot tell how long the device took for it. An event is put
+into the device's queue wherever the phase changes; the time between two of them is read a few steps later, when the
+device has passed both. Nothing here ever waits for the device.
 
-What lies between two marks is counted whole: a gap between two kernels of the forward pass belongs to `forward`. `idle`
-is what lies between the end of one batch's work and the beginning of the next one's: the device has nothing to do until
-a batch is there.
+A gap between two kernels of the forward pass counts as `forward`. `idle` lies between the end of one batch's work and
+the beginning of the next one's.
 """
 
 from __future__ import annotations
@@ -32,28 +31,29 @@ _IDLE = STEP[0]
 
 
 class Event(Protocol):
-    """A mark in the queue of a device: what is used of `torch.cuda.Event`."""
+    """The part of `torch.cuda.Event` that is used."""
 
     def record(self, stream: Any, /) -> None:
-        """Put it behind all work that is queued now."""
+        """Queue the event behind all work of a stream."""
 
     def query(self) -> bool:
-        """Whether the device has come past it."""
+        """Test whether the device has passed the event."""
+        ...
 
     def elapsed_time(self, later: Any, /) -> float:
-        """Milliseconds between the device coming past it and past a later one."""
+        """Return the milliseconds from this event to a later one."""
+        ...
 
 
 def of(device: torch.device) -> CudaTimeline | None:
-    """The timeline of a CUDA device; None for others: a CPU is timed by the clock, of Apple's GPUs nothing is known."""
+    """Return the timeline of a CUDA device; None for a CPU, which the clock times, and for Apple's GPUs."""
     return CudaTimeline(device) if device.type == "cuda" else None
 
 
 class CudaTimeline(Timeline):
     """Times of a CUDA device by phase, of each step.
 
-    Work is expected in the stream that is current when this is made, as all of a training is. A step costs five events
-    put down and five read.
+    Work is expected in the stream that is current when this is made. A step records five events and reads five.
     """
 
     def __init__(self, device: torch.device, event: Callable[[], Event] | None = None, stream: Any = None):
@@ -68,7 +68,7 @@ class CudaTimeline(Timeline):
         self._sum, self._counted = [0.0] * len(PHASES), 0
 
     def mark(self, phase: str) -> None:
-        """From here on the device is given the work of `phase`."""
+        """Begin `phase` in the queue of the device."""
         if phase != self._phase:
             self._phase = phase
             event = self._pool.pop() if self._pool else self._event()
@@ -76,7 +76,7 @@ class CudaTimeline(Timeline):
             self._marks.append((_COLUMN[phase], event))
 
     def step(self) -> None:
-        """A step has ended: what follows belongs to the next, and until that has work the device is idle."""
+        """End a step; the device is idle until the next one has work."""
         self._steps += 1
         marks = self._marks
         self._marks, self._phase = [], ""
@@ -88,9 +88,9 @@ class CudaTimeline(Timeline):
                 self._give_up()
 
     def window(self) -> dict[str, float]:
-        """Mean milliseconds of a step since the last call, of those that the device has ended, by name of metric.
+        """Return mean milliseconds of the steps that the device has ended since the last call, by metric name.
 
-        Empty when it has ended none. What it did in evaluations and other things between steps is not counted.
+        Empty when it has ended none. Evaluations and whatever else lies between steps are not counted.
         """
         self._read(len(self._waiting))
         if not self._counted:
@@ -100,7 +100,7 @@ class CudaTimeline(Timeline):
         return _named(mean[: len(STEP)])
 
     def recent(self, many: int = KEPT) -> Steps | None:
-        """The device's time in the last `many` steps, as far as they are kept; None when there is none.
+        """Return the device's times of the last `many` steps, as far as they are kept; None when there are none.
 
         Waiting for data is its idle time. Numbers are those of the clock; steps that were given up are missing.
         """
@@ -132,9 +132,9 @@ class CudaTimeline(Timeline):
 
 
 def of_host(steps: Steps) -> dict[str, float]:
-    """What `CudaTimeline.window` says, of a CPU: there the main thread is the device, and never idle by itself.
+    """Return the metrics of `CudaTimeline.window` for a CPU, from the clock's times of the main thread.
 
-    Waiting for data is not in it, since workers may keep the same cores busy; nor is it in `device/step_ms`.
+    There is no idle time, since workers may keep the same cores busy; nor is it in `device/step_ms`.
     """
     if not len(steps):
         return {}
@@ -144,13 +144,12 @@ def of_host(steps: Steps) -> dict[str, float]:
 
 
 def allreduce(net: nn.Module) -> dict[str, float]:
-    """Milliseconds of a backward pass in which gradients were averaged over processes, and those after its own work.
+    """Return milliseconds of DDP's all-reduce of gradients: in all, and those after the last gradient was computed.
 
-    `device/allreduce_exposed_ms` is what remained after the last gradient had been computed. Both are what DDP found in
-    the last update that it sampled: each of the first ten, then every hundredth. Its own means are left alone: they
-    hold the first update for ever, in which connections are made. On CPUs (gloo) they are times of the main thread, in
-    which the copying for gloo took cores from the backward pass; waiting for a slower process is in them everywhere.
-    Empty without DDP, and before its second update.
+    `device/allreduce_ms` and `device/allreduce_exposed_ms` are those of the last update that DDP sampled: each of the
+    first ten, then every hundredth. Its own means hold the first update, in which connections are made, for ever. On
+    CPUs (gloo) they are times of the main thread, in which the copying for gloo took cores from the backward pass;
+    waiting for a slower process is in them everywhere. Empty without DDP, and before its second update.
     """
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return {}

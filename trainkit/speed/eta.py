@@ -1,4 +1,4 @@
-"""How long a training will take, said early and compared with what then happened."""
+"""Forecast the duration of a training from its first steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = 2.365
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a training is expected to take, from steps that were timed."""
+    """The expected duration of a training, from steps that were timed."""
 
     steps: int
     """Updates that are still to come."""
@@ -36,7 +36,7 @@ class Forecast:
     """Before the first update: outputs of frozen networks that are computed once."""
 
     def total(self, step_s: float | None = None) -> float:
-        """Seconds until the end, at the expected time of an update or at another."""
+        """Return the seconds until the end, at the expected time of an update or at another."""
         steps = self.steps * (self.step_s if step_s is None else step_s)
         free = sum(times * s for name, (times, s) in self.evaluations.items() if name not in self.budgets)
         base = self.before_s + steps + free + self.checkpoints[0] * self.checkpoints[1] + self.last_s
@@ -52,7 +52,7 @@ class Forecast:
         return self.total(max(0.0, self.step_s - self.step_error)), self.total(self.step_s + self.step_error)
 
     def said(self) -> str:
-        """The forecast as a sentence."""
+        """Write the forecast as a sentence."""
         low, high = self.interval
         parts = [f"{_seconds(self.before_s)} before the first"] if self.before_s else []
         parts += [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
@@ -67,15 +67,15 @@ class Forecast:
 
 
 def checkpoint_cost(holds_up_s: float, written_s: float, interval_s: float) -> float:
-    """Seconds for which each of many checkpoints holds a training up that asks for one every `interval_s`.
+    """Return the seconds for which a checkpoint holds a training up, where one is asked for every `interval_s`.
 
-    `holds_up_s` where they are further apart than one takes to write; before that a save waits for the one before.
+    `holds_up_s` where they are further apart than one takes to write; else a save waits for the one before.
     """
     return max(holds_up_s, written_s - interval_s)
 
 
 def pace(step_seconds: np.ndarray) -> tuple[float, float]:
-    """Mean time of a step, and half of its 95 % interval over blocks of neighbouring steps.
+    """Return the mean time of a step, and half of its 95 % interval over blocks of neighbouring steps.
 
     `step_seconds` (n,) in order. Fewer than 16 steps give an interval as wide as the mean itself.
     """

@@ -1,4 +1,4 @@
-"""What is known about the speed of a run: all that a verdict may speak of, and why the rest is not known."""
+"""Measurements of the speed of a run, from which its bottleneck is named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.tracking.system.reading import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What torch.compile did since the warm-up."""
+    """Recompilations and graph breaks of torch.compile since the warm-up."""
 
     recompiles: int = 0
     graph_breaks: int = 0
@@ -25,7 +25,7 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Where the host waits for the device, counted over a few updates with CUDA's sync debug mode."""
+    """Synchronisations of the host with the device, counted over a few updates with CUDA's sync debug mode."""
 
     per_step: float = 0.0
     places: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """A lasting change of pace."""
+    """A lasting slowdown."""
 
     step: int
     """The first slow one."""

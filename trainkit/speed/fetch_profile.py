@@ -1,4 +1,4 @@
-"""What the time of reading a batch goes to: reading files, decoding, augmenting, putting together, or other."""
+"""Profile the reading of batches: shares of reading files, decoding, augmenting, collating and other work."""
 
 from __future__ import annotations
 
@@ -38,8 +38,12 @@ _C: tuple[tuple[str, str], ...] = (
 """Kinds of functions in C, by the name that the profiler gives them."""
 
 
-def shares(calls: Iterable[Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Shares of the time of some calls by `KINDS`, 1 in their sum; empty where there was nothing to time.
+Function = CodeType | str
+"""A function as cProfile names it: code of Python, or a text for one in C."""
+
+
+def shares(calls: Iterable[Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Return the shares of the time of some calls by `KINDS`, 1 in their sum; empty where there was nothing to time.
 
     Calls are made until `seconds` are over, one at least; those that took thrice the median are left out. What a
     function costs by itself counts for its own kind; one of no kind, such as numpy's, for the kinds of those that
@@ -68,7 +72,7 @@ def shares(calls: Iterable[Callable[[], Any]], seconds: float) -> dict[str, floa
 
 
 def kind_of(code: CodeType | str) -> str | None:
-    """The kind of a function, from its code or, in C, the name that cProfile gives it; None: that of its callers."""
+    """Return the kind of a function, from its code or, in C, cProfile's name of it; None: that of its callers."""
     if isinstance(code, str):
         text, table = code, _C
     else:
@@ -77,9 +81,9 @@ def kind_of(code: CodeType | str) -> str | None:
 
 
 def _by_kind(stats: Iterable[Any], cost: float) -> dict[str, float]:
-    """Seconds of each kind, from what cProfile noted; `cost` is what it takes itself for each call."""
-    own: dict[Any, float] = {}
-    callers: dict[Any, dict[Any, float]] = {}
+    """Sum the entries of cProfile by kind, seconds; `cost` is its own time for each call."""
+    own: dict[Function, float] = {}
+    callers: dict[Function, dict[Function, float]] = {}
     for entry in stats:
         own[entry.code] = max(0.0, entry.inlinetime - cost * entry.callcount)
         for called in entry.calls or ():
@@ -94,14 +98,14 @@ def _by_kind(stats: Iterable[Any], cost: float) -> dict[str, float]:
         if all(mix[code] == part for code, part in after.items()):
             break
         mix |= after
-    spent = dict.fromkeys(KINDS, 0.0)
+    spent: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for code, seconds in own.items():
         for kind, share in mix[code].items():
             spent[kind] += share * seconds
     return spent
 
 
-def _mixed(callers: dict[Any, float], mix: dict[Any, dict[str, float]]) -> dict[str, float]:
+def _mixed(callers: dict[Function, float], mix: dict[Function, dict[str, float]]) -> dict[str, float]:
     total = sum(callers.values())
     out: dict[str, float] = {}
     for code, seconds in callers.items():
@@ -111,7 +115,7 @@ def _mixed(callers: dict[Any, float], mix: dict[Any, dict[str, float]]) -> dict[
 
 
 def _cost(calls: int = 2000) -> float:
-    """Seconds that the profiler adds to the time of a function for each call of it."""
+    """Measure the seconds that the profiler adds to each call of a function."""
 
     def many() -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How many floating-point operations an update takes, and how many a device can do.
+"""Count the floating-point operations of an update, and find the peak of a device.
 
 Counted are products of matrices, convolutions and attention, each multiplication with its addition as two; what goes
 element by element is left out, as usual where a share of a device's peak is given.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Machine
@@ -49,77 +46,55 @@ GPUS: tuple[tuple[str, float, float | None, float], ...] = (
 sheet gives the rate with sparsity alone, half of it."""
 
 
-class Counter(TorchDispatchMode):
-    """Counts the operations of what runs beneath it; `total` so far. Not for compiled code, which it cannot see into.
-
-    Formulas are those of `torch.utils.flop_counter` but for two: there the gradient of the weights of a convolution in
-    groups is counted as if it had none (a depthwise one as often as it has channels), and attention on a CPU not at
-    all.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it."""
-        kwargs = kwargs or {}
-        packet = getattr(func, "_overloadpacket", None)
-        formula = _FORMULAS.get(packet) or flop_registry.get(packet)
-        if formula is None and packet is not None and func is not torch.ops.prim.device.default:
-            with self:  # under inference mode an operation arrives whole: `linear`, not `addmm`
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
-        out = func(*args, **kwargs)
-        if formula is not None:
-            self.total += int(formula(*args, **kwargs, out_val=out))
-        return out
+Shape = torch.Size
+"""Of a tensor, in whose place torch gives formulas its shape."""
 
 
-def _convolution_backward(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    _bias: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,
-    _output_padding: Any,
-    _groups: int,
-    mask: list[bool],
-    out_val: Any = None,
-) -> int:
+def _convolution_backward(grad: Shape, x: Shape, weight: Shape, *rest: object, out_shape: object = None) -> int:
     """Each of the two gradients takes as many as the convolution itself; groups are in the shape of the weights."""
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, mask = rest
     where = x if transposed else grad
-    forward = 2 * x.shape[0] * math.prod(where.shape[2:]) * math.prod(weight.shape)
+    forward = 2 * x[0] * math.prod(where[2:]) * math.prod(weight)
+    assert isinstance(mask, list | tuple)
     return forward * (bool(mask[0]) + bool(mask[1]))
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _attention(query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
     return _products(query, key, value, 1, 1)
 
 
-def _attention_backward(_grad: Any, query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+def _attention_backward(_grad: Shape, query: Shape, key: Shape, value: Shape, *_: object, **__: object) -> int:
     # The scores again, since they are not kept, and the gradients of scores, queries and keys; of weights and values.
     return _products(query, key, value, 3, 2)
 
 
-def _products(query: Any, key: Any, value: Any, by_key: int, by_value: int) -> int:
-    pairs = math.prod(query.shape[:-1]) * key.shape[-2]
-    return 2 * pairs * (by_key * query.shape[-1] + by_value * value.shape[-1])
+def _products(query: Shape, key: Shape, value: Shape, by_key: int, by_value: int) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (by_key * query[-1] + by_value * value[-1])
 
 
-_FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
+class Counter(FlopCounterMode):
+    """Counts the operations of what runs beneath it; `total` so far. Not for compiled code, which it cannot see into.
+
+    Formulas are those of torch but for two: there the gradient of the weights of a convolution in groups is counted as
+    if it had none (a depthwise one as often as it has channels), and attention on a CPU not at all.
+    """
+
+    def __init__(self) -> None:
+        own = {
+            aten.convolution_backward: _convolution_backward,
+            aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        }
+        super().__init__(display=False, custom_mapping=own)
+
+    @property
+    def total(self) -> int:
+        """Operations so far."""
+        return int(self.get_total_flops())
 
 
 def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
-    """Peak of a GPU by its name, in operations a second, and where it is from; None where it is not in the table.
+    """Look up the peak of a GPU by its name, operations a second, and its source; None where it is not in the table.
 
     `precision` is that of the run (`no`, `bf16`, `fp16`); without one, `tf32` says whether products may use TF32. A
     part of a GPU (MIG) is in no table.
@@ -137,7 +112,7 @@ def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
 
 
 def peak(recipe: Recipe, machine: Machine, seconds: float = 0.3) -> tuple[float, str]:
-    """Operations a second that this process's device can do at most, and where the figure is from.
+    """Return the operations a second that this process's device can do at most, and the source of the figure.
 
     A GPU of the table by its data sheet; any other device by a product of matrices that is timed here for `seconds`, in
     the precision of the run and with its threads: what a large product reaches, and not what the silicon could.
@@ -151,7 +126,7 @@ def peak(recipe: Recipe, machine: Machine, seconds: float = 0.3) -> tuple[float,
 
 
 def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:
-    """Operations a second of a square product of matrices at its fastest, and that in words."""
+    """Time square products of matrices; return operations a second at their fastest, and that in words."""
     side, best = 128, 0.0
     # Long enough that what goes beside the product does not count, short enough to fit between two neighbours.
     while best < 1e-3 and side < 8192:
@@ -169,7 +144,7 @@ def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tup
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> float:
     began = time.perf_counter()
-    a @ b
+    torch.mm(a, b)
     if a.device.type == "cuda":
         torch.cuda.synchronize(a.device)
     return time.perf_counter() - began

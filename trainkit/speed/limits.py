@@ -9,38 +9,35 @@ _PACES = ("loader", "model")
 
 
 def share(rate: float, ceilings: Ceilings) -> float | None:
-    """Samples a second as a share of what loader and network could reach, the lower of the two; None if unknown."""
+    """Return a throughput as a share of the lower of the bounds of loader and network; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return rate / min(ceilings.loader, ceilings.model)
 
 
 def mfu(rate: float, ceilings: Ceilings) -> float | None:
-    """The operations that so many samples a second take, as a share of the device's peak; None if unknown.
-
-    Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, arXiv 2204.02311).
-    """
+    """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311) at a throughput; None if unknown."""
     if ceilings.flops_per_sample is None or ceilings.peak_flops is None:
         return None
     return rate * ceilings.flops_per_sample / ceilings.peak_flops
 
 
 def turns(ceilings: Ceilings) -> float | None:
-    """Samples a second at most where loader and network take turns: read in the process itself, nothing goes beside."""
+    """Return the bound where loader and network take turns, without workers that prefetch; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return 1 / (1 / ceilings.loader + 1 / ceilings.model)
 
 
 def metrics(ceilings: Ceilings) -> dict[str, float]:
-    """Rates by metric name, those that are known."""
+    """Return the bounds that are known by metric name, samples a second."""
     rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
     rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def lines(ceilings: Ceilings) -> list[str]:
-    """Ceilings in words."""
+    """Write the bounds as aligned lines."""
     rows = []
     for title, rate in [
         ("loader alone", ceilings.loader),
@@ -48,7 +45,7 @@ def lines(ceilings: Ceilings) -> list[str]:
         *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
     ]:
         if rate is not None:
-            rows.append((title, f"{_rate(rate)} samples/s"))
+            rows.append((title, f"{rate_words(rate)} samples/s"))
     if ceilings.loader is not None and ceilings.fetch:
         parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
         shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
@@ -57,14 +54,15 @@ def lines(ceilings: Ceilings) -> list[str]:
         rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
         if ceilings.peak_flops is not None:
             rows.append(("peak", f"{_many(ceilings.peak_flops)}FLOP/s ({ceilings.peak_source})"))
-        if ceilings.peak_flops is not None and ceilings.model is not None:
-            rows.append(("network alone uses", f"{100 * mfu(ceilings.model, ceilings):.1f} % of the peak"))
+        if ceilings.model is not None and (used := mfu(ceilings.model, ceilings)) is not None:
+            rows.append(("network alone uses", f"{100 * used:.1f} % of the peak"))
     rows += [(f"{name} is not known", reason) for name, reason in ceilings.absent.items()]
     width = max((len(title) for title, _ in rows), default=0)
     return [f"{title.ljust(width)}  {text}" for title, text in rows]
 
 
-def _rate(rate: float) -> str:
+def rate_words(rate: float) -> str:
+    """Write a throughput, samples a second, with three digits or whole."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -77,7 +75,7 @@ def _many(number: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What a recipe could reach on a machine if one part of it were all there is; samples of all processes a second."""
+    """Upper bounds of a recipe's throughput on a machine, each of one part alone; samples of all processes a second."""
 
     loader: float | None = None
     """Batches read, and thrown away."""

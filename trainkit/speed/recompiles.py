@@ -1,7 +1,7 @@
-"""What torch.compile did after the warm-up: recompiles, graph breaks, the time they took and why.
+"""Count what torch.compile did after the warm-up: recompiles, graph breaks, the time they took and why.
 
-Read from the counters and metrics that torch keeps anyway. Nothing is switched on, and where nothing was ever compiled
-torch's compiler is not even imported: then there is nothing to say.
+Read from the counters and metrics that torch keeps anyway: nothing is switched on, and torch's compiler is not
+imported where nothing was compiled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OVER = "Dynamo recompile limit exceeded"
 
 
 class Recompiles:
-    """What was compiled since a moment: `mark()` sets it, at the latest when this is made."""
+    """The compilations since the last `mark()`, or since this was made."""
 
     def __init__(self) -> None:
         self.mark()
@@ -31,14 +31,14 @@ class Recompiles:
         self._first_break = len(_breaks())
 
     def mark(self) -> None:
-        """The warm-up is over: what is compiled from here on is compiled again."""
+        """End the warm-up: what is compiled from here on is compiled again."""
         self._from_us = time.time() * 1e6
         dynamo = _dynamo()
         if dynamo is not None and hasattr(dynamo, "set_compilation_metrics_limit"):
             dynamo.set_compilation_metrics_limit(KEPT)
 
     def since(self) -> Compiled | None:
-        """What was compiled since the mark; None where this process has compiled nothing at all.
+        """Return what was compiled since the mark; None where this process has compiled nothing at all.
 
         Graph breaks are source lines, those of all graphs since this was made and not since the mark: a graph that was
         broken in the warm-up costs something in every step that follows. So does what torch gave up on.
@@ -46,7 +46,9 @@ class Recompiles:
         dynamo = _dynamo()
         if dynamo is None or not dynamo.counters["frames"]["total"]:
             return None
-        again, given_up, us = [], [], 0
+        again: list[str] = []
+        given_up: list[str] = []
+        us = 0
         for done in dynamo.get_compilation_metrics():
             if (done.start_time_us or 0) < self._made_us:
                 continue
@@ -67,7 +69,7 @@ class Recompiles:
 
 
 def advice(compiled: Compiled | None) -> str:
-    """A warning that says what was compiled again, why, and what to change; empty where there is nothing to warn of."""
+    """Write a warning about what was compiled again, why, and what to change; empty where nothing was."""
     if compiled is None:
         return ""
     given_up = [reason for reason in compiled.reasons if reason.startswith(_LIMIT)]
@@ -112,8 +114,8 @@ _REMEDIES = (
 
 
 def _remedies(reasons: Sequence[str]) -> list[str]:
-    """What to change, for reasons as torch words them."""
-    found = []
+    """List what to change, for reasons as torch words them."""
+    found: list[str] = []
     for reason in reasons:
         fits = [said for words, said in _REMEDIES if any(word in reason for word in words)]
         found += fits[:1] or ["  change: train.compile off, where the reason cannot be helped"]
@@ -121,7 +123,7 @@ def _remedies(reasons: Sequence[str]) -> list[str]:
 
 
 def _dynamo() -> Any:
-    """Torch's compiler, as far as somebody has imported it."""
+    """Return torch's compiler, as far as somebody has imported it; None else."""
     return sys.modules.get("torch._dynamo.utils")
 
 

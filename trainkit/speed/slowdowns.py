@@ -1,6 +1,6 @@
-"""The detective: from when on, and in which phase, a training became slower.
+"""Find from which step on, and in which phase, a training became slower.
 
-The pace of a training is looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
+Step times are looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
 between steps included, without its two slowest: an evaluation, a checkpoint or a stall now and then is no change of
 pace. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,13 +84,10 @@ class _Block:
 
 
 class _Pace:
-    """The pace in blocks of one size. A row holds the mean times of `weight` steps."""
+    """The times of steps by phase, (steps, phases), in blocks of one size."""
 
-    def __init__(
-        self, names: Sequence[str], block: int, trim: int, weight: int = 1, skip: int = SKIPPED, waits: bool = False
-    ):
-        self.names, self.block, self.trim, self.weight = tuple(names), block, trim, weight
-        self._skip, self.waits = skip, waits
+    def __init__(self, block: int, trim: int, skip: int, waits: bool = False):
+        self.block, self.trim, self._skip, self.waits = block, trim, skip, waits
         self.reference: deque[_Block] = deque(maxlen=KEPT)
         self.suspects: list[_Block] = []
         self._fast: list[_Block] = []
@@ -99,7 +96,7 @@ class _Pace:
         self.open: list[tuple[Drop, float]] = []
         """Drops that last, and the log level below which each is over."""
         self.ended: list[tuple[Drop, int]] = []
-        self._pending = (np.empty(0, np.int64), np.empty((0, len(self.names))))
+        self._pending = (np.empty(0, np.int64), np.empty((0, len(PHASES))))
         self._quiet = self._rest = 0
         self._seconds, self._known = 0.0, False
         self._anchor: tuple[float, np.ndarray] | None = None
@@ -107,11 +104,11 @@ class _Pace:
         """Blocks of the last `feed` that were as those before."""
 
     def restart(self) -> None:
-        """Forget the pace, not the drops."""
+        """Forget the usual step times, not the drops."""
         self._begin([])
 
     def _begin(self, blocks: Sequence[_Block]) -> None:
-        """A new pace, of which these blocks have been seen."""
+        """Begin with new usual step times, of which these blocks have been seen."""
         self.reference.clear()
         self.reference.extend(blocks)
         self._known, self._fast, self._anchor = False, [], None
@@ -121,7 +118,7 @@ class _Pace:
         self.suspects, self._quiet, self._rest, self._seconds = [], 0, 0, 0.0
 
     def feed(self, number: np.ndarray, rows: np.ndarray) -> list[Drop]:
-        """The drops that these rows, which follow those fed before, make known."""
+        """Return the drops that these rows, which follow those fed before, make known."""
         if len(self._pending[0]):
             number, rows = np.concatenate([self._pending[0], number]), np.concatenate([self._pending[1], rows])
         at, found = 0, []
@@ -150,14 +147,14 @@ class _Pace:
         if not self._known:
             self.usual.append(new)
             self.reference.append(new)
-            seen = sum(block.seconds for block in self.reference) * self.weight
+            seen = sum(block.seconds for block in self.reference)
             self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
             return None
         middle, spread = _middle([block.level for block in self.reference])
         if self._anchor is None:
             self._anchor = middle, np.median([block.mean for block in self.reference], axis=0)
         if middle - self._anchor[0] > DRIFTED and len(self.reference) > KEPT // 2:
-            return self._drifted(middle)
+            return self._drifted(middle, self._anchor)
         above = new.level - middle
         if above < -max(LASTING, min(3 * spread, SHARP)):
             self._faster(new)
@@ -173,7 +170,7 @@ class _Pace:
         return self._sharp(middle, spread) or self._lasting(middle, spread)
 
     def _usual(self, new: _Block, middle: float) -> None:
-        """A block as before: the end of a burst, or a moment's rest in something that lasts."""
+        """Take a block as before for the end of a burst, or a moment's rest in something that lasts."""
         if not self.suspects:
             self.usual.append(new)
             self.reference.append(new)
@@ -184,13 +181,13 @@ class _Pace:
         if self._rest > 1 or self._quiet > len(self.suspects) // 5:
             height = sorted(block.level for block in self.suspects[: -self._rest])[-1]
             slow = np.concatenate([block.total for block in self.suspects]) > math.exp((middle + height) / 2)
-            self._bursts.append((int(slow.sum()) * self.weight, height))
+            self._bursts.append((int(slow.sum()), height))
             self.reference.extend(self.suspects)
             self.usual += self.suspects[-self._rest :]
             self._clear()
 
     def _faster(self, new: _Block) -> None:
-        """A block that is faster than before; several in succession are the new pace."""
+        """Note a block that is faster than before; several in succession are the new usual."""
         self.reference.extend(self.suspects)
         self._clear()
         self._fast.append(new)
@@ -203,7 +200,7 @@ class _Pace:
         self._begin(self._fast)
 
     def _wait(self, level: float) -> int:
-        """Steps that bursts before, or a pace that went up and down, make one wait at this level."""
+        """Return the steps to wait at this level, because of earlier bursts or of times that went up and down."""
         ordered = sorted(block.level for block in self.reference)
         if level < ordered[len(ordered) * 9 // 10] + RISEN:
             return BURST_LIMIT
@@ -224,11 +221,11 @@ class _Pace:
             return None
         least = self.block if each else 2 * self.block
         onset, end = _stretch(total, math.exp(middle), math.exp(new.level), None if each else 4 * math.exp(new.level))
-        if end - onset < least or (end - onset) * self.weight < self._wait(new.level):
+        if end - onset < max(least, self._wait(new.level)):
             return None
         ahead = self.suspects[: max(0, len(self.suspects) - math.ceil((len(total) - onset) / self.block))]
         shared = _middle([block.level for block in (*self.reference, *ahead)])[1] > SHARED
-        if total[onset:end].sum() * self.weight < (SHARED_S if shared else LEAST_S):
+        if total[onset:end].sum() < (SHARED_S if shared else LEAST_S):
             return None
         if not each and (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
             return None
@@ -241,10 +238,10 @@ class _Pace:
 
     def _lasting(self, middle: float, spread: float) -> Drop | None:
         many = len(self.suspects)
-        steps = many * self.block * self.weight
+        steps = many * self.block
         if steps < PATIENCE_STEPS:
             return None
-        if steps < PATIENCE_LIMIT and self._seconds * self.weight < PATIENCE_S:
+        if steps < PATIENCE_LIMIT and self._seconds < PATIENCE_S:
             return None
         level = sorted(block.level for block in self.suspects)[many // 2]
         if level - middle < max(LASTING, min(3 * spread, math.log(2))) or steps < self._wait(level):
@@ -255,14 +252,14 @@ class _Pace:
         each = float(np.median(total)) > middling
         cap = float(np.median(total[total > middling])) if self.waits else 4 * math.exp(level)
         onset, end = _stretch(total, math.exp(middle), math.exp(level), None if each else cap)
-        if (end - onset) * self.weight < PATIENCE_STEPS:
+        if end - onset < PATIENCE_STEPS:
             return None
         step = int(np.concatenate([block.number for block in around])[onset])
         return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
 
-    def _drifted(self, middle: float) -> Drop:
-        """The pace has fallen bit by bit, so that no block was much slower than those before it."""
-        before, mean = self._anchor
+    def _drifted(self, middle: float, anchor: tuple[float, np.ndarray]) -> Drop:
+        """Report steps that became slower bit by bit, so that no block was much slower than those before it."""
+        before, mean = anchor
         half = (before + middle) / 2
         late = [block for block in self.reference if block.level > half]
         now = np.median([block.mean for block in late], axis=0)
@@ -271,15 +268,11 @@ class _Pace:
     def _report(
         self, step: int, before: float, after: float, mean: np.ndarray, keep: int, old: np.ndarray | None = None
     ) -> Drop:
-        """A drop; from here on its level is the usual one."""
+        """Return a drop; from here on its level is the usual one."""
         old = np.median([b.mean for b in self.reference], axis=0) if old is None else old
-        phase, share = _blame(self.names, old, mean)
+        phase, share = _blame(old, mean)
         drop = Drop(
-            step=step,
-            before_ms=1e3 * math.exp(before),
-            after_ms=1e3 * math.exp(after),
-            phase=phase,
-            share=share,
+            step=step, before_ms=1e3 * math.exp(before), after_ms=1e3 * math.exp(after), phase=phase, share=share
         )
         self.open.append((drop, (before + after) / 2))
         self._begin(self.suspects[len(self.suspects) - keep :])
@@ -287,7 +280,7 @@ class _Pace:
         return drop
 
 
-class Detective:
+class SlowdownDetector:
     """Finds drops while a training runs.
 
     `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
@@ -296,8 +289,8 @@ class Detective:
     """
 
     def __init__(self, skip: int = SKIPPED):
-        self._fine = _Pace(PHASES, BLOCK, 2, skip=skip)
-        self._coarse = _Pace(PHASES, 4 * BLOCK, 4, skip=skip, waits=True)
+        self._fine = _Pace(BLOCK, 2, skip)
+        self._coarse = _Pace(4 * BLOCK, 4, skip, waits=True)
         self._seen = 0
 
     @property
@@ -311,7 +304,7 @@ class Detective:
         return (*self._fine.ended, *self._coarse.ended)
 
     def look(self, steps: Steps) -> Drop | None:
-        """The drop that the newest records make known, if any. Records seen before may be among them.
+        """Return the drop that the newest records make known, if any. Records seen before may be among them.
 
         Looking every 25 steps, at multiples of 25 of the clock's count, finds sharp drops within 50 steps.
         """
@@ -339,41 +332,12 @@ class Detective:
 
 
 def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
-    """All drops in these records, in the order in which a detective would have found them. Keeps no state."""
-    return Detective(skip)._feed(steps)
-
-
-def find_in_lines(
-    step: Sequence[int], steps_per_s: Sequence[float], shares: Mapping[str, Sequence[float]] | None = None
-) -> list[Drop]:
-    """All drops in the log lines of a training: the step each was written at and the rate since the line before.
-
-    `shares` are those of wall-clock by phase (`data`, `transfer`, `compute` and those between steps), in which case the
-    rate is of the time in steps alone, as the journal has it; without them the phase of a drop is `compute`. A drop is
-    known after two lines at the soonest, and to the line.
-
-    Raises ValueError when the columns differ in length or a rate is not above 0.
-    """
-    number, rate = np.asarray(step, np.int64), np.asarray(steps_per_s, float)
-    columns = {name: np.asarray(column, float) for name, column in (shares or {}).items()}
-    if any(len(column) != len(number) for column in (rate, *columns.values())):
-        raise ValueError("a step, a rate and the shares are needed of each line: the columns differ in length")
-    if not len(number):
-        return []
-    if not (np.isfinite(rate).all() and (rate > 0).all()):
-        raise ValueError("rates must be finite and above 0; leave out lines that have none")
-    if columns:
-        own = sum(columns.get(name, 0.0) for name in ("data", "transfer", "compute"))
-        rows = np.stack([column / own / rate for column in columns.values()], axis=1)
-    else:
-        columns, rows = {"compute": rate}, (1 / rate)[:, None]
-    weight = max(1, int(np.median(np.diff(number)))) if len(number) > 1 else int(number[0])
-    block = max(2, math.ceil(BLOCK / weight))
-    return _Pace(tuple(columns), block, 2 if block >= 10 else 1, weight).feed(number, rows)
+    """Return all drops in these records, in the order in which they became known."""
+    return SlowdownDetector(skip)._feed(steps)
 
 
 def _middle(levels: list[float]) -> tuple[float, float]:
-    """Median and robust standard deviation."""
+    """Return the median and the robust standard deviation."""
     ordered = np.sort(np.array(levels))
     middle = ordered[len(ordered) // 2]
     apart = np.sort(np.abs(ordered - middle))
@@ -381,7 +345,7 @@ def _middle(levels: list[float]) -> tuple[float, float]:
 
 
 def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) -> tuple[int, int]:
-    """Where the last of these times begin and end to be of the new level, as far as they tell; equal if they do not.
+    """Return where the last of these times begin and end to be of the new level; equal where they never are.
 
     It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
     time where each step is slower; else in seconds, of which one step counts `cap` at most. It must be slow in each of
@@ -400,19 +364,17 @@ def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) 
     return onset, end
 
 
-def _blame(names: Sequence[str], before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
-    """The phase that most of what was lost went to, and its share of it."""
-    lost = dict(zip(names, (float(value) for value in np.maximum(after - before, 0)), strict=True))
-    was, now = (dict(zip(names, map(float, times), strict=True)) for times in (before, after))
+def _blame(before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
+    """Return the phase that most of what was lost went to, and its share of it."""
+    was, now, lost = (
+        dict(zip(PHASES, times.tolist(), strict=True)) for times in (before, after, np.maximum(after - before, 0))
+    )
     whole = sum(lost.values()) or 1.0
-    parts = [name for name in names if name in COMPUTE]
-    if parts:
-        worst = max(parts, key=lost.__getitem__)
-        rest = [name for name in parts if name != worst]
-        own = math.log((now[worst] + 1e-9) / (was[worst] + 1e-9))
-        others = math.log((sum(now[n] for n in rest) + 1e-9) / (sum(was[n] for n in rest) + 1e-9))
-        compute = sum(lost.pop(name) for name in parts) if others > own / 2 else 0.0
-        if compute:
-            lost["compute"] = compute
+    worst = max(COMPUTE, key=lost.__getitem__)
+    rest = [name for name in COMPUTE if name != worst]
+    own = math.log((now[worst] + 1e-9) / (was[worst] + 1e-9))
+    others = math.log((sum(now[n] for n in rest) + 1e-9) / (sum(was[n] for n in rest) + 1e-9))
+    if others > own / 2 and (compute := sum(lost.pop(name) for name in COMPUTE)):
+        lost["compute"] = compute
     phase = max(lost, key=lost.__getitem__)
     return phase, lost[phase] / whole

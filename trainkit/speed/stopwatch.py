@@ -1,4 +1,4 @@
-"""The clock and its verdict in a training loop that is not trainkit's, with three lines.
+"""Time a training loop that is not trainkit's, with three lines, and name its bottleneck.
 
     from trainkit.speed.stopwatch import Stopwatch
 
@@ -25,7 +25,7 @@ from trainkit.speed import bottleneck
 from trainkit.speed.clock import BETWEEN, COMPUTE, STEP, Clock
 from trainkit.speed.device_timeline import of
 from trainkit.speed.evidence import Drop, Evidence
-from trainkit.speed.slowdowns import Detective
+from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.system.load import Load
 from trainkit.tracking.system.reading import Reading
 
@@ -35,7 +35,7 @@ _EVERY_S = 5.0
 
 
 class Stopwatch:
-    """Times a foreign loop: what it waited for, how long its steps took, and when its pace changed.
+    """Times of a foreign loop: what it waited for, how long its steps took, and when it slowed down.
 
     `batch_size` is the number of samples of a step, over all processes. Whatever the body of the loop does counts as
     the work of the network, unless it says otherwise: `watch.to("backward")` ends one phase and begins another, and
@@ -45,13 +45,13 @@ class Stopwatch:
     def __init__(self, batch_size: int, device: str | torch.device = "cpu"):
         device = torch.device(device)
         self._clock, self._batch_size, self._device = Clock(of(device)), batch_size, device.type
-        self._load, self._detective = Load(), Detective()
+        self._load, self._slowdowns = Load(), SlowdownDetector()
         self._readings: list[Reading] = []
         self._drops: list[Drop] = []
         self._told = False
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """What the loader gives; a step lasts from asking for a batch to asking for the next one."""
+        """Yield the batches of a loader; a step lasts from asking for one to asking for the next."""
         waiting = iter(loader)
         while True:
             self._clock.to("data")
@@ -85,11 +85,11 @@ class Stopwatch:
             self._clock.to(before)
 
     def metrics(self) -> dict[str, float]:
-        """Speed and time shares since the last call, under trainkit's names; empty before the first step."""
+        """Return throughput and time shares since the last call, by metric name; empty before the first step."""
         return self._clock.window(self._batch_size)
 
     def evidence(self) -> Evidence:
-        """All that was measured so far."""
+        """Return all that was measured so far."""
         drops = self._drops if self._told else [_of_the_body(drop) for drop in self._drops]
         return Evidence(
             steps=self._clock.recent(),
@@ -104,7 +104,7 @@ class Stopwatch:
         )
 
     def verdict(self) -> str:
-        """Where the time went and what slowed the loop down, in words."""
+        """Write where the time went and what slowed the loop down."""
         self._clock.to("log")
         if not self._clock.steps:
             return "no step has ended; is the loop over `watch.batches(loader)`?"
@@ -116,7 +116,7 @@ class Stopwatch:
         if self._clock.steps % 25:
             return
         self._clock.to("log")
-        drop = self._detective.look(self._clock.recent(25))
+        drop = self._slowdowns.look(self._clock.recent(25))
         if drop is not None:
             self._drops.append(drop)
         if not self._readings or time.perf_counter() - self._readings[-1].at > _EVERY_S:
@@ -124,5 +124,5 @@ class Stopwatch:
 
 
 def _of_the_body(drop: Drop) -> Drop:
-    """A change in the body of a loop, of which nothing more is known."""
+    """Blame the body of a loop as a whole for a slowdown in it: nothing more is known."""
     return replace(drop, phase="body") if drop.phase in (*COMPUTE, "compute") else drop

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from trainkit.speed.clock import STEP
+from trainkit.speed.clock import STEP, Clock
 from trainkit.speed.evidence import Waits
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -33,9 +33,6 @@ _OWN = {
 
 
 _FOREIGN = tuple({f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "purelib", "platlib")} | {"<"})
-
-
-_LOOP = {str(_PACKAGE / "training" / name) for name in ("trainer.py", "evaluator.py")}
 
 
 _CORE = tuple(
@@ -67,7 +64,7 @@ class Place:
     what: str
     """What kind of call it is, as far as that is known: `.item()`, `float(tensor)`, `nonzero`."""
     phase: str
-    """What the main thread was doing: a phase of `clock.PHASES`, or `trial` for the first batch of an evaluation."""
+    """Phase of the main thread: one of `clock.PHASES`, or `trial` for the first batch of an evaluation."""
 
 
 @dataclass
@@ -81,49 +78,44 @@ class Tally:
 
 
 class Log:
-    """Counts waits by place: `seen` is called where one happens, in the thread that made the log."""
+    """Counts waits by place: `seen` is called where one happens, in the thread that made the log.
 
-    def __init__(self, roots: Sequence[str] = ()):
+    `phase` says what the main thread is doing.
+    """
+
+    def __init__(self, roots: Sequence[str] = (), phase: Callable[[], str] = lambda: ""):
         self.tallies: dict[Place, Tally] = {}
-        self.on = True
+        self.phase = phase
         self._roots = (f"{_PACKAGE}/", *roots)
         self._thread = threading.get_ident()
 
     def is_own(self, file: str) -> bool:
-        """Whether a source file belongs to trainkit or a plug-in."""
+        """Return whether a source file belongs to trainkit or a plug-in."""
         return file not in _OWN and (file.startswith(self._roots) or not file.startswith(_FOREIGN))
 
     def asks(self, file: str) -> bool:
-        """Whether code of a file may be told that it has a GPU: not that of the training, which wants its driver."""
+        """Return whether code of a file may be told that it has a GPU: not the training, which wants its driver."""
         return self.is_own(file) and not file.startswith(_CORE)
 
     def seen(self, what: str, seconds: float | None) -> None:
         """A call that waits is being made somewhere below this frame."""
-        if not self.on or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
             return
-        place = self._place(sys._getframe(1), what)
+        place = self._place(what)
         tally = self.tallies.setdefault(place, Tally())
         tally.count += 1
         if seconds is not None:
             tally.seconds += seconds
             tally.timed += 1
 
-    def _place(self, frame: FrameType | None, what: str) -> Place:
-        user, phase = None, ""
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if user is None and self.is_own(file):
-                user = frame
-            if file in _LOOP:
-                if frame.f_code.co_name == "_trial":
-                    phase = "trial"
-                elif frame.f_code.co_name == "train":
-                    phase = phase or frame.f_locals["clock"].phase
-                    break
+    def _place(self, what: str) -> Place:
+        """Return the innermost line of trainkit or a plug-in that is being executed."""
+        frame = sys._getframe(2)
+        while frame is not None and not self.is_own(frame.f_code.co_filename):
             frame = frame.f_back
-        if user is None:
-            return Place("(no line of the training)", "", what, phase)
-        return Place(f"{_short(user.f_code.co_filename)}:{user.f_lineno}", _code(user), what, phase)
+        if frame is None:
+            return Place("(no line of the training)", "", what, self.phase())
+        return Place(f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}", _code(frame), what, self.phase())
 
 
 def _short(file: str) -> str:
@@ -195,8 +187,8 @@ def cuda_waits(seen: Callable[[str, float | None], None], names: bool = False) -
 class Probe:
     """Counts for a few updates of a real run how often the host waits for a GPU: `start(step)`, then `stop(step)`."""
 
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
+    def __init__(self, device: torch.device, clock: Clock):
+        self._cuda, self._clock = device.type == "cuda", clock
         self._stack = contextlib.ExitStack()
         self._log: Log | None = None
         self._from = 0
@@ -204,7 +196,7 @@ class Probe:
     def start(self, step: int = 0) -> None:
         """Begin, where the device is one that is waited for. Waits of log lines and evaluations are not counted."""
         if self._cuda:
-            self._log, self._from = Log(), step
+            self._log, self._from = Log(phase=lambda: self._clock.phase), step
             self._stack.enter_context(cuda_waits(self._log.seen))
 
     def stop(self, step: int = 1) -> Waits | None:

@@ -1,4 +1,4 @@
-"""A trace of a few updates, for chrome://tracing or ui.perfetto.dev: every operation, on the host and on the device."""
+"""Trace a few updates with torch.profiler, for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from trainkit.config.schema import Profile
 from trainkit.speed.clock import Clock
 
 WARM = 3
-"""Updates for which the tracer runs before it keeps anything: its own first calls are slow."""
+"""Updates for which the profiler runs before it keeps anything: its own first calls are slow."""
 NEVER = sys.maxsize
 
 
@@ -47,14 +47,14 @@ class Trace:
         self.due = max(0, profile.at - 1 - WARM)
         """`step` has nothing to do before the update with this number; `NEVER` once all is done."""
         self._wanted, self._device, self._clock = profile, device or torch.device("cpu"), clock
-        self._own = None if folder else tempfile.TemporaryDirectory(prefix="trainkit-trace-")
-        self._folder = folder or Path(self._own.name)
-        self._profiler: Any = None
+        self._own = tempfile.TemporaryDirectory(prefix="trainkit-trace-") if folder is None else None
+        self._folder = Path(self._own.name) if self._own else Path(folder or "")
+        self._profiler: profile | None = None
         self._ranges: _Ranges | None = None
         self._first = 0
 
     def step(self, step: int) -> None:
-        """The update with this number has ended; 0 before the first one."""
+        """End the update with this number; 0 before the first one."""
         if step < self.due:
             return
         if self._clock is not None:
@@ -63,12 +63,12 @@ class Trace:
             if self._profiler is None:
                 self._begin(step)
             else:
-                self._go_on(step)
-        except Exception as error:  # whatever the tracer stumbles over, it is not worth a training
+                self._go_on(self._profiler, step)
+        except Exception as error:  # whatever the profiler stumbles over, it is not worth a training
             self._give_up(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """The training has ended: a trace that has begun is written as far as it came."""
+        """End the training: a trace that has begun is written as far as it came."""
         if self.due == NEVER:
             return
         if self._profiler is None:
@@ -86,43 +86,41 @@ class Trace:
         last = self._wanted.at + self._wanted.steps - 1
         if step >= last:
             return self._give_up(f"this part of the run began after update {step}, behind the last that is wanted")
-        self._first = max(self._wanted.at, step + 1)
-        offset = step + 1
-
-        def schedule(number: int) -> ProfilerAction:
-            update = number + offset
-            if update < self._first:
-                return ProfilerAction.WARMUP
-            if update < last:
-                return ProfilerAction.RECORD
-            return ProfilerAction.RECORD_AND_SAVE if update == last else ProfilerAction.NONE
-
-        # Without a GPU the tracer's library says on stderr that it found none; it is asked to be quiet before it loads.
+        next = step + 1
+        self._first = max(self._wanted.at, next)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a trace from the first update on: it has no warm-up
+            actions = schedule(wait=0, warmup=self._first - next, active=last - self._first + 1, repeat=1)
+        # Without a GPU the profiler's library says on stderr that it found none; it is silenced before it loads.
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU]
         if self._device.type != "cpu" and hasattr(ProfilerActivity, self._device.type.upper()):
             activities.append(getattr(ProfilerActivity, self._device.type.upper()))
-        self._profiler = profile(activities=activities, schedule=schedule, on_trace_ready=self._write)
-        # The profiler counts from 0, asks for what is to be done at 0 when it is made, and names updates by its count.
-        self._profiler.step_num, offset = step + 1, 0
-        self.slowed, self.due, self._left = (step + 1, step + 1), 0, last - step
+        # The profiler counts from 0, asks for the action at 0 when it is made, and names updates by its count.
+        self._profiler = profile(
+            activities=activities, schedule=lambda count: actions(max(0, count - next)), on_trace_ready=self._write
+        )
+        self._profiler.step_num = next
+        self.slowed, self.due, self._left = (next, next), 0, last - step
         self._profiler.start()
         if self._clock is not None:
             self._ranges = _Ranges(self._clock)
 
-    def _go_on(self, step: int) -> None:
+    def _go_on(self, profiler: profile, step: int) -> None:
         # Updates are counted here: after a value that is not finite their numbers go back.
-        self.slowed = min(self.slowed[0], step), max(self.slowed[1], step)
+        first, last = self.slowed or (step, step)
+        self.slowed = min(first, step), max(last, step)
         self._left -= 1
         self._quiet()
-        self._profiler.step()
+        profiler.step()
         if not self._left:
             self._stop()
             self._end()
 
-    def _write(self, profiler: Any) -> None:
+    def _write(self, profiler: profile) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / f"updates_{self._first}_{self.slowed[1]}.json.gz"
+        last = self.slowed[1] if self.slowed else self._first
+        file = self._folder / f"updates_{self._first}_{last}.json.gz"
         try:
             profiler.export_chrome_trace(str(file))
         except Exception:
@@ -131,7 +129,7 @@ class Trace:
         self.file = file
 
     def _quiet(self) -> None:
-        """End the range of the phase that runs: the tracer's own range of an update ends now."""
+        """End the range of the running phase: the profiler's own range of an update ends now."""
         if self._ranges is not None:
             self._ranges.end()
 
@@ -153,7 +151,8 @@ class Trace:
     def _stop(self) -> None:
         # Once: torch 2.11 dies of a second time.
         profiler, self._profiler = self._profiler, None
-        profiler.stop()
+        if profiler is not None:
+            profiler.stop()
 
 
 class _Ranges:
@@ -161,8 +160,8 @@ class _Ranges:
 
     def __init__(self, clock: Clock):
         self._clock, self._to = clock, clock.to
-        self._open: Any = None
-        clock.to = self.to
+        self._open: record_function | None = None
+        clock.to = self.to  # pyright: ignore[reportAttributeAccessIssue]  in front of the method, for this clock alone
 
     def to(self, phase: str) -> None:
         self.end()

@@ -1,1 +1,1 @@
-"""What is learned: one file a task. `trainkit.config.schema.TABLES` maps the words of recipes to the classes here."""
+"""Tasks, one file each: losses and scores. `trainkit.config.schema.TABLES` maps words of recipes to their classes."""

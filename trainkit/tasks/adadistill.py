@@ -23,7 +23,7 @@ from trainkit.losses.distillation import Centres, agreement, feature_mse, geomet
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
-from trainkit.tasks.embed import Pixels, embed_both_views, hits
+from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class AdaDistill:
     """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     geometry: GeometryMargin | None = None
-    products: Literal["float32", "bf16"] = "float32"
+    matmul_dtype: Literal["float32", "bf16"] = "float32"
     """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
     kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
@@ -109,7 +109,7 @@ class AdaDistill:
 
     def _memory(self, meta: Meta, found: dict[str, Tensor] | None, seed: int) -> Memory:
         """The centres at the start: drawn at random, or those of the teacher."""
-        embedding = self.teacher.net.embedding
+        embedding = face_backbones.embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
@@ -140,34 +140,28 @@ class AdaDistill:
         if self.method == "mse":
             return Loss(feature_mse(student, teacher) * len(student), len(student), logs)
         memory, label = parts.remembers, batch["label"]
+        if not isinstance(memory, Memory):
+            raise TypeError(f"{self.method} needs its Memory, not {type(memory).__name__}")
         if self.method == "adadistill":
             alpha = memory.centres.update(
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
             )
             logs["alpha"] = alpha.mean()
-        products = torch.bfloat16 if self.products == "bf16" else None
-        scores = memory.centres.scores(student, label, self.margin.scale, products)
+        dtype = torch.bfloat16 if self.matmul_dtype == "bf16" else None
+        scores = memory.centres.scores(student, label, self.margin.scale, dtype)
         quality = self._quality(student, teacher, cosine, memory, label, at)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
-        return Loss(total, divisor, logs | {"accuracy": hits(scores, label)})
+        return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
 
     def _quality(
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At
     ) -> Tensor | None:
         """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
-        if memory.norms is None:
-            return None
-        norm = student.detach().float().norm(dim=1)
-        memory.norms.update(at.gather(norm), self.margin.t_alpha)
-        plus: Tensor | float = 0.0
-        if self.geometry is not None:
-            grown = min(1.0, at.progress / self.geometry.ramp) if self.geometry.ramp > 0 else 1.0
-            plus = (
-                self.geometry.weight
-                * grown
-                * geometry(memory.centres.hardness(label, teacher), cosine, self.geometry.gain)
-            )
-        return memory.norms.quality(norm, self.margin.h, plus)
+        if (margin := self.geometry) is None:
+            return embedding_quality(student, self.margin, memory.norms, at)
+        grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
+        plus = margin.weight * grown * geometry(memory.centres.hardness(label, teacher), cosine, margin.gain)
+        return embedding_quality(student, self.margin, memory.norms, at, plus)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each picture summed with that of its mirror image, and the mean norm of the two."""
@@ -179,7 +173,7 @@ class AdaDistill:
 
 
 class Memory(nn.Module):
-    """What AdaDistill remembers: class centres and, for AdaFace, norm statistics. None of it is trained."""
+    """State of AdaDistill: class centres and, for AdaFace, norm statistics. None of it is trained."""
 
     def __init__(self, centres: Centres, norms: NormStatistics | None):
         super().__init__()

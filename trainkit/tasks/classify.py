@@ -6,7 +6,7 @@ al., ICCV 2019, arXiv 1905.04899); label smoothing (Szegedy et al., CVPR 2016, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -38,7 +38,7 @@ class Mix:
     switch: Fraction = 0.5
     """Where both are on: share of the batches with cutmix."""
     mode: Literal["batch", "pair", "elem"] = "batch"
-    """What has a share of its own: a batch, a pair, or a picture."""
+    """Unit with a share of its own: a batch, a pair, or a picture."""
 
     def __post_init__(self) -> None:
         if not (self.mixup or self.cutmix):
@@ -72,10 +72,10 @@ class Classify:
         self._mix = self._mixer(meta.classes)
         return Parts(timm_classifier.build(self.net, meta.shape, meta.classes, found))
 
-    def _mixer(self, classes: int) -> object | None:
+    def _mixer(self, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         if self.mix is None:
             return None
-        from timm.data import Mixup
+        from timm.data.mixup import Mixup
 
         return Mixup(
             mixup_alpha=self.mix.mixup,
@@ -101,6 +101,8 @@ class Classify:
         return soft_cross_entropy(logits, target, weights, logs)
 
     def _mixed(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        if self._mix is None:
+            raise ValueError("nothing is mixed")
         if len(image) % 2:
             raise UserError(
                 "task.mix",

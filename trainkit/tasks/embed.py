@@ -1,4 +1,4 @@
-"""Embeddings learnt from class labels: face teachers, eye states, characters.
+"""Embeddings trained from class labels: face teachers, eye states, characters.
 
 A margin softmax, ArcFace (Deng et al., CVPR 2019, arXiv 1801.07698), CosFace (Wang et al., CVPR 2018), AdaFace (Kim et
 al., CVPR 2022), or a plain classifier over the embedding.
@@ -18,7 +18,6 @@ from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Sour
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import (
     AdaFace,
-    AnyMargin,
     ArcFace,
     MarginOrNone,
     NormStatistics,
@@ -27,7 +26,7 @@ from trainkit.losses.margin import (
     margin_loss,
     margin_ramp,
 )
-from trainkit.losses.online_softmax import Rivals
+from trainkit.losses.online_softmax import MarginTerms
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
 
@@ -52,10 +51,10 @@ class Embed:
     def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
         self._weights = class_weights(self.class_weights, meta.class_names)
-        head = class_head(self.margin, meta.classes, self.net.embedding)
+        head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
         net = WithHead(face_backbones.build(self.net, meta.shape), head)
         # Pixels are an embedding and no classifier.
-        references = {} if self.classify else {"pixels": Pixels()}
+        references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
         remembers = NormStatistics() if isinstance(self.margin, AdaFace) else None
         return Parts(net, frozen=references, remembers=remembers)
 
@@ -67,7 +66,7 @@ class Embed:
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)
         total, divisor = margin_loss(scores, label, self.margin, quality, ramp, weights)
-        return Loss(total, divisor, {"accuracy": hits(scores, label)})
+        return Loss(total, divisor, {"accuracy": batch_accuracy(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each picture and its norm, by the recipe with that of its mirror image, and the class scores."""
@@ -94,10 +93,10 @@ class WithHead(nn.Module):
 
     def forward(
         self, image: Tensor, with_scores: bool = False, label: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor | Rivals]:
+    ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
         """Embeddings (B, D), and on request what the head makes of them: cosines with every centre (B, C).
 
-        Given the labels, it makes of many classes only what the loss needs: their `Rivals`.
+        Given the labels, it makes of many classes only what the loss needs: their `MarginTerms`.
         """
         embedding = self.net(image)
         return (embedding, self.head(embedding, label)) if with_scores else embedding
@@ -125,17 +124,21 @@ def embed_view(net: nn.Module, image: Tensor) -> Rows:
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 
 
-def hits(scores: Tensor | Rivals, label: Tensor) -> Tensor:
+def batch_accuracy(scores: Tensor | MarginTerms, label: Tensor) -> Tensor:
     """Share of samples whose class has the highest score."""
-    if isinstance(scores, Rivals):
+    if isinstance(scores, MarginTerms):
         return (scores.target.detach() >= scores.nearest).float().mean()
     return (scores.detach().argmax(1) == label).float().mean()
 
 
-def embedding_quality(embedding: Tensor, margin: AnyMargin, statistics: nn.Module | None, at: At) -> Tensor | None:
-    """AdaFace's quality of each sample; the statistics take in the norms of all ranks in global order."""
+def embedding_quality(
+    embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: At, plus: Tensor | float = 0.0
+) -> Tensor | None:
+    """AdaFace's quality of each sample, raised by `plus`; the statistics take in the norms of all ranks in order."""
     if not isinstance(margin, AdaFace):
         return None
+    if not isinstance(statistics, NormStatistics):
+        raise TypeError(f"AdaFace needs NormStatistics, not {type(statistics).__name__}")
     norm = embedding.detach().float().norm(dim=1)
     statistics.update(at.gather(norm), margin.t_alpha)
-    return statistics.quality(norm, margin.h)
+    return statistics.quality(norm, margin.h, plus)

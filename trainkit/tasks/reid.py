@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.metrics.reid import score_search
 from trainkit.models import reid
-from trainkit.tasks.embed import hits
+from trainkit.tasks.embed import batch_accuracy
 
 
 @dataclass(kw_only=True)
@@ -43,7 +44,7 @@ class Reid:
     contrast: Contrast | None = None
     """Of records, after the neck."""
     gather: Literal["all", "local"] = "all"
-    """Whom records are compared with: those of all processes, so that a recipe means the same on any number of them;
+    """Records that are compared: those of all processes, so that a recipe means the same on any number of them;
     or of their own process alone. Batch norm sees its own process in either case."""
     norms: TrainingSpan | None = field(default_factory=lambda: Span(200, "steps"))
     """How often the lengths of features before the neck, of fused ones and of those after the neck are logged; between
@@ -82,7 +83,7 @@ class Reid:
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
         self._several = sum(len(some) > 1 for some in kinds)
-        self._net: nn.Module | None = None
+        self._net: reid.ReidNet | Pixels | None = None
         net = reid.build(self.net, meta, found)
         notes, together = (
             (*net.about, *self._left(net), self._note()),
@@ -122,19 +123,19 @@ class Reid:
         person = label[queries.amax(1)]
         terms, logs = {}, {}
         if self.identity is not None:
-            terms["identity"] = self._identity(out, label, person, at)
-            logs["accuracy"] = hits(out["logits"], label)
+            terms["identity"] = self._identity(self.identity.smoothing, out, label, person, at)
+            logs["accuracy"] = batch_accuracy(out["logits"], label)
         whole = self._gathered(out, label, modality, person, queries, at)
         if self.triplet is not None:
             terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin)
         if self.sdm is not None:
-            terms["sdm"] = self._matching(whole)
+            terms["sdm"] = self._matching(self.sdm.temperature, whole)
         if self.circle is not None:
             circle = self.circle
             terms["circle"] = retrieval.circle(whole["neck"], whole["label"], circle.margin, circle.scale)
         if self.contrast is not None:
             terms["contrast"] = retrieval.contrast(whole["neck"], whole["label"], self.contrast.temperature)
-        total = sum(getattr(self, name).weight * value for name, value in terms.items())
+        total = reduce(torch.add, (getattr(self, name).weight * value for name, value in terms.items()))
         logs |= {name: value.detach() for name, value in terms.items()}
         if self.norms is not None and at.step % int(self.norms.amount) == 0:
             logs |= {"feature_norm": _mean_length(out["feature"]), "bn_norm": _mean_length(out["neck"])}
@@ -142,9 +143,8 @@ class Reid:
                 logs["fused_norm"] = _mean_length(out["fused"])
         return Loss(total * len(label), len(label), logs)
 
-    def _identity(self, out: Rows, label: Tensor, person: Tensor, at: At) -> Tensor:
+    def _identity(self, smoothing: float, out: Rows, label: Tensor, person: Tensor, at: At) -> Tensor:
         """Cross-entropy, the mean over records and queries alike; its mean over processes is that of all of them."""
-        smoothing = self.identity.smoothing
         loss = torch.cat(
             [
                 retrieval.identity(out["logits"], label, smoothing),
@@ -159,7 +159,7 @@ class Reid:
     def _gathered(
         self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: At
     ) -> dict[str, Tensor]:
-        """What the losses compare, of all processes or of this one; of it, what they ask for."""
+        """Return the tensors that the losses compare, of all processes or of this one."""
         kinds = queries >= 0
         whole = {"label": label, "modality": modality}
         if self.triplet is not None:
@@ -187,7 +187,7 @@ class Reid:
             for key, value in whole.items()
         }
 
-    def _matching(self, whole: dict[str, Tensor]) -> Tensor:
+    def _matching(self, temperature: float, whole: dict[str, Tensor]) -> Tensor:
         """SDM of every set of modalities against RGB."""
         if self._kinds.device != whole["kinds"].device:  # once: a copy from the host is waited for
             self._kinds = self._kinds.to(whole["kinds"].device)
@@ -197,7 +197,7 @@ class Reid:
             whole["person"],
             whole["neck"],
             whole["label"],
-            self.sdm.temperature,
+            temperature,
             asks,
             self._kinds.sum(1),
             whole["modality"] == RGB,
@@ -206,8 +206,8 @@ class Reid:
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """The feature of each record before the neck, from which `score` makes those of queries."""
         _refuse_sharded(net)
-        self._net = net
-        return {"feature": net.encode(*_inputs(batch))}
+        self._net = cast("reid.ReidNet | Pixels", net)  # the two that `build` makes, or an average of the first
+        return {"feature": self._net.encode(*_inputs(batch))}
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Search with the records of each query fused by the network that `predict` was asked with last."""

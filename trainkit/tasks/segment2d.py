@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
-from trainkit.losses.segmentation_2d import PixelLoss, looked_up, over
+from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
 from trainkit.metrics import boundary_f_score
 from trainkit.metrics import score as metrics
@@ -36,11 +36,11 @@ class Segment2d:
 
     net: SceneNetSpec
     norm: Norm = field(default_factory=Norm)
-    """What the network's batch norms become."""
+    """Replacement of the network's batch norms."""
     points: PointSpec | None = None
     """A head that predicts single points where the network is least sure; None: no such head."""
     objective: PixelLoss = field(default_factory=PixelLoss)
-    """What is minimised, at each of the outputs where the network gives several."""
+    """Loss, at each of the outputs where the network gives several."""
     aux_weight: NotNegative = 1.0
     """Of the objective at each auxiliary head beside that of the network's own scores."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
@@ -48,17 +48,20 @@ class Segment2d:
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Windows at once, where pictures are seen through windows."""
     align_corners: bool = False
-    """Whether a picture that is seen at another size, and what is found in it, are resized with the centres of their
-    outermost pixels on each other, as in evaluations of the public BiSeNet; else with their borders."""
+    """Resize pictures to another size, and scores back, with the centres of their outermost pixels on each other, as in
+    evaluations of the public BiSeNet; else with their borders."""
+
+    def __post_init__(self) -> None:
+        self._least = 1
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:
-        """Whose statistics the network's norms take: of a process's micro-batch, of all processes', or of neither."""
+        """Pictures that the network's norms see together: of a process's micro-batch, of all processes'; None: one."""
         return None if self.norm.name == "group" else self.norm.name
 
     @property
     def batch_norm_least(self) -> int:
-        """How many pictures batch norm must see at once; `build` has been called."""
+        """Least number of pictures that batch norm must see at once; 1 before `build`."""
         return 1 if self.batch_norm is None else self._least
 
     def needs(self) -> dict[str, Source]:
@@ -94,7 +97,7 @@ class Segment2d:
         if aux:
             logs["aux"] = torch.stack([self.objective(logits, mask, distance, weights) for logits in aux]).sum()
             value = value + self.aux_weight * logs["aux"]
-        if "points" in out:
+        if self.points is not None and "points" in out:
             logs["points"] = point_loss(out["point_logits"], out["points"], mask, weights)
             value = value + self.points.weight * logs["points"]
         logs["pixel_accuracy"] = _accuracy(main.detach().argmax(1), nearest(mask, main.shape[2:]))
@@ -120,18 +123,14 @@ class Segment2d:
         """
         mask = batch["mask"]
         found = self.probabilities(
-            net,
-            batch["image"],
-            batch["scales"][0].tolist(),
-            batch["mirrors"][0].tolist(),
-            batch["window"][0].tolist(),
+            net, batch["image"], batch["scales"][0].tolist(), batch["mirrors"][0].tolist(), batch["window"][0].tolist()
         ).argmax(1)
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
-            within = boundary_f_score.tolerance(*mask.shape[1:], self.boundary)
+            within = boundary_f_score.tolerance(mask.shape[1], mask.shape[2], self.boundary)
             rows |= boundary_f_score.boundary_counts(found, mask, self._classes, within)
         if "overlay" in batch:
-            rows |= scenes.seen(found, mask)
+            rows |= scenes.thumbnail_maps(found, mask)
         return rows
 
     def probabilities(
@@ -142,7 +141,7 @@ class Segment2d:
         mirrors: Sequence[bool] = (False, False),
         window: Sequence[int] = (0, 0),
     ) -> Tensor:
-        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `trainkit.views`.
+        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `multi_scale`.
 
         `net` is in evaluation mode; `build` has been called.
         """
@@ -173,6 +172,9 @@ class Segment2d:
 class Deployable(nn.Module):
     """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the picture."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int, align_corners: bool = False
     ):
@@ -189,7 +191,7 @@ class Deployable(nn.Module):
         size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
             image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
-        return multi_scale.brought_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
+        return multi_scale.resize_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
 
 
 def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -206,8 +208,8 @@ def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | N
     loss_BN = F.cross_entropy(logits.float(), label_BN.long(), ignore_index=IGNORED, reduction="none")
     count_BN = (label_BN != IGNORED).to(loss_BN.dtype)
     if weights is not None:
-        count_BN = count_BN * looked_up(weights.to(loss_BN.dtype), label_BN)
-    return over(loss_BN * count_BN, count_BN)
+        count_BN = count_BN * label_weights(weights.to(loss_BN.dtype), label_BN)
+    return ratio_of_sums(loss_BN * count_BN, count_BN)
 
 
 def _accuracy(found: Tensor, mask: Tensor) -> Tensor:

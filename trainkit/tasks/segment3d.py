@@ -26,7 +26,7 @@ from trainkit.metrics import segmentation_3d as segmentation
 from trainkit.metrics import surface_distance
 from trainkit.models import segmentation_3d as volumetric
 from trainkit.models.segmentation_3d import VolumeNet
-from trainkit.models.sliding_window import Weight, sliding
+from trainkit.models.sliding_window import Weight, sliding_probabilities
 
 TOLERANCE = 1.0
 """mm, for an organ that has none of its own."""
@@ -56,7 +56,7 @@ class Segment3d:
 
     net: VolumeNet
     objective: SegmentationLoss = field(default_factory=SegmentationLoss)
-    """What is minimised, at each of the outputs where the network gives several."""
+    """Loss, at each of the outputs where the network gives several."""
     window: Window = field(default_factory=Window)
     tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
     """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
@@ -137,7 +137,7 @@ class Segment3d:
         `net` is in evaluation mode; `build` has been called.
         """
         window = self.window
-        probabilities = sliding(
+        probabilities = sliding_probabilities(
             net,
             image,
             self._patch,

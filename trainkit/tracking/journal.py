@@ -1,4 +1,4 @@
-"""The journal of a run: a file of JSON lines that holds every metric and every decision, whatever becomes of the store.
+"""Write the journal of a run: a file of JSON lines that holds every metric and every event, without MLflow.
 
     {"t": 1763686800123, "step": 120, "m": {"train/loss": 0.4375, "train/grad_norm": "inf"}}
     {"t": 1763686800200, "step": 120, "event": "gate", "data": {"name": "lfw"}}
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.errors import UserError
-from trainkit.files import sync_folder
+from trainkit.files import sync_folder, write_aside
 
 MEASURED = ("speed/", "time/", "time_to/", "cost/", "device/", "system/", "final/speed/", "final/time/")
 """Prefixes of names that never repeat; when such a step is computed again the first measurement stands."""
@@ -64,31 +64,31 @@ class History:
     events: list[Event] = field(default_factory=list)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric; two empty lists when it was never logged."""
+        """Return steps and values of one metric; two empty lists when it was never logged."""
         points = self.metrics.get(name, [])
         return [p.step for p in points], [p.value for p in points]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What had been written after the checkpoint that a run resumes from: it is about to be computed again."""
+    """Lines written after the checkpoint that a run resumes from: it is about to compute these steps again."""
 
     values: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """(metric, step) to (time, value)."""
     decided: list[Event] = field(default_factory=list)
 
     def events(self, after_step: int, name: str | None = None) -> list[Event]:
-        """Events of later steps than `after_step`, by step: decisions that hung on the clock are read from here."""
+        """Return events of later steps than `after_step`, by step, such as decisions that hung on the clock."""
         found = [e for e in self.decided if e.step > after_step and name in (None, e.name)]
         return sorted(found, key=lambda e: e.step)
 
 
 class Journal:
-    """Appends to the journal at `path`, making it if it is absent. Safe to use from several threads.
+    """Appends to the journal at `path`, which is made if it is absent. Safe to use from several threads.
 
-    `note` only puts values in a queue, with their time: whoever next asks something of the journal, or appends to it,
-    takes them in first. Lines wait in memory for at most a few seconds; `commit` puts them on the disk for good. A line
-    cut short by a crash is removed on opening. One process writes a journal at a time (`RunFolder.claim` sees to that).
+    `note` only puts values in a queue, with their time; every other method takes them in first. Lines wait in memory
+    for at most a few seconds; `commit` syncs them to the disk. A line cut short by a crash is removed on opening. One
+    process writes a journal at a time (`RunFolder.claim`).
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -124,13 +124,13 @@ class Journal:
 
     @property
     def last_step(self) -> int:
-        """Greatest step of what is not measured, 0 when there is none: what was measured stays when the rest is cut."""
+        """Greatest step of a metric that is not `MEASURED`, 0 when there is none: those stay when the rest is cut."""
         with self._lock:
             self._take_in()
             return max((p.step for name, p in self._last.items() if not name.startswith(MEASURED)), default=0)
 
     def points(self, names: Collection[str], step: int) -> dict[str, Point]:
-        """The values of metrics at a step, of those that have one. Reads the file for what is not the newest."""
+        """Return values of metrics at a step, of those that have one; older ones than the last come from the file."""
         with self._lock:
             self._take_in()
             found = {name: self._last[name] for name in names if name in self._last and self._last[name].step == step}
@@ -154,13 +154,13 @@ class Journal:
         return next((p for _, n, p in rows(self.path, 0, end) if (n, p.step) == (name, step)), None)
 
     def names(self) -> set[str]:
-        """Names of all metrics that have a value; of what was cut off, those that are measured."""
+        """Return the names of all metrics that have a value; of the part that was cut off, those that are measured."""
         with self._lock:
             self._take_in()
             return set(self._last)
 
     def highest(self, prefix: str) -> int:
-        """Greatest step at which a metric of this prefix was logged, in what was cut off too; -1 when never."""
+        """Return the greatest step of metrics with this prefix, the part that was cut off included; -1 without any."""
         with self._lock:
             self._take_in()
             kept = [point.step for name, point in self._last.items() if name.startswith(prefix)]
@@ -170,20 +170,20 @@ class Journal:
     def append(self, step: int, metrics: dict[str, float]) -> None:
         """Write values of one step.
 
-        A name has one value a step: a second one is dropped, and if it differs an event `repeated` says so, but for
-        what is measured: an evaluation that is held once more takes another time.
+        A name has one value a step: a second one is dropped, and if it differs an event `repeated` says so, except for
+        `MEASURED` names: an evaluation that is repeated takes another time.
         """
         with self._lock:
             self._take_in()
             self._append(self._time(), step, metrics)
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
-        """As `append`, a moment later: in a tenth of its time, and without waiting for other threads."""
+        """Queue values for `append`: in a tenth of its time, and without waiting for other threads."""
         if self._file.closed:
             raise ValueError(f"{self.path} is closed")
         self._notes.append((time.time_ns(), step, metrics))
         if len(self._notes) > _NOTES or time.monotonic() > self._due:
-            with self._lock:  # the sender, which comes by every few seconds, is held up
+            with self._lock:  # the uploader, which reads every few seconds, is slow
                 self._take_in()
 
     def _take_in(self) -> None:
@@ -229,13 +229,13 @@ class Journal:
             self._append_event(step, "nondeterminism", {"name": name, "first": _put(old), "again": _put(new)})
 
     def event(self, step: int, name: str, data: Any = None) -> None:
-        """Write that something happened. `data` is anything JSON holds."""
+        """Write an event. `data` is anything JSON holds."""
         with self._lock:
             self._take_in()
             self._append_event(step, name, data)
 
     def commit(self) -> int:
-        """Put everything on the disk for good and return the position, which belongs in the checkpoint.
+        """Sync everything to the disk and return the position, which belongs in the checkpoint.
 
         Raises OSError when the disk refuses (full, gone); nothing held is lost by that.
         """
@@ -293,7 +293,7 @@ class Journal:
             return self.replay
 
     def _put_back_measured(self) -> None:
-        """The store may have it, and its step may never be logged again."""
+        """Write measured values that were cut off again: the store may have them, their steps may not come again."""
         lines: dict[tuple[int, int], dict[str, float | str]] = {}
         for (name, step), (t, value) in self.replay.values.items():
             if name.startswith(MEASURED):
@@ -325,16 +325,11 @@ class Journal:
         if len(self._held) >= _HOLD_BYTES or time.monotonic() - self._flushed_at >= _HOLD_SECONDS:
             self._pass_on()
 
-    def pass_on(self) -> int:
-        """Hand held lines to the operating system and return how far the file reaches.
-
-        A refusal is reported once and not raised: the lines stay in memory for the next try.
-        """
-        with self._lock:
-            self._take_in()
-            return self._pass_on()
-
     def _pass_on(self) -> int:
+        """Hand held lines to the operating system; returns how far the file reaches.
+
+        A refusal is logged once and not raised: the lines stay in memory for the next try.
+        """
         try:
             self._flush()
         except OSError as error:
@@ -388,9 +383,9 @@ def read(path: str | os.PathLike[str]) -> History:
 
 
 def at_best(metrics: Mapping[str, Sequence[Point]]) -> dict[str, list[Point]]:
-    """Metrics in which all scores of the best evaluations stand under `best/`.
+    """Rename `at_best/...` to `best/...`, so that all scores at the best evaluation have one prefix.
 
-    A run logs there the score that decided, and the others under `at_best/`; runs from before logged all of them there.
+    Older runs logged all of them under `best/`, newer ones only the score that decides.
     """
     found: dict[str, list[Point]] = {}
     for name, points in metrics.items():
@@ -400,7 +395,7 @@ def at_best(metrics: Mapping[str, Sequence[Point]]) -> dict[str, list[Point]]:
 
 
 def rows(path: str | os.PathLike[str], start: int, end: int) -> Iterator[tuple[int, str, Point]]:
-    """Metric values between two byte positions, each with the position behind its line."""
+    """Yield metric values between two byte positions, each with the position behind its line."""
     for record in _lines(Path(path), start, end):
         for name, value in record.get("m", {}).items():
             yield record["end"], name, Point(record["step"], _get(value), record["t"])
@@ -430,7 +425,7 @@ def _lines(path: Path, start: int, end: int | None) -> Iterator[dict[str, Any]]:
 
 
 def _whole_lines(file: FileIO) -> int:
-    """Length of the file without a last line that was cut short."""
+    """Return the length of the file without a last line that was cut short."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)
@@ -447,7 +442,7 @@ def _milliseconds() -> int:
 
 
 def _plain(data: Any) -> Any:
-    """What reading the line back will give: lists for tuples, strings for keys and numbers that are not finite."""
+    """Convert data to JSON types: lists for tuples, strings for keys and numbers that are not finite."""
     if isinstance(data, dict):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -471,16 +466,11 @@ def _same_bits(a: float, b: float) -> bool:
 
 
 def _write_replay(path: Path, replay: Replay) -> None:
-    out = path.with_name(path.name + ".new")
-    with open(out, "w", encoding="utf-8") as file:
-        for (name, step), (t, value) in replay.values.items():
-            file.write(json.dumps({"t": t, "step": step, "m": {name: _put(value)}}) + "\n")
-        for e in replay.decided:
-            file.write(json.dumps({"t": e.t, "step": e.step, "event": e.name, "data": e.data}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(out, path)
-    sync_folder(path.parent)  # before the journal is cut: what was behind would be nowhere
+    lines: list[dict[str, Any]] = [
+        {"t": t, "step": step, "m": {name: _put(value)}} for (name, step), (t, value) in replay.values.items()
+    ]
+    lines += [{"t": e.t, "step": e.step, "event": e.name, "data": e.data} for e in replay.decided]
+    write_aside(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _read_replay(path: Path) -> Replay:

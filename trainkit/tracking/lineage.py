@@ -1,8 +1,8 @@
-"""Which run a run follows, and what was changed since.
+"""Find the run that a run follows, and record the differences.
 
-A run follows the one whose recipe was copied (`trainkit cp RUN`), or the one that it stands beneath, as a fold does, or
-else the last one of its experiment that has finished. What differs lies in `changes.txt` of its folder, among its
-artifacts, and at the head of its page; keys that a run above others varies have `(several)` values.
+A run follows the one whose recipe was copied (`trainkit cp RUN`), or its parent run, as a fold does, or else the last
+one of its experiment that has finished. The differences lie in `changes.txt` of its folder, among its artifacts, and at
+the head of its page; keys that a parent run varies have `(several)` values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.config import diff, loader
 from trainkit.errors import UserError, visible
@@ -21,6 +21,9 @@ from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+
+if TYPE_CHECKING:
+    from trainkit.tracking.tracker import Silent, Tracker
 
 FILE = "changes.txt"
 DATA = "trainkit.data"
@@ -35,19 +38,24 @@ _AROUND = {
     "trainkit.gpus": "GPUs",
     "trainkit.world_size": "processes",
 }
-"""Tags that tell of sources, versions and hardware, and what they are called here."""
+"""Tags of sources, versions and hardware, and their readable names."""
 _DIGITS = 12
 _HEAD = 30
 """Lines at the head of a page."""
 
 
-def tell(
-    tracker: Any, folder: RunFolder, store: Store, recipe: Path, digests: Mapping[str, str], above: str | None = None
+def record(
+    tracker: Tracker | Silent,
+    folder: RunFolder,
+    store: Store,
+    recipe: Path,
+    digests: Mapping[str, str],
+    above: str | None = None,
 ) -> None:
-    """Say in a run's folder, tags and artifacts what it follows, and what was changed.
+    """Write the run that a run follows, and the differences, to its folder, tags and artifacts.
 
-    `recipe` is the file that it was started with, `digests` those of its data by tag, `above` the name of the run that
-    it stands beneath. A run that is continued keeps what was found when it began.
+    `recipe` is the file that it was started with, `digests` those of its data by tag, `above` the name of its parent
+    run. A run that is continued keeps what was found when it began.
     """
     file = folder.path / FILE
     if not file.exists():
@@ -57,7 +65,7 @@ def tell(
             how += "\n\n" + _differences(before, folder, store, digests, tracker.run_id is None)
         write_aside(file, f"{how}\n")
     info = folder.info()
-    tags = {"trainkit.recipe_hash": info.recipe_hash, **digests}
+    tags: dict[str, Any] = {"trainkit.recipe_hash": info.recipe_hash, **digests}
     if "seed" not in info.varies:
         tags["trainkit.seed"] = info.seed
     if info.follows:
@@ -67,27 +75,27 @@ def tell(
 
 
 def read(folder: RunFolder) -> str:
-    """What a run follows and what was changed, in lines; empty for a run of which that is not known."""
+    """Return the run that a run follows and the differences, in lines; empty where that is not known."""
     file = folder.path / FILE
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def note(folder: RunFolder) -> str:
-    """The same as the head of a page, in Markdown; of many lines the first."""
+    """Return the first of these lines in Markdown, for the head of a page."""
     lines = read(folder).splitlines()
     more = [f"and {len(lines) - _HEAD} more lines in recipe/{FILE}"] if len(lines) > _HEAD else []
     return as_it_stands([*lines[:_HEAD], *more])
 
 
 def as_it_stands(lines: Sequence[str]) -> str:
-    """Lines as Markdown shows them unchanged: indented, names with underscores too."""
+    """Indent lines, so that Markdown shows them unchanged."""
     return "".join(f"    {visible(line)}\n" for line in lines) + ("\n" if lines else "")
 
 
 def _followed(
     folder: RunFolder, store: Store, recipe: Path, above: str | None
 ) -> tuple[RunFolder | None, str | None, str]:
-    """The run that another one follows, where this store has it; its name, where there is one; and why it is that."""
+    """Return the run that another one follows, where this store has it; its name, if any; and the reason as text."""
     info = folder.info()
     if above is not None:
         try:
@@ -107,7 +115,7 @@ def _followed(
 
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:
-    """What differs between two runs: recipe; and data, sources, versions and hardware as far as both tell of them."""
+    """List what differs between two runs: recipe; and data, sources, versions, hardware as far as known of both."""
     found = diff.diff(*(diff.varied(diff.read(run.recipe), _varies(run)) for run in (before, after)))
     shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
     lines = diff.lines(shown) or ["the recipe is the same"]
@@ -126,7 +134,7 @@ def _varies(run: RunFolder) -> Sequence[str]:
 
 
 def _around(tags: Mapping[str, str]) -> dict[str, str]:
-    """What the tags of a run say of all but its recipe, by words for it."""
+    """Return data, sources, versions and hardware from the tags of a run, by readable names."""
     found = {}
     for tag, value in tags.items():
         if tag == DATA or tag.startswith(f"{DATA}."):
@@ -137,7 +145,7 @@ def _around(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tags(folders: Sequence[RunFolder], store: Store, away: bool) -> list[dict[str, str]]:
-    """The tags of runs: those with which they began, and those that MLflow has."""
+    """Return the tags of runs: those with which they began, and those that MLflow has."""
     from mlflow.exceptions import MlflowException
 
     found, client = [], None

@@ -15,18 +15,14 @@ from trainkit.errors import UserError
 from trainkit.tracking.mlflow_errors import Away
 
 _LOCK_SECONDS = 10.0
-"""How long another writer may hold the database before it counts as locked; a batch of 1000 metrics takes 0.1 s."""
-
-
+"""Time for which another writer may hold the database before it counts as locked; 1000 metrics take 0.1 s."""
 _CHECKED_BYTES = 256 * 2**20
 """Databases up to this size are checked page by page at the start (0.3 s for 100 MB)."""
-
-
-_ELSEWHERE = "name another folder in TRAINKIT_STORE"
+ELSEWHERE = "name another folder in TRAINKIT_STORE"
 
 
 def settle_mlflow() -> None:
-    """Settings of MLflow that are read from the environment; what the user has set stays. Call before importing it."""
+    """Set environment variables of MLflow, except those that the user has set. Call before importing it."""
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # The defaults (7 retries of 120 s, doubling pauses) take 247 s to notice a server that is down.
@@ -41,7 +37,8 @@ def settle_mlflow() -> None:
         os.environ.setdefault(name, value)
 
 
-def _make_database(database: Path) -> None:
+def make_database(database: Path) -> None:
+    """Make the database of a store, unless it is there. Raises UserError."""
     if database.is_file() and database.stat().st_size:
         return
     from filelock import FileLock, Timeout
@@ -76,10 +73,11 @@ def _make_database(database: Path) -> None:
     except Timeout:
         raise UserError(str(lock), "held by another process for 120 s", remedy="stop it, or delete the file") from None
     except OSError as error:
-        raise UserError(str(database), f"cannot be made: {error.strerror or error}", remedy=_ELSEWHERE) from None
+        raise UserError(str(database), f"cannot be made: {error.strerror or error}", remedy=ELSEWHERE) from None
 
 
-def _check_database(database: Path) -> None:
+def check_database(database: Path) -> None:
+    """Check that MLflow can write the database. Raises UserError, and `Away` where it is locked."""
     restore = (
         f"restore a copy, or move it away and begin a new one (journals of the runs are in {database.parent}/runs)"
     )
@@ -102,9 +100,9 @@ def _check_database(database: Path) -> None:
             found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
             raise Away(str(database), found, remedy="close what holds it (a database browser?)") from None
         if "no such table" in text:
-            raise UserError(str(database), "not an MLflow database", remedy=_ELSEWHERE) from None
+            raise UserError(str(database), "not an MLflow database", remedy=ELSEWHERE) from None
         if "readonly" in text or "unable to open" in text:
-            raise UserError(str(database), f"cannot be written: {text}", remedy=_ELSEWHERE) from None
+            raise UserError(str(database), f"cannot be written: {text}", remedy=ELSEWHERE) from None
         raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
     except sqlite3.DatabaseError as error:
         raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
@@ -121,7 +119,7 @@ def _check_database(database: Path) -> None:
 
 @functools.cache
 def _schemas() -> tuple[str, ...]:
-    """Schemas of the database that the installed MLflow knows, its own last; none where they are in no such order."""
+    """Return the database schemas that the installed MLflow knows, its own last; none where they are in no order."""
     spec = importlib.util.find_spec("mlflow")
     if spec is None or spec.origin is None:
         return ()

@@ -1,7 +1,7 @@
-"""What is wrong with a store that does not take something, in words, from what MLflow's client raises.
+"""Turn errors of MLflow's client into sentences about the tracking store.
 
 The client says such things as `HTTPConnectionPool(host=..., port=...): Max retries exceeded with url: ... (Caused by
-NewConnectionError(...))`: what happened stands at the end of it.
+NewConnectionError(...))`: the cause stands at the end of it.
 """
 
 from __future__ import annotations
@@ -26,79 +26,43 @@ _LIBRARIES = frozenset(
 """Packages that stand between a run and its store, by the first word of the module of what they raise."""
 
 _SIGNS = (
-    (
-        r"(?i)timed out|timeout exception",
-        "does not answer within {seconds} s",
-        "try later, or set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds",
-        True,
-    ),
-    (
-        r"Connection refused",
-        "does not answer: nothing listens at that address",
-        f"start the server, or {_ADDRESS}",
-        True,
-    ),
+    (r"(?i)timed out|timeout exception", "does not answer within {seconds} s",
+     "try later, or set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds", True),
+    (r"Connection refused", "does not answer: nothing listens at that address",
+     f"start the server, or {_ADDRESS}", True),
     # The resolver tells a name that there is not from one that it cannot ask for now.
-    (
-        r"Errno -3\b|Temporary failure in name resolution",
-        "does not answer: its name cannot be looked up now",
-        "check the network",
-        True,
-    ),
-    (
-        r"Failed to resolve|NameResolutionError|Name or service not known",
-        "does not answer: no machine of that name is known",
-        _ADDRESS,
-        False,
-    ),
-    (
-        r"No route to host|Network is unreachable",
-        "does not answer: there is no way to that machine",
-        "check the network, or a VPN",
-        True,
-    ),
-    (
-        r"(?i)wrong.version.number|record layer failure",
-        "does not speak https",
-        "write http:// in MLFLOW_TRACKING_URI",
-        False,
-    ),
-    (
-        r"certificate verify failed",
-        "has a certificate that is not trusted",
-        "name the file of its authority in MLFLOW_TRACKING_SERVER_CERT_PATH",
-        False,
-    ),
-    (
-        r"out-of-date database schema",
-        "was written by another MLflow",
-        "copy its database, then run: mlflow db upgrade ADDRESS, or install that MLflow",
-        False,
-    ),
-    (
-        r"Connection (aborted|reset)|RemoteDisconnected|IncompleteRead|Broken pipe",
-        "broke the connection",
-        _ITS_LOG,
-        True,
-    ),
+    (r"Errno -3\b|Temporary failure in name resolution", "does not answer: its name cannot be looked up now",
+     "check the network", True),
+    (r"Failed to resolve|NameResolutionError|Name or service not known",
+     "does not answer: no machine of that name is known", _ADDRESS, False),
+    (r"No route to host|Network is unreachable", "does not answer: there is no way to that machine",
+     "check the network, or a VPN", True),
+    (r"(?i)wrong.version.number|record layer failure", "does not speak https", "write http:// in MLFLOW_TRACKING_URI",
+     False),
+    (r"certificate verify failed", "has a certificate that is not trusted",
+     "name the file of its authority in MLFLOW_TRACKING_SERVER_CERT_PATH", False),
+    (r"out-of-date database schema", "was written by another MLflow",
+     "copy its database, then run: mlflow db upgrade ADDRESS, or install that MLflow", False),
+    (r"Connection (aborted|reset)|RemoteDisconnected|IncompleteRead|Broken pipe", "broke the connection",
+     _ITS_LOG, True),
     (r"database is locked", "is locked by another program", "close what holds it (a database browser?)", True),
     (r"disk is full|No space left on device", "is on a disk that is full", "make room there", True),
-)
-"""What stands in the text of an error, what it means, what mends it, and whether it may pass by itself."""
+)  # fmt: skip
+"""Pattern in the text of an error, its meaning, its remedy, and True where it may pass by itself."""
 
 _FAILED = re.compile(r"too many (\d+) error responses|error code (5\d\d|408|429)\b")
 
 
 class Away(UserError):
-    """A store that does not take anything now and may later. A run that begins meanwhile is kept in its folder."""
+    """A tracking store is unavailable and may answer later. A run that begins meanwhile is kept in its folder."""
 
     def __reduce__(self):
-        """So that it arrives as what it is."""
+        """Pickle as this class."""
         return Away, (self.where, self.found, self.expected, self.remedy)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the store fails, or the way to it: MLflow, the network, a database say so. All else is our mistake."""
+    """Return True for an error of MLflow, the network or a database; any other is an error of this program."""
     if isinstance(error, ModuleNotFoundError):  # the driver of a database, the client of a bucket
         return (error.name or "trainkit").partition(".")[0] not in ("trainkit", "mlflow")
     kinds = type(error).__mro__
@@ -106,9 +70,9 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> tuple[str, str]:
-    """What a store does or is, of an error of MLflow's client, and what mends it: empty where that is not known.
+    """Return what an error of MLflow's client says about the store, and its remedy, empty where none is known.
 
-    The first goes on from the store's name: `wants a password`. Neither holds a password.
+    The first continues a sentence that begins with the store's name: `wants a password`. Neither holds a password.
     """
     text, code = str(error), getattr(error, "error_code", "")
     if isinstance(error, UserError):
@@ -133,7 +97,7 @@ def reason(error: BaseException) -> tuple[str, str]:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether nothing at all can be told to the store now: it is away, or all of it is locked or full."""
+    """Return True where the store takes nothing at all now: it is unavailable, locked or full."""
     if isinstance(error, UserError):
         return isinstance(error, Away)
     sign = _sign(str(error))
@@ -141,7 +105,7 @@ def unreachable(error: BaseException) -> bool:
 
 
 def passes(error: BaseException) -> bool:
-    """Whether what a store raises may pass by itself, as opposed to a mistake, such as a wrong password."""
+    """Return True for an error that may pass by itself, as opposed to one such as a wrong password."""
     if isinstance(error, UserError) or not is_refusal(error):
         return isinstance(error, Away)
     # Said by a server of itself; a database that is opened here says what is wrong with it in words.

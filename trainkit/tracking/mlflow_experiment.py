@@ -1,4 +1,4 @@
-"""The MLflow experiment of a run: its note, its primary metric, and the view in which its runs are told apart."""
+"""Prepare the MLflow experiment of a run: its note, its primary metric, and the columns and charts of its table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainkit.tracking.relocate import folder_of, strayed
 from trainkit.tracking.store import Store
 
 _TELLING = ("task.method", "task.margin.name", "seed")
-"""Parameters in the view of the run table, where a run has them; beside them those in which runs differ."""
+"""Parameters with a column in the run table, beside those in which runs differ."""
 _UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promote")
 _TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
 """Longest value, most columns, and with how many runs a new one is held against."""
 ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
-"""Tags of runs above others."""
+"""Tags of parent runs."""
 VIEW = "trainkit"
 """Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
@@ -29,7 +29,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def prepared(
     client: Any, store: Store, name: str, note: str, primary_metric: str | None, higher_is_better: bool
 ) -> str:
-    """The id of the experiment of this name, made where it is missing, described, and able to keep files.
+    """Return the id of the experiment of this name, made where it is missing, with its tags set.
 
     Raises UserError for one that was deleted, and for one whose files would be lost.
     """
@@ -73,7 +73,7 @@ def prepared(
 
 
 def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
-    """Set a tag of an experiment, even if another run that begins at this moment sets it for the first time too."""
+    """Set a tag of an experiment, also while another run sets it for the first time."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -86,7 +86,7 @@ def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
 
 
 def _guide(primary_metric: str | None) -> str:
-    """Experiment note where the caller gave none: what the names of the metrics mean."""
+    """Return the note of an experiment without one: the meaning of the names of metrics."""
     best = f"Compare runs by `best/{primary_metric}`.\n\n" if primary_metric else ""
     return best + (
         "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` the score that decides at "
@@ -105,10 +105,10 @@ def offer_view(
     params: Mapping[str, str],
     nested: bool = False,
 ) -> None:
-    """Keep a view of the run table with the columns that tell runs apart; MLflow's own shows no score.
+    """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
 
-    `nested`: other runs will stand beneath this one. MLflow shows that only where runs are sorted by time, so from then
-    on they are; to unfold them is left to who looks, as the page takes that from the browser and not from the view.
+    `nested`: the run will have children. MLflow shows those only where runs are sorted by time, so from then on they
+    are; unfolding them is left to the reader, as the page takes that from the browser and not from the view.
     """
     tag = f"mlflow.sharedViewState.{VIEW}"
     kept = client.get_experiment(experiment_id).tags.get(tag)
@@ -146,7 +146,7 @@ def offer_view(
 
 
 def _differing(client: Any, experiment_id: str, params: Mapping[str, str]) -> list[str]:
-    """Names of parameters in which this run and the newest of the experiment differ, in the order of the recipe."""
+    """Return names of parameters in which this run and the newest of the experiment differ, in the recipe's order."""
     newest = client.search_runs([experiment_id], max_results=_NEWEST)
     return [
         name
@@ -159,7 +159,7 @@ def _differing(client: Any, experiment_id: str, params: Mapping[str, str]) -> li
 
 
 def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
-    """Charts of the view, above those that MLflow makes of all metrics: who is better, what differs, the time."""
+    """Return the charts of the view, above those that MLflow makes of all metrics: scores, differences, time."""
     about: list[dict[str, Any]] = []
     if primary_metric:
         best = f"best/{primary_metric}"

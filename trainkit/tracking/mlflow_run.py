@@ -1,7 +1,8 @@
-"""What MLflow is to know of a run from its beginning, and the MLflow run that is made of it, once.
+"""Create the MLflow run of a run, once.
 
-It lies in `<run>/enrolment.json` before the store is asked for anything. Where the store is away, the run begins all
-the same; its sender, the next run of the store or `trainkit sync` enrols it later, with the time at which it began.
+Parameters and tags lie in `<run>/enrolment.json` before the store is asked for anything. Where the store is
+unavailable, the run begins all the same; its uploader, the next run of the store or `trainkit sync` creates the MLflow
+run later, with the time at which the run began.
 """
 
 from __future__ import annotations
@@ -13,24 +14,28 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.tracking import mlflow_experiment
 from trainkit.tracking.mlflow_errors import Away
-from trainkit.tracking.run_folder import ENROLMENT, RunFolder
+from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
 
-_one = threading.RLock()
-"""Runs that belong together enrol one another: each is made by one thread."""
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+_lock = threading.RLock()
+"""Parent and child create each other's MLflow runs: each is made by one thread."""
 
 _log = logging.getLogger("trainkit")
 
 
 @dataclass(frozen=True)
-class Enrolment:
-    """What `Tracker.start` was told, as MLflow is to have it: flat, and without secrets."""
+class RunCreation:
+    """Content of the MLflow run at its beginning: flat, and without secrets."""
 
     experiment: str
     run_name: str
@@ -40,22 +45,22 @@ class Enrolment:
     primary_metric: str | None = None
     higher_is_better: bool = True
     parent: str | None = None
-    """Name of the run that this one stands beneath, or its MLflow id."""
+    """Name of the parent run, or its MLflow id."""
     resumed: int = 0
     """How often the run was continued."""
     pending: bool = True
-    """Whether MLflow has yet to be told."""
+    """True until it is in MLflow."""
 
     def write(self, folder: RunFolder) -> None:
-        """Put it into the run's folder."""
-        write_aside(folder.path / ENROLMENT, json.dumps(asdict(self), indent=1) + "\n")
+        """Write it to the run's folder."""
+        write_aside(folder.path / CREATION, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def read(folder: RunFolder) -> Enrolment | None:
-    """That of a run; None where it has none. Raises UserError for one that is damaged."""
-    file = folder.path / ENROLMENT
+def read(folder: RunFolder) -> RunCreation | None:
+    """Read that of a run; None where it has none. Raises UserError for one that is damaged."""
+    file = folder.path / CREATION
     try:
-        return Enrolment(**json.loads(file.read_bytes()))
+        return RunCreation(**json.loads(file.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -63,29 +68,29 @@ def read(folder: RunFolder) -> Enrolment | None:
 
 
 def pending(folder: RunFolder) -> bool:
-    """Whether MLflow has yet to be told of a run's beginning, or of its continuation."""
-    enrolment = read(folder)
-    return enrolment is not None and enrolment.pending
+    """Return True where a run's beginning, or its continuation, is not in MLflow yet."""
+    creation = read(folder)
+    return creation is not None and creation.pending
 
 
-def ensure(folder: RunFolder, store: Store, client: Any, *, look: bool = False) -> str | None:
-    """The id of the MLflow run of a run, which is made, or told that it goes on, where that is still to be done.
+def ensure(folder: RunFolder, store: Store, client: MlflowClient, *, look: bool = False) -> str | None:
+    """Return the id of the MLflow run of a run, which is created, or set to running again, where that is pending.
 
-    With `look` also where it was made already and the store has it no longer: the database was replaced. None for a run
-    that ended before it was to have one. Raises `Away` when another process has yet to enrol it, UserError for one that
-    was deleted in MLflow, and what the client raises.
+    With `look` also where it was created already and the store has it no longer: the database was replaced. None for a
+    run that ended before it was to have one. Raises `Away` when another process has yet to create it, UserError for one
+    that was deleted in MLflow, and the client's errors.
     """
-    with _one:
-        info, enrolment = folder.info(), read(folder)
-        if enrolment is None or not (enrolment.pending or look):
+    with _lock:
+        info, creation = folder.info(), read(folder)
+        if creation is None or not (creation.pending or look):
             return info.run_id
-        with _held(folder):
-            return _enrolled(folder, store, client, enrolment)
+        with _claimed(folder):
+            return _ensured(folder, store, client, creation)
 
 
 @contextlib.contextmanager
-def _held(folder: RunFolder) -> Iterator[None]:
-    """The run's folder, claimed: as by now, or until the block ends."""
+def _claimed(folder: RunFolder) -> Iterator[None]:
+    """Claim the run's folder within, unless this process has it already."""
     with contextlib.ExitStack() as stack:
         if not folder.claimed:
             try:
@@ -95,20 +100,20 @@ def _held(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _enrolled(folder: RunFolder, store: Store, client: Any, enrolment: Enrolment) -> str:
+def _ensured(folder: RunFolder, store: Store, client: MlflowClient, creation: RunCreation) -> str:
     known = _known(folder, client)
-    if known is not None and not enrolment.pending:
+    if known is not None and not creation.pending:
         return known.info.run_id
-    tags = dict(enrolment.tags)
-    if enrolment.parent and (above := _above(enrolment.parent, store, client)):
+    tags = dict(creation.tags)
+    if creation.parent and (above := _above(creation.parent, store, client)):
         tags["mlflow.parentRunId"] = above
-    best, higher = enrolment.primary_metric, enrolment.higher_is_better
-    experiment_id = mlflow_experiment.prepared(client, store, enrolment.experiment, enrolment.note, best, higher)
+    best, higher = creation.primary_metric, creation.higher_is_better
+    experiment_id = mlflow_experiment.prepared(client, store, creation.experiment, creation.note, best, higher)
     nested = not mlflow_experiment.ABOVE.isdisjoint(tags)
-    mlflow_experiment.offer_view(client, experiment_id, best, higher, enrolment.params, nested)
-    params = enrolment.params
+    mlflow_experiment.offer_view(client, experiment_id, best, higher, creation.params, nested)
+    params = creation.params
     if known is None:
-        run_id = _made(folder, client, experiment_id, enrolment, tags)
+        run_id = _made(folder, client, experiment_id, creation, tags)
         tags = {}
     else:
         run_id = known.info.run_id
@@ -119,15 +124,15 @@ def _enrolled(folder: RunFolder, store: Store, client: Any, enrolment: Enrolment
         if changed:
             # A parameter cannot be changed in MLflow, and one changed value would lose the whole batch.
             tags["trainkit.changed_params"] = json.dumps(changed)[:8000]
-    if enrolment.resumed:
-        tags["trainkit.resumed"] = str(enrolment.resumed)
+    if creation.resumed:
+        tags["trainkit.resumed"] = str(creation.resumed)
     _send(client, run_id, params, tags)
-    replace(enrolment, pending=False).write(folder)
+    replace(creation, pending=False).write(folder)
     return run_id
 
 
-def _known(folder: RunFolder, client: Any) -> Any:
-    """The MLflow run to go on with, or None when this store has not got it: then a new one gets the whole journal."""
+def _known(folder: RunFolder, client: MlflowClient) -> Run | None:
+    """Return the MLflow run to go on with; None when this store has not got it: a new one gets the whole journal."""
     from mlflow.exceptions import MlflowException
 
     run_id = folder.info().run_id
@@ -147,29 +152,31 @@ def _known(folder: RunFolder, client: Any) -> Any:
     return run
 
 
-def _above(word: str, store: Store, client: Any) -> str | None:
+def _above(word: str, store: Store, client: MlflowClient) -> str | None:
     folder = named(word, store)
     return ensure(folder, store, client) if folder is not None else word
 
 
 def named(word: str, store: Store) -> RunFolder | None:
-    """The run of this name in the store, where there is one; a word that would lead out of the store is no name."""
+    """Return the run of this name, where the store has it; a path is no name."""
     folder = RunFolder(store.home / "runs" / word)
     return folder if Path(word).name == word and (folder.path / "run.json").is_file() else None
 
 
-def _made(folder: RunFolder, client: Any, experiment_id: str, enrolment: Enrolment, tags: dict[str, str]) -> str:
-    """Make the MLflow run, and note it in run.json before anything else can fail."""
+def _made(
+    folder: RunFolder, client: MlflowClient, experiment_id: str, creation: RunCreation, tags: dict[str, str]
+) -> str:
+    """Create the MLflow run, and write its id to run.json before anything else can fail."""
     started = int(1000 * folder.info().started)
 
     def found() -> list[str]:
         asked = f"tags.`trainkit.run` = '{folder.name}' and attributes.start_time = {started}"
-        runs, place = client.search_runs([experiment_id], asked), enrolment.tags["trainkit.folder"]
+        runs, place = client.search_runs([experiment_id], asked), creation.tags["trainkit.folder"]
         return sorted(run.info.run_id for run in runs if run.data.tags.get("trainkit.folder") == place)
 
     runs = found()
     if not runs:
-        client.create_run(experiment_id, start_time=started, run_name=enrolment.run_name, tags=tags)
+        client.create_run(experiment_id, start_time=started, run_name=creation.run_name, tags=tags)
         # MLflow's client asks again by itself when an answer is lost on its way: then there are two.
         runs = found()
     if not runs:
@@ -182,7 +189,7 @@ def _made(folder: RunFolder, client: Any, experiment_id: str, enrolment: Enrolme
     return runs[0]
 
 
-def _send(client: Any, run_id: str, params: dict[str, str], tags: dict[str, str]) -> None:
+def _send(client: MlflowClient, run_id: str, params: dict[str, str], tags: dict[str, str]) -> None:
     from mlflow.entities import Param, RunTag
 
     pairs = list(params.items())

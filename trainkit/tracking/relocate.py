@@ -1,7 +1,7 @@
-"""Artifacts that are found again after the store's folder was moved: `trainkit relocate`.
+"""Correct the paths of artifacts after the store's folder was moved: `trainkit relocate`.
 
 MLflow keeps the place of every artifact as an absolute path, of experiments, runs, logged models and versions of
-registered models alike. Here those that lay in the old folder come to lie in this one, in one transaction.
+registered models alike. All that lead into the old folder are changed in one transaction.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _LOCK_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Relocated:
-    """What was changed."""
+    """Changes that `relocate` made."""
 
     homes: list[Path] = field(default_factory=list)
-    """Folders in which the store was."""
+    """Former folders of the store."""
     changed: dict[str, int] = field(default_factory=dict)
-    """Table of the database to how many of its rows say another place now."""
+    """Table of the database to the number of its rows that were changed."""
     left: dict[Path, int] = field(default_factory=dict)
-    """Older folders that still hold artifacts which this one does not, to how many rows name them; unchanged."""
+    """Former folders that still hold artifacts which this one does not, to the number of rows, which are unchanged."""
     copy: Path | None = None
     """The database as it was before."""
     elsewhere: list[str] = field(default_factory=list)
-    """Runs of other machines that are said to be going on."""
+    """Runs of other machines that are marked as running."""
 
 
 def relocate(store: Store, home: Path | None = None) -> Relocated:
@@ -66,7 +66,7 @@ def relocate(store: Store, home: Path | None = None) -> Relocated:
         connection.execute("BEGIN IMMEDIATE")
         elsewhere = _refuse_while_running(store)
         homes = [home.expanduser().absolute()] if home else _former(connection, here)
-        moves, left = _moves(connection, store, homes)
+        moves, left = _moves(connection, store, here, homes)
         if home and not moves and not left:
             known = few(str(path) for path in _former(connection, here))
             remedy = f"they lay in {known}" if known else "all are where the database says"
@@ -86,9 +86,9 @@ def relocate(store: Store, home: Path | None = None) -> Relocated:
 
 
 def strayed(store: Store, place: str) -> Path | None:
-    """The folder in which the store was when the `place` of an experiment was noted, if its files are not there now.
+    """Return the former folder of the store where the `place` of an experiment's files lies in it and is gone.
 
-    None where they are there, and for a place that no store of ours gave.
+    None where the files are there, and for a place that this program did not make.
     """
     path = folder_of(place)
     if store.database is None or path is None or path.parent.name != "artifacts" or path.exists():
@@ -111,17 +111,18 @@ def _refuse_while_running(store: Store) -> list[str]:
 
 
 def _former(connection: sqlite3.Connection, here: Path) -> list[Path]:
-    """Folders, other than this one, in whose `artifacts/` an experiment has its place."""
+    """Return folders, other than this one, in whose `artifacts/` an experiment keeps its files."""
     places = [folder_of(place) for (place,) in connection.execute("SELECT artifact_location FROM experiments")]
     homes = [place.parent.parent for place in places if place is not None and place.parent.name == "artifacts"]
     return sorted({home for home in homes if home != here})
 
 
 def _moves(
-    connection: sqlite3.Connection, store: Store, homes: list[Path]
+    connection: sqlite3.Connection, store: Store, here: Path, homes: list[Path]
 ) -> tuple[list[tuple[tuple[str, str], int, str]], dict[Path, int]]:
-    """Column, row and new value of all that is to be changed; and what stays in the older folders."""
-    here, moves, left = store.database.parent, [], dict.fromkeys(homes, 0)  # type: ignore[union-attr]
+    """Return column, row and new value of all that is to be changed; and the number of rows left by former folder."""
+    moves: list[tuple[tuple[str, str], int, str]] = []
+    left = dict.fromkeys(homes, 0)
     for (table, column), row, said, path in _places(connection):
         home = next((home for home in homes if path.is_relative_to(home / "artifacts")), None)
         if home is None:
@@ -148,14 +149,14 @@ def _places(connection: sqlite3.Connection) -> Iterator[tuple[tuple[str, str], i
 
 
 def folder_of(place: str | None) -> Path | None:
-    """The folder that a place of artifacts names; None for one that is no folder."""
+    """Return the folder that a place of artifacts names; None for one that is no folder."""
     if place and place.startswith("file:"):
         return Path(unquote(urlsplit(place).path))
     return Path(place) if place and place.startswith("/") else None
 
 
 def _copied(database: Path) -> Path:
-    """Copy the database beside itself, and give the copy's name."""
+    """Copy the database beside itself; returns the copy's path. Raises UserError."""
     copy = database.with_name(f"{database.stem}-before-{time.strftime('%m%d-%H%M%S')}.db")
     aside = copy.with_name(f".{copy.name}.new")
     try:
@@ -175,7 +176,7 @@ def _copied(database: Path) -> Path:
 
 
 def described(done: Relocated, say: Callable[[str], object]) -> None:
-    """Say what was done."""
+    """Report the changes line by line."""
     for home in done.homes:
         say(f"the store was in {home}")
     for table, count in done.changed.items():

@@ -19,11 +19,22 @@ from trainkit.errors import UserError
 from trainkit.files import write_aside
 
 SUMMARY = "summary.txt"
-"""File in the folder of the run above that keeps what was printed at its end."""
+"""File in the folder of a parent run that keeps what was printed at its end."""
+CREATION = "enrolment.json"
+"""File of a run's folder from which its MLflow run is created: `mlflow_run.RunCreation`."""
+MEMBERS = "members.json"
+"""File in the folder of a parent run that names its children: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
+
+_SENDS = b"sends"
+"""Content of a lock that is held to upload what a run has left."""
+_OWN_DISK = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|overlay")
+"""File systems that one kernel at a time mounts: a lock there is known to all who could write."""
+NETWORK_DISK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
+"""File systems on which SQLite is not safe."""
 
 
 def members(folder: RunFolder) -> dict[str, str]:
-    """Names of the runs beneath a run, by what each is: `seed 3`. Empty for one that stands above none."""
+    """Return the names of the children of a run by title, such as `seed 3`; empty without any. Raises UserError."""
     file = folder.path / MEMBERS
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -37,35 +48,16 @@ def members(folder: RunFolder) -> dict[str, str]:
 
 
 def summary(folder: RunFolder) -> str:
-    """What the runs beneath a run came to; before its end those that there are. Empty where it stands above none."""
+    """Return the summary of a parent run; before its end its children; empty for a run without children."""
     try:
         return (folder.path / SUMMARY).read_text(encoding="utf-8")
     except FileNotFoundError:
         return "".join(f"{title}  {name}\n" for title, name in members(folder).items())
 
 
-ENROLMENT = "enrolment.json"
-"""File of a run's folder that says what MLflow is to know of its beginning: `enrolment.Enrolment`."""
-
-
-MEMBERS = "members.json"
-"""File in the folder of a run above others that names those beneath it: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
-
-
-_SENDS = b"sends"
-"""Content of a lock that is held to send what a run has left."""
-
-
-_OWN_DISK = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|overlay")
-"""File systems that one kernel at a time mounts: a lock there is known to all who could write."""
-
-
-_NETWORK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
-
-
 @dataclass(frozen=True)
 class RunInfo:
-    """What run.json says."""
+    """Content of run.json."""
 
     name: str
     recipe: str
@@ -85,13 +77,13 @@ class RunInfo:
     """`provenance.program` of the process that finished it."""
     parent: str | None = None
     follows: str | None = None
-    """Name of the run against which it says what was changed."""
+    """Name of the run with which it is compared."""
     varies: Sequence[str] = ()
-    """Of a run above others: keys of the recipe, blocks too, that those have of their own."""
+    """Of a parent run: keys and blocks of the recipe in which its children differ."""
     evaluates: str | None = None
-    """Of a run that only scored, the run or the file whose weights these were: it trained nothing."""
+    """Of a run that only evaluated, the run or the file of the weights: it trained nothing."""
     unsent: bool = False
-    """Whether it ended with something that MLflow has yet to get."""
+    """True where it ended with something that is not in MLflow yet."""
     last_step: int = 0
     pid: int = 0
     host: str = ""
@@ -104,7 +96,7 @@ class RunFolder:
     path: Path
 
     # Locks live as long as the process and belong to it, not to one of several objects that name the same folder. The
-    # second is the thread: one that sends what another run has left is not the training.
+    # second is the thread: one that uploads what another run has left is not the training.
     _claims: ClassVar[dict[Path, tuple[Any, int]]] = {}
     _claiming: ClassVar[threading.Lock] = threading.Lock()
     # The training, the thread that writes its checkpoints and the one that sends all change run.json.
@@ -132,14 +124,14 @@ class RunFolder:
 
     @property
     def leaving(self) -> Path:
-        """File that is there from before a run says FINISHED until all is done that its command was to do."""
+        """File that exists from before a run is FINISHED until its command has done everything."""
         return self.path / "leaving"
 
     def info(self) -> RunInfo:
         """Read run.json. Raises UserError when it is missing or damaged."""
         try:
-            with open(self.path / "run.json", "rb", buffering=0, opener=_at_once) as file:
-                return _parsed(file.read())
+            with open(self.path / "run.json", "rb", buffering=0, opener=without_waiting) as file:
+                return parse_info(file.read())
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             found = f"cannot be read: {error}"
             raise UserError(str(self.path / "run.json"), found, remedy="start a new run") from None
@@ -173,14 +165,14 @@ class RunFolder:
     def claim(self, patience: float = 0.0) -> None:
         """Make this process, and of it this thread, the only one that writes here, until it ends.
 
-        One that only sends what the run has left, or has said its end, is waited for, `patience` seconds at most.
+        A process that only uploads what the run has left, or is ending, is waited for, `patience` seconds at most.
         Raises UserError when another one writes here.
         """
         self._wait(b"", patience)
 
     @contextlib.contextmanager
     def sending(self, patience: float = 0.0) -> Iterator[None]:
-        """Claimed within, but not to train: whoever is to do that waits for the end. Raises as `claim` does."""
+        """Return a context that claims the folder to upload; a process that is to train waits. Raises as `claim`."""
         before = self._own()
         self._wait(_SENDS, patience)
         try:
@@ -218,7 +210,7 @@ class RunFolder:
             return True
 
     def _refuse_links(self) -> None:
-        """Of a run that somebody else laid here: what is written, cut off and tidied away would be files elsewhere."""
+        """Raise UserError for a link in the folder: a foreign run would have files elsewhere written and deleted."""
         with os.scandir(self.path) as entries:
             links = sorted(entry.name for entry in entries if entry.is_symlink())
         if links:
@@ -234,39 +226,39 @@ class RunFolder:
 
     @property
     def claimed(self) -> bool:
-        """Whether this process is the one that writes here."""
+        """True where this process is the one that writes here."""
         return self.path.resolve() in self._claims
 
     def _own(self) -> bool:
         return self._claims.get(self.path.resolve(), (None, None))[1] == threading.get_ident()
 
     def alive(self) -> bool:
-        """Whether a process is writing this run: whether its lock is held.
+        """Return True where a process holds the lock of this run.
 
-        Where machines may share the disk, and their locks not reach one another, one of another machine counts as alive
-        while RUNNING.
+        Where machines may share the disk, and their locks not reach one another, a run of another machine counts as
+        alive while RUNNING.
         """
         if self.claimed:
             return True
         info = self.info()
-        if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(_disk(self.path)):
+        if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(file_system(self.path)):
             return info.status == "RUNNING"
         return self._asked(lambda file: not _lock(file), True)
 
     def ended_unbegun(self) -> bool:
-        """Whether this run ended before its first step, and no run stands beneath it: nothing of it can be used."""
+        """Return True for a run that ended before its first step and has no children: nothing of it can be used."""
         info = self.info()
         made = info.last_step or any(self.checkpoints.glob("step-*")) or (self.path / MEMBERS).is_file()
         return not made and info.status != "FINISHED" and not self.alive()
 
     def trains(self) -> bool:
-        """Whether this run is alive, and not only until what it has left is sent, or its process has ended."""
+        """Return True for a run that is alive and neither only uploading nor ending."""
         if not self.alive() or self.claimed:
             return self._own()
         return self.info().status in ("RUNNING", "FINISHED") and self._asked(lambda file: file.read() != _SENDS, False)
 
     def _asked(self, ask: Callable[[Any], bool], claimed: bool) -> bool:
-        """What is asked of the lock, False where there is none; this process's own would be lost: then `claimed`."""
+        """Call `ask` with the lock file; False where there is none, `claimed` where this process holds the lock."""
         with self._claiming:
             if self.claimed:
                 return claimed
@@ -277,10 +269,11 @@ class RunFolder:
                 return False
 
 
-def _parsed(text: bytes) -> RunInfo:
+def parse_info(text: bytes) -> RunInfo:
+    """Parse the content of run.json. Raises ValueError, TypeError or AttributeError for damaged content."""
     found = json.loads(text)
     info = RunInfo(**{key: found[key] for key in found.keys() & RunInfo.__dataclass_fields__.keys()})
-    # One that somebody else laid here is to keep no command from the others.
+    # A foreign one must not keep commands from reading the others.
     numbers = info.seed, info.started, info.last_step, info.pid
     words = info.name, info.recipe, info.recipe_hash, info.status, info.host
     maybe = info.run_id, info.experiment, info.data_digest, info.key, info.parent, info.follows, info.evaluates
@@ -291,13 +284,13 @@ def _parsed(text: bytes) -> RunInfo:
     return info
 
 
-def _at_once(path: str, flags: int) -> int:
-    """Opens a file that may be a pipe, at which reading would wait for ever, or a link to what has no end."""
+def without_waiting(path: str, flags: int) -> int:
+    """Open a file for `open`, without waiting for a pipe and without following a link."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
 def run_key(recipe_hash: str, data_digest: str) -> str:
-    """Hash under which a finished run can be used again: 32 hexadecimal digits."""
+    """Return the hash under which a finished run can be used again: 32 hexadecimal digits."""
     return hashlib.sha256(f"{recipe_hash}\n{data_digest}".encode()).hexdigest()[:32]
 
 
@@ -314,8 +307,8 @@ def _lock(file: Any) -> bool:
     return True
 
 
-def _disk(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty where the system does not say."""
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that a folder is on; empty where the system does not say."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except (OSError, IndexError):

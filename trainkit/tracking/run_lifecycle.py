@@ -1,4 +1,4 @@
-"""How a run begins and ends: its folder, new or continued, and its status on every way out."""
+"""Begin and end a run: its folder, new or continued, and its status on every way out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
 PATIENCE = 120.0
-"""Seconds for which a run that is to be continued waits for another process that sends what it had left."""
+"""Seconds for which a run that is to be continued waits for another process that uploads what it had left."""
 
 
 def begin(
-    order: Order, store: Any, name: str, seed: int, recipe_hash: str, text: str, begins: bool
+    order: Order, store: Store, name: str, seed: int, recipe_hash: str, text: str, begins: bool
 ) -> tuple[RunFolder, bool]:
-    """The folder of the run that an order starts or continues, claimed, and whether it is continued.
+    """Return the folder of the run that an order starts or continues, claimed, and True where it is continued.
 
     `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
     continue, one is started, as with --resume-or-start. Raises UserError when there is nothing to continue, or it is
@@ -52,7 +52,7 @@ def begin(
 def finished(
     order: Order, store: Store, name: str, recipe_hash: str, key: str, program: Mapping[str, str]
 ) -> RunFolder | None:
-    """The finished run that --resume-or-start finds where there is nothing to continue: all has been done.
+    """Return the finished run that --resume-or-start finds where there is nothing to continue.
 
     A job that is started again once its training is over, since its machine or a later command failed, does not train
     twice. None for an order without that option.
@@ -63,7 +63,7 @@ def finished(
 
 
 def about(order: Order) -> str:
-    """What the header of a recipe says, for the page of its experiment."""
+    """Return the header of a recipe in Markdown, for the page of its experiment."""
     # Hidden here: what is told of a run may wait in its folder until a store answers.
     said = without_secrets(loader.header(order.path).replace("# ", "").replace("#", ""))
     return "".join(f"{markdown.plain(line)}\n" for line in said.splitlines())
@@ -71,10 +71,10 @@ def about(order: Order) -> str:
 
 @contextlib.contextmanager
 def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """However what is done within ends, the status of the run that is tracked says so.
+    """Return a context that ends the tracked run with the status of what happens within.
 
-    `told`: whether it was told to stop. What fails then, but for a UserError, fails because others were told so too.
-    What a full or failing disk raises becomes a UserError.
+    `told` returns True after a stop signal: errors after it, except UserError, come from other processes that got it
+    too. Errors of a full or failing disk become UserErrors.
     """
     try:
         yield

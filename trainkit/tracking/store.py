@@ -1,9 +1,9 @@
-"""Where runs are kept: the MLflow store, and beside it one folder for each run.
+"""Find, make and list runs: the MLflow store, and beside it one folder for each run.
 
     <home>/mlflow.db          metrics, parameters, tags (SQLite), unless MLFLOW_TRACKING_URI names another store
     <home>/artifacts/         files shown in MLflow
-    <home>/outputs/           what frozen networks say of training sets (tabulated.py); may be deleted
-    <home>/integrity/         what was found in data sets, and what their pictures look like; may be deleted
+    <home>/outputs/           cached outputs of frozen networks for training sets; may be deleted
+    <home>/integrity/         results of data checks; may be deleted
     <home>/runs/<run name>/   journal.jsonl  run.json  recipe.yaml  checkpoints/
 
 `home` is `mlruns/` of the checkout, outside one of the current folder; TRAINKIT_STORE names another.
@@ -33,9 +33,17 @@ from trainkit.errors import UserError, of_disk
 from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
-from trainkit.tracking.mlflow_database import _ELSEWHERE, _check_database, _make_database, settle_mlflow
+from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
-from trainkit.tracking.run_folder import _NETWORK, ENROLMENT, RunFolder, RunInfo, _at_once, _disk, _parsed
+from trainkit.tracking.run_folder import (
+    CREATION,
+    NETWORK_DISK,
+    RunFolder,
+    RunInfo,
+    file_system,
+    parse_info,
+    without_waiting,
+)
 
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""
@@ -53,7 +61,7 @@ class Store:
 
     @classmethod
     def locate(cls) -> Store:
-        """The store that the environment and the current folder stand for."""
+        """Return the store that the environment and the current folder name."""
         home = _home()
         uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"sqlite:///{home / 'mlflow.db'}"
         if uri.startswith("sqlite:///"):
@@ -84,25 +92,26 @@ class Store:
         Raises UserError, within seconds, for a place that cannot be written and for a database that is damaged, locked,
         of another program, or of a newer or older MLflow.
         """
-        if self.database and ("?" in str(self.database) or unquote(str(self.database)) != str(self.database)):
+        database = self.database
+        if database and ("?" in str(database) or unquote(str(database)) != str(database)):
             # SQLAlchemy would look for another file: MLflow retries that for 100 s, or puts the database there.
             found = "has ? or % with two digits in its name, which the address of a database cannot hold"
-            raise UserError(str(self.database.parent), found, remedy=_ELSEWHERE)
+            raise UserError(str(database.parent), found, remedy=ELSEWHERE)
         try:
             make_private(self.home)
             make_private(self.home / "runs")
-            if self.database:
-                make_private(self.database.parent)
-                make_private(self.artifacts)  # type: ignore[arg-type]
+            if database:
+                make_private(database.parent)
+                make_private(database.parent / "artifacts")
         except OSError as error:
-            raise UserError(str(self.home), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
-        for folder in {self.home / "runs", self.database.parent if self.database else self.home}:
+            raise UserError(str(self.home), f"cannot be made: {error.strerror}", remedy=ELSEWHERE) from None
+        for folder in {self.home / "runs", database.parent if database else self.home}:
             if not os.access(folder, os.W_OK):
-                raise UserError(str(folder), "cannot be written", remedy=_ELSEWHERE)
-        if self.database:
-            _warn_of_network(self.database.parent)
-            _make_database(self.database)
-            _check_database(self.database)
+                raise UserError(str(folder), "cannot be written", remedy=ELSEWHERE)
+        if database:
+            _warn_of_network(database.parent)
+            make_database(database)
+            check_database(database)
         elif "://" not in self.uri or self.uri.startswith("file:"):
             found = f"{self.shown} is taken for a folder, which MLflow no longer writes"
             raise UserError(
@@ -116,12 +125,12 @@ class Store:
             _check_reachable(self.uri, self.shown)
 
     def ready(self) -> None:
-        """As `prepare`, before a run begins. That the store is away is no mistake: the run begins all the same."""
+        """Prepare the store before a run begins. One that is unavailable is no error: the run begins all the same."""
         with contextlib.suppress(Away):
             self.prepare()
 
     def client(self) -> Any:
-        """An MlflowClient of this store, after `prepare`.
+        """Return an MlflowClient of this store, after `prepare`.
 
         Raises UserError when the store does not answer, after 35 s at most, and for a server that is too old.
         """
@@ -139,7 +148,7 @@ class Store:
         return client
 
     def forget(self) -> None:
-        """Leave connections to the database that are open: a file that was put in its place is another one."""
+        """Close open connections to the database: its file may have been replaced."""
         if self.database is not None:
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -148,7 +157,7 @@ class Store:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
-        """What MLflow, the network or a database raise within is a UserError of this store, which says what to do."""
+        """Return a context in which errors of MLflow, the network or a database become UserErrors of this store."""
         try:
             yield
         except Exception as error:
@@ -158,12 +167,11 @@ class Store:
             raise (Away if passes(error) else UserError)(self.shown, found, remedy=remedy) from error
 
     def model_file(self, uri: str) -> Path:
-        """The safetensors file of `models:/<model id>`, a LoggedModel of this store.
+        """Return the safetensors file of `models:/<model id>`, a LoggedModel of this store.
 
-        `NAME@ALIAS` and `NAME/VERSION` of the registry stand for the model that was registered so.
-
-        A file that this machine does not hold is downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError
-        for an id that the store does not have, naming the nearest ones, and for a file that does not arrive whole.
+        `NAME@ALIAS` and `NAME/VERSION` of the registry name a registered model. A file that this machine does not hold
+        is downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError for an id that the store does not have,
+        naming the nearest ones, and for a file that does not arrive whole.
         """
         word = uri.removeprefix("models:/").strip("/")
         client = self.client()
@@ -210,7 +218,7 @@ class Store:
             make_private(self.home)
             make_private(runs)
         except OSError as error:
-            raise UserError(str(runs), f"cannot be made: {error.strerror}", remedy=_ELSEWHERE) from None
+            raise UserError(str(runs), f"cannot be made: {error.strerror}", remedy=ELSEWHERE) from None
         word = re.sub(r"[^a-z0-9_]+", "-", recipe_name.lower()).strip("-")[:40] or "run"
         tail = (re.sub(r"[^0-9a-f]", "", recipe_hash.lower()) or secrets.token_hex(2))[:4]
         while True:
@@ -223,7 +231,7 @@ class Store:
             except FileExistsError:
                 tail = secrets.token_hex(2)
             except OSError as error:
-                raise UserError(str(runs), f"cannot be written: {error.strerror}", remedy=_ELSEWHERE) from None
+                raise UserError(str(runs), f"cannot be written: {error.strerror}", remedy=ELSEWHERE) from None
         info = RunInfo(
             folder.name,
             recipe_name,
@@ -247,21 +255,21 @@ class Store:
         return folder
 
     def runs(self) -> list[RunFolder]:
-        """All run folders, oldest first. A folder whose run.json cannot be read is left out with a warning."""
+        """Return all run folders, oldest first. A folder whose run.json cannot be read is left out with a warning."""
         return [folder for _, folder in self._known()]
 
     def _known(self, holding: str = "") -> list[tuple[RunInfo, RunFolder]]:
-        """What run.json says of all runs in whose text these letters stand, oldest first; each file is read once.
+        """Return content and folder of all runs in whose run.json a text stands, oldest first.
 
-        Beside 10,000 runs letters that few hold take 0.12 s, reading all as JSON 0.4.
+        Among 10,000 runs a rare text takes 0.12 s, parsing all as JSON 0.4 s.
         """
         runs, letters, found = self.home / "runs", holding.encode(), []
         for name in os.listdir(runs) if runs.is_dir() else ():
             try:
-                with open(f"{runs}/{name}/run.json", "rb", buffering=0, opener=_at_once) as file:
+                with open(f"{runs}/{name}/run.json", "rb", buffering=0, opener=without_waiting) as file:
                     text = file.read()
                 if letters in text:
-                    found.append((_parsed(text), RunFolder(runs / name)))
+                    found.append((parse_info(text), RunFolder(runs / name)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -269,11 +277,11 @@ class Store:
         return sorted(found, key=lambda entry: (entry[0].started, entry[1].name))
 
     def find(self, word: str, beside: RunFolder | None = None) -> RunFolder:
-        """The run of this name, unique beginning of a name, or MLflow id.
+        """Return the run of this name, unique beginning of a name, or MLflow id.
 
-        A run that ended before its first step makes no beginning of a name ambiguous.
-        `last` is the newest training that finished, `best` that with the best primary metric of the experiment of the
-        run `beside`, or of the last. Raises UserError naming the nearest.
+        A run that ended before its first step makes no beginning of a name ambiguous. `last` is the newest training
+        that finished, `best` that with the best primary metric of the experiment of the run `beside`, or of the last.
+        Raises UserError naming the nearest.
         """
         if word == "last":
             return self._finished(word)[-1][1]
@@ -304,7 +312,7 @@ class Store:
         raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
 
     def _finished(self, word: str) -> list[tuple[RunInfo, RunFolder]]:
-        """Trainings that finished, oldest first. Raises UserError, for a run called `word`, where there is none."""
+        """Return trainings that finished, oldest first. Raises UserError, about a run `word`, where there is none."""
         # A run above others, and one that evaluates, has no key: none could be used in its place.
         known = self._known("FINISHED")
         found = [entry for entry in known if entry[0].status == "FINISHED" and entry[0].key]
@@ -313,7 +321,7 @@ class Store:
         return found
 
     def _best(self, beside: RunFolder | None) -> RunFolder:
-        """The finished run with the best primary metric of an experiment."""
+        """Return the finished run with the best primary metric of an experiment."""
         found = self._finished("best")
         experiment = (beside.info() if beside else found[-1][0]).experiment
         folders = {info.run_id: folder for info, folder in found if info.experiment == experiment}
@@ -336,22 +344,21 @@ class Store:
         return folders[(max if highest else min)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
-        """The newest run of a recipe (and hash) that began and is not being trained now, and did not finish.
+        """Return the newest run of a recipe (and hash) that began, did not finish, and is not being trained now.
 
-        What it has left may be being sent just now. One whose process was killed behind its end is among them: it has
-        yet to be promoted, say.
+        One whose process was killed after its end counts: it may have yet to be promoted.
         """
         for info, folder in reversed(self._known(recipe_hash or "")):
             same = info.recipe == recipe_name and recipe_hash in (None, info.recipe_hash)
-            # One that was never to be told to MLflow ended before its first step: refused, or killed at once.
-            began = info.run_id or (folder.path / ENROLMENT).is_file()
+            # One without a file for its MLflow run ended before its first step: refused, or killed at once.
+            began = info.run_id or (folder.path / CREATION).is_file()
             done = info.status == "FINISHED" and not folder.leaving.exists()
             if same and began and not done and not folder.trains():
                 return folder
         return None
 
     def elsewhere(self, recipe_name: str, recipe_hash: str) -> str:
-        """That a run of a recipe is said to go on, on another machine, and what to do if it does not; empty if none."""
+        """Return a sentence about a run of this recipe that is marked as running on another machine; empty if none."""
         for info, folder in reversed(self._known(recipe_hash)):
             same = (info.recipe, info.recipe_hash, info.status) == (recipe_name, recipe_hash, "RUNNING")
             if same and info.host != socket.gethostname() and folder.alive():
@@ -360,14 +367,14 @@ class Store:
         return ""
 
     def finished_with(self, key: str, program: Mapping[str, str] | None = None) -> RunFolder | None:
-        """The newest finished run of this `run_key`, and of this `provenance.program` where one is given."""
+        """Return the newest finished run of this `run_key`, and of this `record.program` where one is given."""
         for info, folder in reversed(self._known(key)):
             if info.key == key and info.status == "FINISHED" and program in (None, info.program):
                 return folder
         return None
 
     def newest_finished(self, experiment: str, before: float) -> RunFolder | None:
-        """The newest run of an experiment that trained before a moment, has finished, and stands beneath no other."""
+        """Return the newest finished training of an experiment that began before a moment and has no parent."""
         for info, folder in reversed(self._known(json.dumps(experiment))):
             whole = info.status == "FINISHED" and info.experiment == experiment and info.parent is None
             if whole and not info.evaluates and info.started < before and folder.recipe.is_file():
@@ -375,18 +382,18 @@ class Store:
         return None
 
     def abandoned(self) -> list[RunFolder]:
-        """Runs said to be RUNNING whose process on this machine is gone."""
+        """Return runs marked as RUNNING whose process on this machine has ended."""
         known = self._known("RUNNING")
         return [folder for info, folder in known if info.status == "RUNNING" and not folder.alive()]
 
     def unsent(self) -> list[RunFolder]:
-        """Runs that are over and ended with something that MLflow had yet to get."""
+        """Return runs that are over and ended with something that was not in MLflow."""
         known = self._known('"unsent": true')
         return [folder for info, folder in known if info.unsent and info.status != "RUNNING" and not folder.alive()]
 
 
 def _registered(client: Any, word: str) -> str:
-    """The id of the LoggedModel behind `NAME@ALIAS` or `NAME/VERSION` of the registry; another word as it is."""
+    """Return the id of the LoggedModel behind `NAME@ALIAS` or `NAME/VERSION` of the registry; another word as it is."""
     name, at, alias = word.rpartition("@")
     if at:
         version = client.get_model_version_by_alias(name, alias)
@@ -398,14 +405,14 @@ def _registered(client: Any, word: str) -> str:
 
 
 def _plain_id(word: str, uri: str, shown: str) -> str:
-    """An id that can be the name of a folder: a server could give any."""
+    """Return an id that can be the name of a folder. Raises UserError: a server could give any."""
     if not re.fullmatch(r"\w[\w.-]*", word):
         raise UserError(uri, f"{shown} calls that model {word!r}"[:300], "an id of letters and digits")
     return word
 
 
 def _models(client: Any) -> list[tuple[str, str]]:
-    """Id and description of the newest LoggedModels."""
+    """Return id and description of the newest LoggedModels."""
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     newest = [{"field_name": "creation_timestamp", "ascending": False}]
     models = client.search_logged_models(experiments, max_results=100, order_by=newest) if experiments else []
@@ -435,14 +442,14 @@ def _home() -> Path:
 
 @functools.cache
 def _check_server(uri: str, shown: str) -> None:
-    """Refuse a server that cannot keep what a run has to tell. One that does not say its version is taken as it is."""
+    """Raise UserError for a server too old for LoggedModels. One that does not say its version is accepted."""
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
     version = ""
     try:
         answer = http_request(get_default_host_creds(uri), "/version", "GET", max_retries=0)
-        version = answer.text.strip() if answer.status_code == 200 else ""
+        version = answer.text.strip() if answer is not None and answer.status_code == 200 else ""
     except Exception as error:
         if not is_refusal(error):
             raise
@@ -452,7 +459,7 @@ def _check_server(uri: str, shown: str) -> None:
 
 
 def _has_whole_address(uri: str) -> bool:
-    """Whether host and port of an address can be told apart; not where a password holds such a sign as / or #."""
+    """Return True where host and port of an address can be parsed; not where a password holds / or #."""
     try:
         return urlsplit(uri).port != 0
     except ValueError:
@@ -460,7 +467,7 @@ def _has_whole_address(uri: str) -> bool:
 
 
 def _check_reachable(uri: str, shown: str) -> None:
-    """Ask a database server once: MLflow itself would try for most of an hour."""
+    """Connect to a database server once: MLflow itself would try for most of an hour. Raises UserError."""
     settle_mlflow()
     parts = urlsplit(uri)
     try:
@@ -482,5 +489,5 @@ def _check_reachable(uri: str, shown: str) -> None:
 
 
 def _warn_of_network(folder: Path) -> None:
-    if _NETWORK.match(kind := _disk(folder)):
-        _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, _ELSEWHERE)
+    if NETWORK_DISK.match(kind := file_system(folder)):
+        _log.warning("%s is on a network file system (%s), where SQLite is not safe; %s", folder, kind, ELSEWHERE)

@@ -1,7 +1,7 @@
-"""What runs have recorded and MLflow has not got, sent later: `trainkit sync`.
+"""Upload later what runs could not: `trainkit sync`.
 
-A run sends by itself while it goes on, and for 30 s after its end. What it could not, as a server was away, lies in its
-folder: a journal whose rows have their times already, so that MLflow keeps each of them once however often it gets it.
+A run uploads by itself while it goes on, and for 30 s after its end. The rest, as after an outage of a server, lies in
+its folder: a journal whose rows have their times already, so that MLflow keeps each once however often it is sent.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from trainkit.tracking.uploader import send_left
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one run."""
+    """Result for one run."""
 
     run: str
     status: str
-    """Of the run, as it is in MLflow now, or as its folder says where it was left as it is."""
+    """Of the run, as in MLflow now, or as in its folder where nothing was sent."""
     values: int = 0
     """Metric values that were sent; MLflow may have had some of them."""
     others: int = 0
     """Files, tags, data sets and models that were sent."""
     note: str = ""
-    """Why nothing was sent, where there is nothing to mend."""
+    """Why nothing was sent, where that is no problem."""
     problem: str = ""
-    """Why nothing was sent, where there is."""
+    """Why nothing was sent, where it is one."""
 
 
 def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, over: bool = False) -> Iterator[Synced]:
-    """Send what runs that are over have left: of those given, else of all of the store that have something.
+    """Upload what finished runs have left: the given ones, else all of the store that have something.
 
     With `whole` everything in their journals goes again, as after MLflow's database was restored from an older copy.
-    With `over` a run of another machine that is said to be going on is taken to be over: it was killed. Yields each run
-    as it is done; raises UserError when the store does not answer.
+    With `over` a run of another machine that is marked as running counts as killed. Yields each run as it is done;
+    raises UserError when the store does not answer.
     """
     client = None
     for folder in runs or store.runs():

@@ -1,11 +1,11 @@
-"""What happened, told to MLflow: a journal on disk first, and one thread behind it that sends.
+"""Track a run: a journal on disk first, and one thread behind it that uploads to MLflow.
 
 Training never waits for the store. `log` writes a line of the journal; files, tags and models wait in `<run>/outbox/`.
-The sender reads from there, in batches of up to 1000 metrics every few seconds, tries again when the store is away, and
-notes in `<run>/sent.json` how far it came. What could not be sent by the end stays on disk; `send_rest` sends it later.
+The uploader reads from there, in batches of up to 1000 metrics every few seconds, tries again when the store is
+unavailable, and writes its progress to `<run>/sent.json`. The rest stays on disk; `send_rest` uploads it later.
 
-Own calls of MlflowClient with the run's id: MLflow's fluent API is per thread, starts runs on its own and ends crashed
-ones as FINISHED; Accelerate's tracker, built on it, drops tensors and numpy numbers.
+The client is called with the run's id: MLflow's fluent API is per thread, starts runs on its own and ends crashed ones
+as FINISHED; Accelerate's tracker, built on it, drops tensors and numpy numbers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.journal import Journal, Replay
 from trainkit.tracking.mlflow_errors import Away, reason
-from trainkit.tracking.run_folder import ENROLMENT, RunFolder
+from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.system.sampler import Sampler
-from trainkit.tracking.upload_queue import Outbox
-from trainkit.tracking.uploader import Sender, send_left
+from trainkit.tracking.upload_queue import UploadQueue
+from trainkit.tracking.uploader import Uploader, send_left
 
 if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
     from trainkit.tracking.system.reading import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -63,29 +65,29 @@ class Tracker:
     def __init__(self, folder: RunFolder, store: Store, *, waits: bool):
         self.folder = folder
         self._journal = Journal(folder.journal)
-        self._outbox = Outbox(folder, store, self._journal)
-        self._sender = Sender(store, self._outbox, waits=waits)
+        self._queue = UploadQueue(folder, store, self._journal)
+        self._uploader = Uploader(store, self._queue, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
         self._whole = True
         self.hurried: Callable[[], bool] = lambda: False
-        """Whether the machine goes away: then what the store does not take within seconds is left for later."""
+        """Returns True where the machine is about to go away: the upload then ends within seconds."""
         self._names: Set[str] = set()
         """Of the last line, which were checked."""
-        self._logged, self._wakes_at = 0, 1  # the first line releases a sender that waits for it
+        self._logged, self._wakes_at = 0, 1  # the first line releases an uploader that waits for it
         self._pid = os.getpid()
 
     @property
     def run_id(self) -> str | None:
-        """Id of the run in MLflow; None while MLflow has yet to be told of it."""
-        return self._outbox.run_id
+        """Id of the run in MLflow; None while it is not there yet."""
+        return self._queue.run_id
 
     @property
     def remains(self) -> str:
-        """Of a run that has ended what is left of it, and the command that sends it; empty where all was sent."""
+        """Sentence with the command that uploads the rest of a run that has ended; empty where all was uploaded."""
         if self._whole:
             return ""
-        return f"{self._sender.where} has not got all of it; what is left goes by: trainkit sync {self.folder.name}"
+        return f"{self._uploader.where} has not got all of it; what is left goes by: trainkit sync {self.folder.name}"
 
     @classmethod
     def start(
@@ -104,50 +106,38 @@ class Tracker:
         higher_is_better: bool = True,
         system_metrics_every: float = 10.0,
     ) -> Tracker:
-        """Claim the folder, make the MLflow run (or continue it), and begin sending.
+        """Claim the folder, create the MLflow run (or continue it), and begin to upload.
 
-        `params` may be nested; names that look secret are hidden. `parent` is the name of the run that this one belongs
-        to, or its MLflow id. `note`, `primary_metric` and `higher_is_better` describe the experiment.
-        `system_metrics_every` is in seconds, 0 for never. With `resume` nothing is sent before `cut_back` or the first
-        `log`. Where the store is away the run begins all the same, which a line says: all of it is sent later. Raises
-        UserError when the folder is in use, and where the store refuses what will not pass by itself.
+        `params` may be nested; names that look secret are hidden. `parent` is the name of the parent run, or its MLflow
+        id. `note`, `primary_metric` and `higher_is_better` describe the experiment. `system_metrics_every` is in
+        seconds, 0 for never. With `resume` nothing is uploaded before `cut_back` or the first `log`. Where the store is
+        unavailable the run begins all the same, with a warning. Raises UserError when the folder is in use, and for
+        errors of the store that do not pass by themselves.
         """
         folder.claim()
-        tracker = client = before = None
+        tracker = before = None
         try:
             # A damaged journal is refused before anything is changed.
             tracker = cls(folder, store, waits=resume)
             before = mlflow_run.read(folder) if resume else None
-            told = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
-            told.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
-            mlflow_run.Enrolment(
-                experiment,
-                run_name,
-                flatten(params),
-                _clean(told),
-                note,
-                primary_metric,
-                higher_is_better,
-                parent or folder.info().parent,
-                (before.resumed if before else 0) + 1 if resume else 0,
-            ).write(folder)
+            about = {**origin(), **place(), "trainkit.run": folder.name, "trainkit.folder": str(folder.path)}
+            about.update({key: _scalar_text(value) for key, value in (tags or {}).items()})
+            parent = parent or folder.info().parent
+            resumed = (before.resumed if before else 0) + 1 if resume else 0
+            mlflow_run.RunCreation(
+                experiment, run_name, flatten(params), _clean(about), note, primary_metric, higher_is_better, parent,
+                resumed,
+            ).write(folder)  # fmt: skip
             folder.update(
                 experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,
-                parent=parent or folder.info().parent,
+                parent=parent,
             )  # fmt: skip
-            try:
-                client = store.client()
-                with store.asking():
-                    tracker._outbox.enrol(client)
-            except Away as away:
-                client = None
-                said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
-                _log.warning(said, store.shown, reason(away)[0], folder.path)
+            client = tracker._connected(store)
         except BaseException:
             with contextlib.suppress(OSError, UserError):
                 if not resume:
                     folder.update(status="FAILED")
-                    (folder.path / ENROLMENT).unlink(missing_ok=True)
+                    (folder.path / CREATION).unlink(missing_ok=True)
                 elif before is not None:
                     before.write(folder)
                 if tracker is not None:
@@ -155,20 +145,35 @@ class Tracker:
             folder.release()
             raise
         if resume:
-            tracker._outbox.forget_end()
-        tracker._sender.begin(client)
-        if system_metrics_every > 0:
-            tracker._sampler = Sampler(tracker._journal, system_metrics_every, folder.path)
-            tracker._sampler.start()
-        atexit.register(tracker._at_exit)
+            tracker._queue.drop_end()
+        tracker._begin(client, system_metrics_every)
         return tracker
+
+    def _begin(self, client: MlflowClient | None, system_metrics_every: float) -> None:
+        self._uploader.begin(client)
+        if system_metrics_every > 0:
+            self._sampler = Sampler(self._journal, system_metrics_every, self.folder.path)
+            self._sampler.start()
+        atexit.register(self._at_exit)
+
+    def _connected(self, store: Store) -> MlflowClient | None:
+        """Create the MLflow run; returns the client, None where the store is unavailable, which is logged."""
+        try:
+            client = store.client()
+            with store.asking():
+                self._queue.ensure_run(client)
+            return client
+        except Away as away:
+            said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
+            _log.warning(said, store.shown, reason(away)[0], self.folder.path)
+            return None
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Record values of one step: Python and numpy numbers, arrays and tensors of one element.
 
         Raises ValueError for a name outside `METRIC_NAME` and for what is no real number.
         """
-        # The caches hold the network and none of this: each call costs microseconds, whatever can be is done later.
+        # The processor's caches hold the network and none of this: whatever can be is done later.
         values = dict(metrics)
         if (
             values.keys() != self._names
@@ -181,10 +186,10 @@ class Tracker:
         self._logged += 1
         if self._logged >= self._wakes_at:
             self._logged, self._wakes_at = 0, _WAKE_LINES
-            (self._sender.wake if self._sender.released.is_set() else self._sender.released).set()
+            (self._uploader.wake if self._uploader.released.is_set() else self._uploader.released).set()
 
     def once(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
-        """Record values that a run has once, as `log` does, where it has none yet; returns the names of those."""
+        """Record values that a run has once, as `log` does, unless it has them; returns the new names."""
         known = self._journal.names() if metrics else set()
         new = {name: value for name, value in metrics.items() if name not in known}
         if new:
@@ -197,47 +202,47 @@ class Tracker:
         return step, values
 
     def event(self, step: int, name: str, data: Any = None) -> None:
-        """Record in the journal that something happened; `data` is anything JSON holds."""
+        """Record an event in the journal; `data` is anything JSON holds."""
         self._journal.event(_step(step), name, data)
 
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
-        """The load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
+        """Return the load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
         return self._sampler.readings(since) if self._sampler else ()
 
     def unreadable(self) -> dict[str, str]:
-        """Fields of these readings that cannot be had on this machine, and why."""
+        """Return fields of these readings that cannot be read on this machine, and why."""
         return self._sampler.absent() if self._sampler else {}
 
     def position(self) -> int:
-        """Where the journal ends now, which belongs in a checkpoint; `commit` before that is on the disk."""
+        """Return the end of the journal in bytes, for a checkpoint; `commit` before that is on the disk."""
         return self._journal.position
 
     def commit(self) -> int:
-        """Put the journal, and what waits to be sent, on the disk for good; returns the position of the former.
+        """Sync the journal and the upload queue to the disk; returns the position of the former.
 
         Raises OSError when the disk refuses.
         """
-        self._outbox.commit()
+        self._queue.commit()
         return self._journal.commit()
 
     def cut_back(self, position: int) -> Replay:
-        """Go back to a checkpoint: drop what the journal has behind `position`; the same values will be logged again.
+        """Cut the journal to the `position` of a checkpoint; the same values will be logged again.
 
-        Returns the dropped part, in which decisions that hung on the clock are found. Raises UserError when the journal
+        Returns the part that was cut off, with the events that hung on the clock. Raises UserError when the journal
         does not reach `position`. To be called after `start(resume=True)` and before the first `log`.
         """
-        self._outbox.acknowledge(min(position, self._outbox.acknowledged))
+        self._queue.acknowledge(min(position, self._queue.acknowledged))
         replay = self._journal.cut_back(position)
-        self._sender.released.set()
+        self._uploader.released.set()
         return replay
 
     def tags(self, values: Mapping[str, Any]) -> None:
         """Set tags of the run."""
-        self._outbox.put({"kind": "tags", "tags": _clean(values)})
+        self._queue.put({"kind": "tags", "tags": _clean(values)})
 
     def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
-        """Have MLflow show a run that has ended, by its name, beneath this one, and set tags of it."""
-        self._outbox.put({"kind": "beneath", "run": run, "tags": _clean(values or {})})
+        """Make this run the parent of one that has ended, by its name, and set tags of that."""
+        self._queue.put({"kind": "beneath", "run": run, "tags": _clean(values or {})})
 
     def artifact_text(self, path: str, text: str) -> None:
         """Keep a text as a file of the run, at `path` among its artifacts. Secrets in it are hidden."""
@@ -279,23 +284,14 @@ class Tracker:
         self._file(path, lambda out: _write_table(out, columns))
 
     def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
-        """Note a data set that went in: `context` is train, val or test, `size` its number of samples.
+        """Record a data set of the run: `context` is train, val or test, `size` its number of samples.
 
         A `name` that only repeats the context is replaced by the end of `source`.
         """
         if name == context:
             name = "/".join(PurePosixPath(without_secrets(str(source))).parts[-2:]) or name
-        self._outbox.put(
-            {
-                "kind": "dataset",
-                "name": name[:500],
-                "context": context,
-                "digest": digest[:_DIGEST_CHARS],
-                "whole_digest": digest,
-                "source": without_secrets(str(source)),
-                "size": int(size),
-            }
-        )
+        job = {"kind": "dataset", "name": name[:500], "context": context, "digest": digest[:_DIGEST_CHARS]}
+        self._queue.put({**job, "whole_digest": digest, "source": without_secrets(str(source)), "size": int(size)})
 
     def model(
         self,
@@ -310,17 +306,17 @@ class Tracker:
         words = {key: without_secrets(_scalar_text(value)) for key, value in (tags or {}).items()}
         job = {"kind": "model", "name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
         job["metrics"] = {key: value if math.isfinite(value) else str(value) for key, value in values.items()}
-        self._outbox.put(job, Path(path).name, lambda out: _link(Path(path), out))
+        self._queue.put(job, Path(path).name, lambda out: _link(Path(path), out))
 
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
-        """Wait until all that was recorded is in the store, at most `timeout` seconds; says whether it is."""
-        self._sender.released.set()
-        return self._sender.drain(timeout, self.hurried, _STOP_SECONDS)
+        """Wait until all that was recorded is in the store, at most `timeout` seconds; returns True if it is."""
+        self._uploader.released.set()
+        return self._uploader.drain(timeout, self.hurried, _STOP_SECONDS)
 
     def finish(self, status: Status, error: BaseException | str | None = None) -> None:
-        """End the run: send what is left, and set its status. Harmless when repeated.
+        """End the run: upload the rest, and set its status. Harmless when repeated.
 
-        Sending is given 30 s, 4 s where the run is told to stop: who told it waits. The rest stays on the disk.
+        The upload takes at most 30 s, 4 s for a run that was stopped. What is left then stays on the disk.
         """
         if status not in ("FINISHED", "FAILED", "KILLED"):
             raise ValueError(f"status {status!r} is not FINISHED, FAILED or KILLED")
@@ -330,7 +326,7 @@ class Tracker:
         atexit.unregister(self._at_exit)
         if self._sampler:
             self._sampler.stop()
-        for part in (self._end, self._tell):
+        for part in (self._write_end, self._queue_end):
             try:
                 part(status, error)
             except (OSError, UserError) as failure:
@@ -338,9 +334,9 @@ class Tracker:
         self._whole = self.flush(_STOP_SECONDS if status == "KILLED" else _FINISH_SECONDS)
         if not self._whole:
             left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
-            _log.warning(left, self.folder.name, self._sender.where, self.folder.path, self.folder.name)
-        self._sender.stop()
-        if lost := self._outbox.lost():
+            _log.warning(left, self.folder.name, self._uploader.where, self.folder.path, self.folder.name)
+        self._uploader.stop()
+        if lost := self._queue.unwritten():
             _log.warning("run %s: the disk did not take, and nothing has now: %s", self.folder.name, few(lost))
         try:
             self._journal.close()
@@ -350,25 +346,20 @@ class Tracker:
             _log.warning("run %s: %s", self.folder.name, failure)
         self.folder.release()
 
-    def _end(self, status: Status, error: BaseException | str | None) -> None:
-        # In one write with the status: whoever finds the run knows that something may be left.
+    def _write_end(self, status: Status, error: BaseException | str | None) -> None:
+        # `unsent` in one write with the status: the next process knows that something may be left.
         self.folder.update(status=status, last_step=self._journal.last_step, unsent=True)
         self._journal.commit()
 
-    def _tell(self, status: Status, error: BaseException | str | None) -> None:
-        """Let MLflow know: the end itself last, whatever of the rest cannot be written."""
+    def _queue_end(self, status: Status, error: BaseException | str | None) -> None:
         try:
-            self._tell_error(error)
-        finally:
-            self._outbox.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
-            self._outbox.commit()
-
-    def _tell_error(self, error: BaseException | str | None) -> None:
-        if error is not None:
-            text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
-            short = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-            self.tags({"trainkit.error": short})
-            self.artifact_text("error.txt", text)
+            if error is not None:
+                self.tags({"trainkit.error": error if isinstance(error, str) else f"{type(error).__name__}: {error}"})
+                whole = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+                self.artifact_text("error.txt", whole)
+        finally:  # even where the error cannot be written
+            self._queue.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
+            self._queue.commit()
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -379,7 +370,7 @@ class Tracker:
         if where.is_absolute() or ".." in where.parts or not where.name:
             raise ValueError(f"artifact path {path!r} is not a plain relative path")
         parent = str(where.parent) if where.parent.parts else None
-        self._outbox.put({"kind": "artifact", "folder": parent}, where.name, write)
+        self._queue.put({"kind": "artifact", "folder": parent}, where.name, write)
 
 
 class Silent:
@@ -461,7 +452,7 @@ class Silent:
 
 
 def send_rest(folder: RunFolder, store: Store) -> None:
-    """Send what a run that is over could not send. Raises UserError when it is in use or the store does not answer."""
+    """Upload the rest of a finished run. Raises UserError when it is in use or the store does not answer."""
     with folder.sending(_FINISH_SECONDS):
         client = store.client()
         with store.asking():
@@ -469,7 +460,7 @@ def send_rest(folder: RunFolder, store: Store) -> None:
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:
-    """Nested settings as dotted names and text, as MLflow takes them; secrets hidden, values as in JSON."""
+    """Flatten nested settings to dotted names and text, as MLflow takes them; secrets hidden, values as in JSON."""
     flat: dict[str, str] = {}
     for name, value in _leaves("", params):
         # No slashes: MLflow refuses those that would not be a plain path.
@@ -493,9 +484,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _clean(values: Mapping[str, Any]) -> dict[str, str]:
-    """Tags as MLflow takes them, without secrets."""
-    said = {k: HIDDEN if is_secret_name(k) else without_secrets(_scalar_text(v)) for k, v in values.items()}
-    return {key: value[:_TAG_CHARS] for key, value in said.items()}
+    """Convert tags to text as MLflow takes it, without secrets."""
+    texts = {k: HIDDEN if is_secret_name(k) else without_secrets(_scalar_text(v)) for k, v in values.items()}
+    return {key: value[:_TAG_CHARS] for key, value in texts.items()}
 
 
 def _scalar_text(value: Any) -> str:
@@ -570,8 +561,8 @@ def _write_small(out: Path, png: io.BytesIO) -> None:
     from PIL import Image
 
     with Image.open(png) as picture:
-        # What the page shows until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall
-        # pictures would be narrow, so it is the width that is held.
+        # For the page until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall pictures
+        # would be narrow, so the width is limited.
         picture = picture.convert("RGB")
         picture.thumbnail((600, 1800))
         picture.save(out)

@@ -1,4 +1,4 @@
-"""Which evaluation was the best, whether scores still improve, and whether a network is better than guessing."""
+"""Keep the list of the best evaluations, count patience, and refuse a network that only guesses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Scores
-from trainkit.training.state import State
+from trainkit.training.state import TrainState
 
 
-def enter(state: State, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
+def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
     """Enter an evaluation in the list of the best and in the count of patience: whether it leads, and is among them.
 
     Raises UserError when the recipe names a metric that this evaluation does not give.
@@ -80,7 +80,7 @@ def best_weights(run: Path) -> Path:
     They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
     was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
     """
-    from trainkit.checkpoint import storage
+    from trainkit.checkpoint import storage, verification
 
     newest, refused = storage.newest_valid(run / "checkpoints")
     if newest is None:
@@ -96,7 +96,7 @@ def best_weights(run: Path) -> Path:
         try:
             if not file.parent.is_dir():
                 raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted
-            storage.check_file(file)
+            verification.check_file(file)
             return file
         except UserError as error:
             refused.append(f"{error.where}: {error.found}")

@@ -1,18 +1,27 @@
-"""Score a network on a split."""
+"""Score a network on a split, and run the evaluations of a recipe."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Machine
 from trainkit.distributed.stop_signal import Stop, Stopped
-from trainkit.interfaces import Rows, Scores, Split, Task
-from trainkit.training import out_of_memory
+from trainkit.interfaces import Opened, Rows, Scores, Split, Task
+from trainkit.training import best, out_of_memory
+from trainkit.training import plan as planning
+from trainkit.training.checkpointer import Checkpointer
+from trainkit.training.model import Model
+from trainkit.training.out_of_memory import MicroBatching
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
 
 
 @torch.no_grad()
@@ -31,10 +40,6 @@ def evaluate(
         with machine.accelerator.autocast():
             predicted = task.predict(net, batch)
         return {"index": index, **{key: value.float() for key, value in predicted.items()}}
-
-    def score() -> Scores:
-        with stop.at_once():
-            return task.score(rows, split)
 
     stop, was_training = stop or Stop(), net.training
     net.eval()
@@ -55,24 +60,33 @@ def evaluate(
     finally:
         net.train(was_training)
         machine.reshard(net)
-    gathered = {key: machine.gather(value) for key, value in own.items()}
+    rows, samples = _ordered({key: machine.gather(value) for key, value in own.items()}, split)
+
+    def score() -> Scores:
+        with stop.at_once():
+            return task.score(rows, split)
+
+    scores = machine.lead(score)
+    scores.samples = samples
+    return scores
+
+
+def _ordered(gathered: Rows, split: Split) -> tuple[Rows, int]:
+    """Return rows by sample, without padding, and how many; raises RuntimeError unless each sample has one."""
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
         raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
-    rows = {key: value[order].cpu() for key, value in gathered.items()}
-    scores = machine.lead(score)
-    scores.samples = len(order)
-    return scores
+    return {key: value[order].cpu() for key, value in gathered.items()}, len(order)
 
 
 @torch.no_grad()
-def _trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> float:
-    """Seconds that an evaluation will take, from its first batch, read twice.
+def trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> float:
+    """Return the seconds that an evaluation will take, from its first batch, read twice.
 
     A mistake in an evaluation shows here, before training, and not after the first epoch.
     """
-    was_training = net.training
+    began, was_training = time.perf_counter(), net.training
     net.eval()
     batches = list(loading.every_sample(split, batch_size, machine.world, machine.rank))
     for _ in range(2):
@@ -84,3 +98,110 @@ def _trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: M
     net.train(was_training)
     machine.reshard(net)
     return (time.perf_counter() - began) * len(batches)
+
+
+class Evaluator:
+    """Runs evaluations of the recipe, logs their scores, and saves a checkpoint that is among the best so far."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Opened,
+        model: Model,
+        state: TrainState,
+        checkpoints: Checkpointer,
+        memory: MicroBatching,
+        machine: Machine,
+        logger: RunLogger,
+        stop: Stop,
+    ):
+        self._recipe, self._model, self._state = recipe, model, state
+        self._checkpoints, self._memory = checkpoints, memory
+        self._machine, self._logger, self._stop = machine, logger, stop
+        self.splits = planning.evaluated(recipe, data)
+        self.costs: dict[str, float] = {}
+        """Seconds that each evaluation will take, as far as its first batch tells."""
+        self.at: dict[str, int] = {}
+        """The step at which each evaluation was run last, in this process."""
+        self.curves: dict[str, dict[str, Any]] = {}
+        """Curves of the last evaluation of each network, by evaluation and network."""
+        self.rows: dict[str, dict[str, Any]] = {}
+        """Per-sample columns of the last evaluations, by `best.kept_rows`."""
+
+    def measure_costs(self) -> dict[str, float]:
+        """Return the seconds that each evaluation will take, from its first batch; also kept as `costs`."""
+        task, bare, machine = self._recipe.task, self._model.bare, self._machine
+
+        def timed(split: Split) -> Callable[[int], float]:
+            return lambda size: trial(task, bare, split, size, machine)
+
+        costs = {name: self._memory.evaluate(name, bare, timed(split)) for name, split in self.splits.items()}
+        networks = 1 if self._model.ema is None else 2
+        self.costs = {name: seconds * networks for name, seconds in machine.share(costs).items()}
+        return self.costs
+
+    def score(self, module: nn.Module, name: str) -> Scores:
+        """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
+        task, split, machine, stop = self._recipe.task, self.splits[name], self._machine, self._stop
+        return self._memory.evaluate(name, module, lambda size: evaluate(task, module, split, size, machine, stop))
+
+    def score_frozen(self) -> None:
+        """Score frozen networks on the first evaluation. Raises UserError where one that is trusted only guesses."""
+        parts = self._model.parts
+        for name, module in parts.frozen.items() if self.splits else ():
+            self._logger.clock.to("eval")
+            first = next(iter(self.splits))
+            scores = self.score(module, first)
+            self._logger.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
+            self.curves.setdefault(first, {})[name] = scores.curves
+            if name in parts.trusted:
+                best.refuse_chance(name, first, scores)
+                if not scores.chance:
+                    self._logger.say(f"{name}: {first} is too small to tell it from guessing")
+
+    def run(self, names: Iterable[str]) -> list[str]:
+        """Run evaluations, log their scores, and save a checkpoint if one is among the best so far.
+
+        Told to stop, it leaves off, and returns the names of those that are yet to be run.
+        """
+        better, names = False, list(names)
+        for number, name in enumerate(names):
+            began = time.perf_counter()
+            try:
+                scored = self._score_all(name)
+            except Stopped:
+                return names[number:]
+            better = self._enter(name, scored, began) or better
+        if better:  # after the last of them: a run resumed from here does not run them again
+            self._checkpoints.save(again=True)
+        return []
+
+    def _score_all(self, name: str) -> dict[str, Scores]:
+        """Score the weights as they are and, where there is one, their average; by the title of the scores."""
+        self._logger.clock.to("eval")
+        bare, ema = self._model.bare, self._model.ema
+        scored = {name: self.score(bare, name)}
+        if ema is not None:
+            self._checkpoints.wait_for_copies("eval")
+            with ema.swapped(bare):
+                scored[f"{name}/ema"] = self.score(bare, name)
+        return scored
+
+    def _enter(self, name: str, scored: dict[str, Scores], began: float) -> bool:
+        """Log scores and enter them in the list of the best; returns whether they are among those."""
+        state, logger = self._state, self._logger
+        logger.clock.to("log")
+        metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
+        seconds, elapsed = self._machine.share((time.perf_counter() - began, state.total_elapsed(logger.clock)))
+        state.events.gates[f"evaluate.{name}"].took(seconds, elapsed)
+        leads, entered = False, False
+        if state.entered.get(name) != state.step:  # else that was before the run was interrupted
+            leads, entered = best.enter(state, self._recipe, name, metrics)
+            state.entered[name] = state.step
+        logger.scored(state.step, name, scored, metrics, seconds, leads, elapsed)
+        self.at[name] = state.step
+        state.final.update(metrics)
+        self.rows |= best.kept_rows(self._recipe, name, scored)
+        titles = {name: "this run", f"{name}/ema": "averaged weights"}
+        self.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
+        return entered

@@ -1,6 +1,6 @@
-"""What is due at which step: evaluations, log lines and checkpoints, each with its gate.
+"""Decide what is due at which step: evaluations, log lines and checkpoints, each with its gate.
 
-Between two events the loop pays one comparison, `step >= agenda.next`. A gate that looks at the clock is decided on
+Between two events the loop pays one comparison, `step >= events.next`. A gate that looks at the clock is decided on
 rank 0, shared, and written to the journal; a resumed run repeats the decisions it finds there, but for when it saves.
 """
 
@@ -16,7 +16,7 @@ Decision = tuple[bool, int]
 """Whether the event happens, and the step at which to ask again."""
 
 
-class Agenda:
+class EventSchedule:
     """The gates of a run, by name (`log`, `checkpoint`, `evaluate.lfw`), in the order in which events are held."""
 
     def __init__(
@@ -61,13 +61,13 @@ class Agenda:
         return happening
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Events that `ask` named and that were not held after all: they are due again."""
+        """Make events due again that `ask` named and that were not held after all."""
         for name in names:
             self.gates[name].due, self.gates[name].last = self._before[name]
         self._look()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the gates."""
+        """Return what a checkpoint keeps of the gates."""
         return {name: [g.due, g.spent, g.cost, g.last] for name, g in self.gates.items() if g.REPEATED}
 
     def restore(self, state: Mapping[str, Any]) -> None:

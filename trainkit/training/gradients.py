@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from trainkit.config.schema import Optim
 from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
+from trainkit.tensors import foreach_mul_, total
 from trainkit.training import optimizer as optim
 from trainkit.training.plan import Plan
 
 
-def _finish_gradients(
+def finish_gradients(
     machine: Machine,
     params: Mapping[str, nn.Parameter],
     plan: Plan,
     losses: list[Loss],
     settings: Optim,
-    apart: bool = False,
+    local: bool = False,
 ) -> Tensor:
     """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
 
-    `apart`: they are those of each process, and averaged here.
+    `local`: they are those of each process, and averaged here.
     """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
         optim.refuse_idle(params)
-    if apart:
+    if local:
         machine.average(grads)
     if machine.accelerator.scaler is not None:
         machine.accelerator.unscale_gradients()
-    weight = sum(loss.weight for loss in losses)
+    weight = total(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
-        torch._foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
+        foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
     elif weight != plan.batch_size / plan.world:
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = optim.total_norm(grads)

@@ -11,7 +11,7 @@ from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
 
 
-class Tally:
+class LossMeter:
     """Running sums of one process since the last log line. Part of a checkpoint: a line may span an interruption."""
 
     def __init__(self, machine: Machine):
@@ -70,7 +70,7 @@ class Tally:
 
     @staticmethod
     def divided(states: list[dict[str, Any]], processes: int) -> dict[str, Any]:
-        """What the states of all processes come to for each of another number of them."""
+        """Divide the states of all processes among another number of them."""
         norms = [state["norm"] for state in states]
         whole: dict[str, Any] = {"norm": norms[0], "batches": max(1, sum(s["batches"] for s in states) // processes)}
         if not any(state["batches"] for state in states):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,21 +18,19 @@ from torch import Tensor
 from trainkit.config.schema import Spikes
 from trainkit.distributed.runtime import Machine
 from trainkit.interfaces import Loss
-from trainkit.training.async_scalar import Late
-from trainkit.training.rollback import Trouble
-
-if TYPE_CHECKING:
-    from trainkit.training.run_logger import Witness
-    from trainkit.training.state import State
+from trainkit.tensors import total
+from trainkit.training.guards import Pending, Rollback, Update
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
 
 _LEAST = 0.02
 """Deviations are taken to be at least so large: of a loss that hardly moves every twitch would be a spike."""
 
 
 def deviations(loss: float, before: Sequence[float]) -> float:
-    """How many deviations a loss stands above the median of those before; on a linear scale where one is not positive.
+    """Return how many deviations a loss stands above the median of those before; NaN where it is not finite.
 
-    NaN where the loss is not finite.
+    On a linear scale where one of them is not positive.
     """
     if not math.isfinite(loss):
         return math.nan
@@ -44,41 +41,38 @@ def deviations(loss: float, before: Sequence[float]) -> float:
     return float((values[-1] - middle) / max(spread, _LEAST))
 
 
-class Detector:
-    """What looks at the loss of every update, one step late; its window is part of the state of a run."""
+class LossSpikeGuard:
+    """Looks at the loss of every step; the losses it compares with are part of the state of a run."""
 
-    def __init__(self, settings: Spikes | None, state: State, machine: Machine, run: Witness):
-        self._settings, self._state, self._machine, self._run = settings, state, machine, run
-        self._late = Late()
+    def __init__(self, settings: Spikes, state: TrainState, machine: Machine, logger: RunLogger):
+        self._settings, self._state, self._machine, self._logger = settings, state, machine, logger
+        self._pending = Pending()
 
-    def turn(self, losses: list[Loss], step: int) -> Trouble | None:
-        """Hand in the losses of an update; returns what the one before it asks for."""
-        if self._settings is None:
-            return None
-        found = self.look()
-        self._late.turn(self._mean(losses), step)
-        return found
+    def observe(self, update: Update) -> None:
+        """Take in the losses of a step."""
+        self._pending.add(self._mean(update.losses), update.step)
 
-    def look(self) -> Trouble | None:
-        """What the update handed in last asks for; waits for its loss alone."""
-        told = self._late.look()
-        self._late.clear()
-        return None if told is None else self._judged(*told)
+    def verdict(self, wait: bool) -> Rollback | None:
+        """Judge the steps before the last one; with `wait` the last one too."""
+        for step, loss in self._pending.take(wait):
+            if (rollback := self._judge(step, loss)) is not None:
+                return rollback
+        return None
 
-    def clear(self) -> None:
-        """Forget what was handed in last."""
-        self._late.clear()
+    def reset(self) -> None:
+        """Forget steps that are not judged yet."""
+        self._pending.clear()
 
     def _mean(self, losses: list[Loss]) -> Tensor | float:
-        """The loss of an update, the same on all processes."""
-        total, weight = sum(loss.sum for loss in losses), sum(loss.weight for loss in losses)
+        """Return the loss of a step, the same on all processes."""
+        whole, weight = total(loss.sum for loss in losses), total(loss.weight for loss in losses)
         if self._machine.at_once and self._machine.world == 1:
-            return float(total) / float(weight) if float(weight) else math.nan
-        weight = weight.double() if isinstance(weight, Tensor) else torch.full_like(total, weight, dtype=torch.double)
-        total, weight = self._machine.sum(torch.stack([total.double(), weight]))
-        return total / weight
+            return float(whole) / float(weight) if float(weight) else math.nan
+        given = torch.as_tensor(weight, dtype=torch.double, device=self._machine.device)
+        both = self._machine.sum(torch.stack([torch.as_tensor(whole).double(), given]))
+        return both[0] / both[1]
 
-    def _judged(self, step: int, loss: float) -> Trouble | None:
+    def _judge(self, step: int, loss: float) -> Rollback | None:
         settings, state = self._settings, self._state
         away = deviations(loss, state.losses) if len(state.losses) >= settings.window else 0.0
         was, state.spiking = state.spiking, away > settings.deviations
@@ -88,8 +82,8 @@ class Detector:
             return None
         why = f"the loss is {loss:.4g}, {away:.1f} deviations above the median of the {settings.window} updates before"
         if settings.policy == "warn":
-            self._run.say(f"step {step}: {why}")
-            self._run.tracker.event(step, "spike", {"loss": loss, "deviations": round(away, 2)})
+            self._logger.say(f"step {step}: {why}")
+            self._logger.tracker.event(step, "spike", {"loss": loss, "deviations": round(away, 2)})
             return None
         half = settings.leave_out // 2
-        return Trouble(step, why, range(max(0, step - half), step + settings.leave_out - half))
+        return Rollback(step, why, range(max(0, step - half), step + settings.leave_out - half))

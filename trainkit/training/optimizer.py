@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from trainkit.config.schema import AdaptiveClip, Optim
 from trainkit.errors import UserError
+from trainkit.tensors import foreach_lerp_, foreach_mul_, foreach_norm, full_tensor, local_part
 
 
 def rate(optim: Optim, batch_size: int) -> float:
@@ -66,18 +67,12 @@ def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
     scales: dict[str, float] = {}
     for prefix, module in net.named_modules():
         if hasattr(module, "group_matcher"):
-            depth = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+            depth = cast("dict[str, int]", group_parameters(module, _called(module, "group_matcher"), reverse=True))
             top = max(depth.values())
             scales |= {f"{prefix}.{name}".lstrip("."): decay ** (top - at) for name, at in depth.items()}
     if not scales:
         raise UserError("optim.layer_decay", "the network states no order of its layers", "a network of timm")
     return scales
-
-
-def forget(params: Mapping[str, nn.Parameter]) -> None:
-    """Let gradients go."""
-    for p in params.values():
-        p.grad = None
 
 
 def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
@@ -93,22 +88,22 @@ def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
 
 
 def _alike(grads: Sequence[torch.Tensor]) -> bool:
-    """Whether they are plain tensors of one dtype, on a device whose kernels take many tensors at once."""
+    """Return whether they are plain tensors of one dtype, on a device whose kernels take many tensors at once."""
     first = grads[0]
     return (
         (first.is_cpu or first.is_cuda) and {*map(type, grads)} == {torch.Tensor} and len({g.dtype for g in grads}) == 1
     )
 
 
-def total_norm(grads: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Length of gradients of one device, taken together: `torch.nn.utils.get_total_norm`, by the same kernels.
+def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    """Return the length of gradients of one device, as `torch.nn.utils.get_total_norm` by the same kernels.
 
     Where they are of one kind it is done without sorting them by device and dtype, which costs a small network more
     than the kernels.
     """
     if not _alike(grads):
         return torch.nn.utils.get_total_norm(grads)
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return torch.linalg.vector_norm(torch.stack(foreach_norm(grads)))
 
 
 def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -> None:
@@ -117,9 +112,9 @@ def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -
     Raises UserError when a pattern of what is not to be clipped matches nothing.
     """
     if optim.clip_norm is not None:
-        grads = [p.grad for p in params.values()]
+        grads = _grads(params.values())
         if _alike(grads):  # as below, by the same kernels
-            torch._foreach_mul_(grads, ((norm + 1e-6).reciprocal() * optim.clip_norm).clamp(max=1.0))
+            foreach_mul_(grads, ((norm + 1e-6).reciprocal() * optim.clip_norm).clamp(max=1.0))
         else:
             torch.nn.utils.clip_grads_with_norm_(params.values(), optim.clip_norm, norm)
     if optim.clip_agc is not None:
@@ -146,25 +141,26 @@ def clip_units(params: Iterable[nn.Parameter], factor: float, eps: float = 1e-3)
     none, such as a bias, is one unit. Weights are taken to be at least `eps` long. Gradients that are short enough keep
     their bits.
     """
-    params = sorted(params, key=lambda p: p.ndim > 1)  # vectors first
-    if not params:
+    weights = sorted(params, key=lambda p: p.ndim > 1)  # vectors first
+    if not weights:
         return
-    weight, grad = (_lengths(tensors) for tensors in (params, [p.grad for p in params]))
+    grads = _grads(weights)
+    weight, grad = _lengths(weights), _lengths(grads)
     sizes = [n.numel() for n in weight]
     # One pair of kernels for the units of all parameters; those that are short enough are multiplied by 1.
     most = factor * torch.cat(weight).clamp(min=eps)
     scale = (most / torch.cat(grad).clamp(min=torch.finfo(most.dtype).tiny)).clamp(max=1).split(sizes)
-    grads = [_local(p.grad) for p in params]
+    grads = [local_part(grad) for grad in grads]
     shapes = [(-1, *(1,) * (g.ndim - 1)) if g.ndim else () for g in grads]
-    torch._foreach_mul_(grads, [part.view(shape) for part, shape in zip(scale, shapes, strict=True)])
+    foreach_mul_(grads, [part.view(shape) for part, shape in zip(scale, shapes, strict=True)])
 
 
 def _lengths(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Length of each unit of each tensor, (units,); those of one dimension or none come first."""
+    """Return the length of each unit of each tensor, (units,); those of one dimension or none come first."""
     whole = [t for t in tensors if t.ndim <= 1]
     # FSDP2 cuts along the first dimension: a vector is in parts and its length a sum over ranks, a slice is not.
-    norms = [n.full_tensor() if hasattr(n, "full_tensor") else n for n in (torch._foreach_norm(whole) if whole else ())]
-    rows = [_local(t) for t in tensors[len(whole) :]]
+    norms = [full_tensor(n) for n in (foreach_norm(whole) if whole else ())]
+    rows = [local_part(t) for t in tensors[len(whole) :]]
     return [n.view(1) for n in norms] + [torch.linalg.vector_norm(t, dim=tuple(range(1, t.ndim))) for t in rows]
 
 
@@ -174,7 +170,7 @@ def _undecayed(net: nn.Module) -> set[str]:
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in net.named_modules()
         if hasattr(module, "no_weight_decay")
-        for name in module.no_weight_decay()
+        for name in _called(module, "no_weight_decay")
     }
 
 
@@ -182,7 +178,7 @@ def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Op
     """The optimizer of a recipe over the parameters of `net`, which are `sharded` under FSDP2."""
     parts = groups(net, optim)
     if optim.name.startswith("timm:"):
-        from timm.optim import create_optimizer_v2
+        from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage] # in timm's docs
 
         try:
             return create_optimizer_v2(parts, opt=optim.name[5:], lr=optim.lr, weight_decay=optim.weight_decay)
@@ -193,7 +189,7 @@ def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Op
         fused = optim.fused and not sharded
         return torch.optim.SGD(parts, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov, fused=fused)
     kind = torch.optim.AdamW if optim.name == "adamw" else torch.optim.Adam
-    return kind(parts, lr=optim.lr, betas=tuple(optim.betas), eps=optim.eps, fused=optim.fused)
+    return kind(parts, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), eps=optim.eps, fused=optim.fused)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -224,10 +220,10 @@ class Average:
             self._sharded = any(hasattr(t, "to_local") for t in self.tensors.values())
         # Looked up again each time, by keys: a buffer may be another tensor by now. Walking over the network to find
         # them takes longer than the kernel, where tensors are small.
-        kept, moved = list(self.tensors.values()), [owned[key] for owned, key in self._places]
+        kept, moved = list(self.tensors.values()), [_present(owned[key]) for owned, key in self._places]
         if self._sharded:
-            kept, moved = [_local(t) for t in kept], [_local(t) for t in moved]
-        torch._foreach_lerp_(kept, moved, 1 - decay)
+            kept, moved = [local_part(t) for t in kept], [local_part(t) for t in moved]
+        foreach_lerp_(kept, moved, 1 - decay)
 
     @torch.no_grad()
     def swap(self, net: nn.Module) -> None:
@@ -248,16 +244,31 @@ class Average:
             self.swap(net)
 
 
-def _local(t: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor, in place: kernels over many tensors take no mixture of the two kinds."""
-    return t.to_local() if hasattr(t, "to_local") else t.detach()
+def _grads(params: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the gradients of parameters. Raises RuntimeError where one has none."""
+    grads = [p.grad for p in params]
+    if any(grad is None for grad in grads):
+        raise RuntimeError("a parameter has no gradient")
+    return [grad for grad in grads if grad is not None]
 
 
-def _place(net: nn.Module, name: str) -> tuple[dict[str, torch.Tensor], str]:
-    """The dictionary that holds a parameter or buffer, and its key there."""
+def _called(module: nn.Module, name: str) -> Any:
+    """Call a method that networks of timm have."""
+    method: Any = getattr(module, name)
+    return method(coarse=False) if name == "group_matcher" else method()
+
+
+def _place(net: nn.Module, name: str) -> tuple[Mapping[str, torch.Tensor | None], str]:
+    """Return the dictionary that holds a parameter or buffer, and its key there."""
     owner, _, key = name.rpartition(".")
     module = net.get_submodule(owner)
     return (module._parameters if key in module._parameters else module._buffers), key
+
+
+def _present(t: torch.Tensor | None) -> torch.Tensor:
+    if t is None:
+        raise RuntimeError("a tensor of the average has left the network")
+    return t
 
 
 def _floating(net: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""How a training ended."""
+"""Sum up how a training ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.speed.clock import Steps
+from trainkit.training.evaluator import Evaluator
+from trainkit.training.plan import Plan
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
+from trainkit.training.throughput_monitor import ThroughputMonitor
 
 
 @dataclass
@@ -20,12 +25,36 @@ class Outcome:
     best: list[dict[str, Any]] = field(default_factory=list)
     """The best evaluations, best first: value, step."""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per-sample columns of the last evaluations, by `records.kept_rows`."""
+    """Per-sample columns of the last evaluations, by `best.kept_rows`."""
     speed: dict[str, float] = field(default_factory=dict)
     """Rates and time shares over the whole training."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Hours of cores and GPUs, by metric name."""
     curves: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Curves of the last evaluation of each network, by evaluation and network."""
     steps: Steps | None = None
     """Single times of the last steps."""
     verdict: str = ""
     """Where the time went and what it would take to be faster, in words."""
+
+
+def summarize(
+    status: str, state: TrainState, plan: Plan, evaluator: Evaluator, monitor: ThroughputMonitor, logger: RunLogger
+) -> Outcome:
+    """Log the last scores of a training that has finished, and sum it up. Called on every process."""
+    clock = logger.clock
+    if status == "FINISHED":
+        logger.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
+    clock.to("log")
+    return Outcome(
+        status,
+        state.step,
+        final=state.final,
+        best=state.best,
+        rows=evaluator.rows,
+        speed=clock.whole(plan.batch_size * state.step, state.total_trained(clock)),
+        spent=state.total_spent(clock, logger.rates),
+        curves=evaluator.curves,
+        steps=clock.recent(),
+        verdict=monitor.close(state.step),
+    )

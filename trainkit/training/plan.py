@@ -72,7 +72,8 @@ class Plan:
         Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
         gathering in rank order restores the order of the update.
         """
-        order, known = None, -1
+        known, _ = self.where(step)
+        order = split.order(known, self.batch_size) if step < self.steps else np.empty((0, 0), np.int64)
         for done in range(step, self.steps):
             epoch, update = self.where(done)
             if epoch != known:

@@ -1,4 +1,4 @@
-"""Everything about a training that a checkpoint holds, and how it goes to files and back."""
+"""State of a training: everything that a checkpoint holds, and how it goes to files and back."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from torch import nn
 
 from trainkit import __version__
 from trainkit.checkpoint import state_dict, storage
+from trainkit.config import loader
+from trainkit.config.schema import Recipe
+from trainkit.distributed.runtime import Machine, checksum
 from trainkit.errors import UserError, few
-from trainkit.training import nonfinite
-from trainkit.training.events import Agenda
-from trainkit.training.loss_meter import Tally
+from trainkit.interfaces import Opened, Parts
+from trainkit.speed.clock import Clock
+from trainkit.training.events import EventSchedule
+from trainkit.training.finite_checks import not_finite
+from trainkit.training.loss_meter import LossMeter
 from trainkit.training.optimizer import Average
+from trainkit.training.plan import evaluated
 
 
 @dataclass
-class State:
-    """The moving parts of a training: what learns, what remembers, the optimizer, and where everything stands."""
+class TrainState:
+    """The moving parts of a training: network, optimizer, average, memory of the task, and all counters."""
 
     net: nn.Module
     """Without the wrapper that averages gradients."""
     optimizer: torch.optim.Optimizer
     memory: nn.Module | None
-    average: Average | None
+    ema: Average | None
     scaler: torch.amp.GradScaler | None
-    agenda: Agenda
-    tally: Tally
+    events: EventSchedule
+    meter: LossMeter
     identity: dict[str, Any]
     """What must be equal for a checkpoint to be continued: recipe and data hashes, frozen networks, processes."""
     step: int = 0
@@ -58,35 +64,50 @@ class State:
     """Samples of a batch of each evaluation for which memory ran out."""
     trained: float = 0.0
     """Seconds in the phases of steps before this process began."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """Hours of cores and GPUs before this process began, by metric name."""
     final: dict[str, float] = field(default_factory=dict)
     """The last score of every metric, by full name."""
     entered: dict[str, int] = field(default_factory=dict)
     """Evaluations, and the step whose scores of them were last entered in these records."""
-    rooms: tuple[state_dict.Room, state_dict.Room] = field(
-        default_factory=lambda: (state_dict.Room(), state_dict.Room())
+    copy_buffers: tuple[state_dict.CopyBuffers, state_dict.CopyBuffers] = field(
+        default_factory=lambda: (state_dict.CopyBuffers(), state_dict.CopyBuffers())
     )
     """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = (
         *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
-        *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking"),
+        *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking", "spent"),
     )
 
     def __post_init__(self) -> None:
         built = {"model": self.net, "memory": self.memory}
         tensors = {file: module.state_dict() for file, module in built.items() if module is not None}
-        found = nonfinite.named(tensors)
-        self.born = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
+        found = not_finite(tensors)
+        self.constants = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
         """Tensors that are not finite as they are built: constants of the network, such as a mask."""
 
-    def leaves_out(self, step: int) -> bool:
-        """Whether an update is not made."""
+    def skips(self, step: int) -> bool:
+        """Return whether an update is not made: the run went back past it."""
         return any(first <= step < last for first, last in self.passed)
 
-    def many_left_out(self) -> int:
-        """How many updates were not made so far."""
-        passed = sum(self.leaves_out(step) for step in range(self.step)) if self.passed else 0
+    def skipped(self) -> int:
+        """Return how many updates were not made so far."""
+        passed = sum(self.skips(step) for step in range(self.step)) if self.passed else 0
         return len(self.left_out) + passed
+
+    def total_elapsed(self, clock: Clock) -> float:
+        """Return the seconds of training so far, those until the checkpoint that was resumed from included."""
+        return self.elapsed + clock.elapsed()
+
+    def total_trained(self, clock: Clock) -> float:
+        """Return the seconds in the phases of steps so far, counted likewise."""
+        return self.trained + clock.training
+
+    def total_spent(self, clock: Clock, rates: Mapping[str, float]) -> dict[str, float]:
+        """Return what the training has cost so far, counted likewise; `rates` are what an hour costs, by metric."""
+        hours = clock.elapsed() / 3600
+        return {name: self.spent.get(name, 0.0) + rates.get(name, 0.0) * hours for name in {**self.spent, **rates}}
 
     def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
         """Tensors by file, and the rest as plain data.
@@ -97,39 +118,38 @@ class State:
         """
         copies, scalars = self._noted(keep)
         copies.begin()
-        copies.born = self.born
         return copies, {
             **copy.deepcopy({name: getattr(self, name) for name in self._COUNTERS}),
             "optimizer": scalars,
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "gates": self.agenda.state(),
+            "gates": self.events.state(),
             "identity": self.identity,
             "versions": _versions(),
         }
 
-    def room(self) -> Callable[[], None]:
-        """What gets the memory that the first `freeze` and its copies will need, in whatever thread it is called.
+    def allocator(self) -> Callable[[], None]:
+        """Return a function that allocates the memory of the first `freeze` and its copies, for any thread.
 
         Asked for after the first update, when the optimizer has its state. Not where parameters are sharded.
         """
         wanted = self._noted(keep=True)[0].sizes()
 
         def get() -> None:
-            for room, sizes in zip(self.rooms, wanted, strict=True):
-                room.get(sizes)
+            for buffers, sizes in zip(self.copy_buffers, wanted, strict=True):
+                buffers.allocate(sizes)
 
         return get
 
     def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
-        """All tensors, taken or promised, and what else the optimizer holds."""
-        copies = state_dict.Copies(self.rooms)
+        """Return all tensors, taken or promised, and what else the optimizer holds."""
+        copies = state_dict.Copies(self.copy_buffers)
         moving, scalars = state_dict.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
         files = copies.files
         files |= {"model": state_dict.module_tensors(self.net, keep, copies), "optimizer": moving}
         if self.memory is not None:
             files["memory"] = state_dict.module_tensors(self.memory, keep, copies, learns=False)
-        if self.average is not None:
-            averaged = {name: copies.promise(t, keep) for name, t in self.average.tensors.items()}
+        if self.ema is not None:
+            averaged = {name: copies.promise(t, keep) for name, t in self.ema.tensors.items()}
             # Complete, counters of batch norm included: what is handed on may be the average.
             files["ema"] = {**files["model"], **averaged} if keep else {}
         return copies, scalars
@@ -153,7 +173,7 @@ class State:
         if other := [name for name, digest in before.items() if scored.get(name, digest) != digest]:
             found, remedy = f"scored on another set as {few(other)}", "the data has changed since; start a new run"
             raise UserError(where, found, "the sets that are scored now", remedy)
-        wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.average}
+        wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.ema}
         if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
             raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")
         state_dict.load_module(self.net, loaded.tensors["model"], where)
@@ -161,22 +181,33 @@ class State:
         state_dict.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
         if self.memory is not None:
             state_dict.load_module(self.memory, loaded.tensors["memory"], where)
-        if self.average is not None:
+        if self.ema is not None:
             # The file is complete, the average only of what has a fraction.
-            averaged = {name: t for name, t in loaded.tensors["ema"].items() if name in self.average.tensors}
-            state_dict.load_tensors(self.average.tensors, averaged, f"{where}/ema.safetensors")
+            averaged = {name: t for name, t in loaded.tensors["ema"].items() if name in self.ema.tensors}
+            state_dict.load_tensors(self.ema.tensors, averaged, f"{where}/ema.safetensors")
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:
             setattr(self, name, loaded.state.get(name, getattr(self, name)))
-        self.agenda.restore(loaded.state["gates"])
+        self.events.restore(loaded.state["gates"])
         tallies = loaded.state["tallies"]
         processes = self.identity["processes"]
-        self.tally.load(tallies[rank] if len(tallies) == processes else Tally.divided(tallies, processes))
+        self.meter.load(tallies[rank] if len(tallies) == processes else LossMeter.divided(tallies, processes))
 
 
-def elsewhere(loaded: storage.Loaded, machine: Mapping[str, Any]) -> list[str]:
-    """What a checkpoint was written on and the training does not go on with: then its bits are not promised."""
+def identity(recipe: Recipe, data: Opened, parts: Parts, machine: Machine) -> dict[str, Any]:
+    """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
+    return {
+        "recipe": loader.digest(recipe),
+        "data": data.meta.digest,
+        "evaluated": {name: split.digest for name, split in evaluated(recipe, data).items()},
+        "frozen": checksum(t for module in parts.frozen.values() for t in module.state_dict().values()),
+        "processes": machine.world,
+    }
+
+
+def changed_environment(loaded: storage.Loaded, machine: Mapping[str, Any]) -> list[str]:
+    """Return in what versions and hardware differ from those of a checkpoint: then equal bits are not promised."""
     then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
     now = {**_versions(), **machine}
     counts = [key for key in now if key not in ("trainkit", "python", "cpu_cores", "processes", "parallelism")]

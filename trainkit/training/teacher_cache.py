@@ -42,9 +42,9 @@ from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Machine, checksum
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Parts, Split
+from trainkit.interfaces import Batch, Parts, RowOrder, Split
 from trainkit.paths import make_private
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 
 IN_MEMORY = 1 << 30
 """Largest table that is kept on the device unless a task asks otherwise, in bytes of float32."""
@@ -71,7 +71,7 @@ _SAID_EVERY, _WAIT = 30.0, 2.0
 
 @dataclass
 class Outputs:
-    """What the loop sees: a training split whose batches carry the outputs of their samples."""
+    """A training split whose batches carry the outputs of their samples."""
 
     split: Split
     whole: bool = True
@@ -80,12 +80,23 @@ class Outputs:
     """Compute some of what an epoch will use again. Raises UserError, on every rank, where it does not agree."""
 
 
-def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: int) -> Outputs:
-    """The outputs of `parts.tabulated` for a split, computed or found. Every rank takes part.
+def outputs(
+    parts: Parts,
+    split: Split,
+    machine: Machine,
+    logger: RunLogger,
+    seed: int,
+    store: Path | None,
+    stopping: Callable[[], bool],
+) -> Outputs:
+    """Find or compute the outputs of `parts.tabulated` for a split. Every rank takes part.
 
+    `store` is the folder of tables that runs share. None: nothing is stored, and where there are too many for the
+    memory one stands for all, since only speeds are measured.
     Raises UserError where they cannot be computed once, do not fit in half precision or cannot be written.
     """
     tables: dict[str, Tensor | Stored] = {}
+    stored: dict[str, Stored] = {}
     sources: dict[str, _Source] = {}
     for name, module in parts.tabulated.items():
         if not split.views:
@@ -93,23 +104,25 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
             remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
             raise UserError("task", found, remedy=remedy)
         source = _Source(name, module, split, machine)
-        if source.bytes <= IN_MEMORY and not (parts.stored and run.outputs):
+        if source.bytes <= IN_MEMORY and not (parts.stored and store):
             tables[name] = tabulate(module, split, machine)
-        elif run.outputs is None:  # where only speeds are measured, nobody waits hours for a table
-            run.say(f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here")
+        elif store is None:  # where only speeds are measured, nobody waits hours for a table
+            logger.say(
+                f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here"
+            )
             tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
-        elif (table := _stored(source, run)) is None:
+        elif (table := _stored(source, store, logger, stopping)) is None:
             return Outputs(split, whole=False)
         else:
-            tables[name], sources[name] = table, source
+            tables[name], stored[name], sources[name] = table, table, source
 
     def check(epoch: int) -> None:
         drawn = rng.words(seed, "outputs", epoch, np.arange(max(LEAST, round(SHARE * split.size))))
         rows = (drawn % np.uint64(split.size)).astype(np.int64)
         for name, source in sources.items():
-            if wrong := source.disagreement(tables[name], rows, epoch):
+            if wrong := source.disagreement(stored[name], rows, epoch):
                 remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
-                error = UserError(str(tables[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
+                error = UserError(str(stored[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
                 error.told = not machine.main
                 raise error
 
@@ -118,7 +131,7 @@ def outputs(parts: Parts, split: Split, machine: Machine, run: Witness, seed: in
 
 @dataclass(frozen=True)
 class Building:
-    """What it takes to compute the outputs of a network once."""
+    """The cost of computing the outputs of a network once."""
 
     name: str
     samples: int
@@ -130,7 +143,7 @@ class Building:
 
 
 def forecast(parts: Parts, split: Split, machine: Machine, store: Path) -> list[Building]:
-    """What it will take to compute the outputs of `parts.tabulated`, from three batches of each, the first left out.
+    """Forecast the cost of the outputs of `parts.tabulated`, from three batches of each, the first left out.
 
     `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
     """
@@ -188,7 +201,7 @@ class _Carrying:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.
         return {**self.__dict__, "_held": {}}
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+    def order(self, epoch: int, batch_size: int) -> RowOrder:
         """As the split has it."""
         return self._split.order(epoch, batch_size)
 
@@ -291,7 +304,7 @@ class _Source:
         return values
 
     def disagreement(self, table: Stored, rows: np.ndarray, epoch: int) -> str:
-        """Which of some samples, as an epoch draws them, has another output than the one kept, in words; or nothing.
+        """Name a sample, as an epoch draws it, with another output than the one kept; empty where there is none.
 
         Ranks share the work, and all get the answer.
         """
@@ -311,10 +324,10 @@ class _Source:
         return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
 
 
-def _stored(source: _Source, run: Witness) -> Stored | None:
+def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> Stored | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
     machine = source.machine
-    folder = run.outputs / machine.lead(lambda: source.key)
+    folder = store / machine.lead(lambda: source.key)
     few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
 
     def sound() -> str:
@@ -326,19 +339,21 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
     began, reason = time.monotonic(), sound()
     if not reason:
         took = time.monotonic() - began
-        run.say(f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)")
+        logger.say(
+            f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)"
+        )
     else:
-        lock = filelock.FileLock(run.outputs / f".{folder.name}.lock")
+        lock = filelock.FileLock(store / f".{folder.name}.lock")
         waits = False
         while not machine.lead(lambda: _locked(lock)):
             if not waits:
-                run.say(f"{source.name}: another run computes its outputs; waiting for it")
+                logger.say(f"{source.name}: another run computes its outputs; waiting for it")
             waits = True
-            if machine.any(run.stopping())():
+            if machine.any(stopping())():
                 return None
         try:
             reason = sound()  # another run may have computed them meanwhile
-            if reason and not _compute(source, run, folder, reason):
+            if reason and not _compute(source, folder, reason, logger, stopping):
                 return None
         finally:
             lock.release()
@@ -348,7 +363,7 @@ def _stored(source: _Source, run: Witness) -> Stored | None:
     return Stored(folder / _DATA, source.split.views)
 
 
-def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
+def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     machine, split = source.machine, source.split
     aside = _Aside(folder, source.about)
@@ -359,13 +374,13 @@ def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
 
     done = machine.lead(begin)
     begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
-    run.say(
+    logger.say(
         f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
         f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
     )
 
     def going() -> bool:
-        return not machine.any(run.stopping())()
+        return not machine.any(stopping())()
 
     began, said = time.monotonic(), time.monotonic()
     try:
@@ -378,7 +393,9 @@ def _compute(source: _Source, run: Witness, folder: Path, reason: str) -> bool:
             if (now := time.monotonic()) - said > _SAID_EVERY:
                 said, had = now, number + 1 - done
                 left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
-                run.say(f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left")
+                logger.say(
+                    f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left"
+                )
         machine.lead(aside.publish)
     finally:
         aside.close()
@@ -472,7 +489,7 @@ def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
 
 
 def _damage(folder: Path, about: Mapping[str, Any]) -> str:
-    """What is wrong with a table in the store, in words; empty where it is what was written."""
+    """Return the damage of a table in the store, in words; empty where it is what was written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
         blocks = manifest.pop("blocks")
@@ -531,7 +548,7 @@ class _Aside:
 
     def add(self, half: np.ndarray) -> None:
         """Write a block, and then that it is whole."""
-        data = memoryview(np.ascontiguousarray(half, "<f2")).cast("B")
+        data = np.ascontiguousarray(half, "<f2").tobytes()
         try:
             self._file.write(data)
             self._file.flush()

@@ -1,4 +1,4 @@
-"""What watches the speed of a run while it trains, and sums it up at the end.
+"""Watch the speed of a run while it trains, and sum it up at the end.
 
 The loop calls `step` after every update, which costs one comparison where nothing is due, `window` for each log line,
 and `close` at the end. Whatever is measured here changes no bit of the training.
@@ -20,18 +20,18 @@ from trainkit import markdown
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Machine
 from trainkit.speed import bottleneck, device_timeline, limits
-from trainkit.speed.clock import PHASES, STEP, Clock, Steps
+from trainkit.speed.clock import PHASES, STEP, Steps
 from trainkit.speed.eta import Forecast, pace
 from trainkit.speed.evidence import Compiled, Drop, Evidence, Waits
 from trainkit.speed.recompiles import Recompiles, advice
-from trainkit.speed.slowdowns import SKIPPED, Detective
+from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
 from trainkit.tracking.system.load import cores
 from trainkit.tracking.system.reading import Reading
 from trainkit.training import plan as planning
 from trainkit.training.plan import Plan
-from trainkit.training.run_logger import Witness
+from trainkit.training.run_logger import RunLogger
 
 WARM = 20
 """Updates after which everything should have been compiled."""
@@ -46,50 +46,51 @@ _LATE = 100
 _ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-class Observer:
+class ThroughputMonitor:
     """All that measures the speed of one run, on one process."""
 
-    def __init__(self, recipe: Recipe, plan: Plan, clock: Clock, machine: Machine, run: Witness, net: nn.Module):
-        self._recipe, self._plan, self._clock = recipe, plan, clock
-        self._machine, self._run, self._net = machine, run, net
+    def __init__(self, recipe: Recipe, plan: Plan, net: nn.Module, machine: Machine, logger: RunLogger):
+        self._recipe, self._plan, self._clock = recipe, plan, logger.clock
+        self._machine, self._logger, self._net = machine, logger, net
         self._recompiles, self._warned = Recompiles(), 0
         # The first updates take what was read ahead.
         ahead = recipe.loader.workers * recipe.loader.prefetch
-        self._detective, self._drops, self._over = Detective(max(SKIPPED, ahead)), list[Drop](), 0
-        self._probe = Probe(machine.device)
+        self._detective, self._drops, self._over = SlowdownDetector(max(SKIPPED, ahead)), list[Drop](), 0
+        self._probe = Probe(machine.device, logger.clock)
         self._waits: Waits | None = None
         profile = recipe.log.profile if machine.main else None
-        self._trace = Trace(profile, machine.device, clock) if profile else None
+        self._trace = Trace(profile, machine.device, self._clock) if profile else None
         self._on_device: dict[str, float] = {}
         self._ranks: Sequence[Mapping[str, float]] = ()
         self._met = 0.0
         self._costs: Mapping[str, float] = {}
         self._forecast: tuple[Forecast, float] | None = None
         self._before = self._said = 0
+        self.gather = self._timed(machine.gather)
+        """`Machine.gather` as losses call it; with several processes its time is taken."""
         self._due = 0
 
-    def expects(self, step: int, costs: Mapping[str, float]) -> None:
-        """Training begins after so many updates; `costs` are the seconds that each evaluation will take."""
+    def begin(self, step: int, costs: Mapping[str, float]) -> None:
+        """Begin after so many updates; `costs` are the seconds that each evaluation will take."""
         self._costs, self._before = costs, step - self._clock.steps
-        self._run.costs = dict(costs)
         if self._trace is not None:
             self._trace.step(step)
 
-    def meeting(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        """`gather` as losses call it; with several processes timed, for whoever comes late is waited for there."""
+    def _timed(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return `gather` as losses call it: timed with several processes, since a late one is waited for there."""
         if self._machine.world == 1:
             return gather
 
-        def timed(*args: Any, **named: Any) -> Tensor:
+        def gather_timed(*args: Any, **named: Any) -> Tensor:
             began = time.perf_counter()
             gathered = gather(*args, **named)
             self._met += time.perf_counter() - began
             return gathered
 
-        return timed
+        return gather_timed
 
     def step(self, step: int) -> None:
-        """An update has ended."""
+        """Look at the speed after an update, where that is due."""
         if step >= self._due:
             self._look(step)
 
@@ -114,29 +115,31 @@ class Observer:
     # ---- When it gets slower
 
     def _suspect(self, step: int) -> None:
-        """Whether the pace has changed for good, and what is known of that moment."""
+        """Report a throughput that has changed for good, and what is known of that moment."""
         if self._trace is not None and self._trace.slowed and self._trace.slowed[1] > step - 2 * EVERY:
             return
         drop = self._detective.look(self._single(EVERY))
         for over, fast in self._detective.ended[self._over :]:
             self._over += 1
-            self._run.tracker.event(step, "speed_again", {"from": over.step + self._before, "to": fast + self._before})
+            self._logger.tracker.event(
+                step, "speed_again", {"from": over.step + self._before, "to": fast + self._before}
+            )
         if drop is None:
             return
         since = self._clock.recent(max(EVERY, self._clock.steps - drop.step + 1))
         drop = replace(drop, step=drop.step + self._before)
         self._drops.append(drop)
         rows = np.concatenate([since.phases, since.between], axis=1).sum(0).tolist()
-        load = self._run.tracker.readings()
+        load = self._logger.tracker.readings()
         e = self._evidence(since, dict(zip(PHASES, rows, strict=True)), len(since), load[-6:])
         said = [bottleneck.dropped(drop), *(f.said for f in bottleneck.judge(e) if f.cause != "setting")]
         found = {**asdict(drop), "said": said, "load": [asdict(reading) for reading in load[-6:]]}
-        self._run.tracker.event(step, "speed_drop", found)
-        self._run.tracker.tags({"trainkit.speed_drop": " ".join(said)})
-        self._run.say("\n".join(said))
+        self._logger.tracker.event(step, "speed_drop", found)
+        self._logger.tracker.tags({"trainkit.speed_drop": " ".join(said)})
+        self._logger.say("\n".join(said))
 
     def _single(self, many: int) -> Steps:
-        """Single times of the last steps: of the device where it works on its own, what it waited for by the clock."""
+        """Return times of the last steps: of the device where it works on its own, what it waited for by the clock."""
         line = self._clock.timeline
         own = line.recent(many + _LATE) if isinstance(line, device_timeline.CudaTimeline) else None
         if own is None:
@@ -159,13 +162,13 @@ class Observer:
             checkpoints=(written, 0.0),
         )
         self._forecast = (expected, self._clock.elapsed())
-        self._run.tracker.log(step, {"speed/forecast_s": expected.total()})
-        self._run.say(expected.said())
+        self._logger.tracker.log(step, {"speed/forecast_s": expected.total()})
+        self._logger.say(expected.said())
 
     # ---- What is written down
 
     def window(self) -> dict[str, float]:
-        """Speed since the last log line, by metric name. Called on every process."""
+        """Return the speed since the last log line, by metric name. Called on every process."""
         measured = {**self._clock.window(self._plan.batch_size), **self._machine.memory()}
         many, self._said = self._clock.steps - self._said, self._clock.steps
         if not many:
@@ -177,7 +180,7 @@ class Observer:
             spent = dict(zip(STEP, since.phases.mean(0).tolist(), strict=True))
             self._ranks = self._machine.each({**spent, "met": self._met / many})
             self._met = 0.0
-        if (known := self._run.ceilings) is not None:
+        if (known := self._logger.limits) is not None:
             rate = measured["speed/samples_per_s"]
             shares = {"ceiling_share": limits.share(rate, known), "mfu": limits.mfu(rate, known)}
             measured |= {f"speed/{name}": share for name, share in shares.items() if share is not None}
@@ -185,34 +188,34 @@ class Observer:
             measured |= {"speed/recompiles": compiled.recompiles, "speed/graph_breaks": compiled.graph_breaks}
             if (warning := advice(compiled)) and (often := compiled.recompiles + compiled.graph_breaks) > self._warned:
                 self._warned = often
-                self._run.say(f"warning: {warning}")
+                self._logger.say(f"warning: {warning}")
         return measured | self._on_device
 
     def close(self, step: int) -> str:
-        """The verdict on the run in words; into its record goes what was not measured, too. Called on every process."""
+        """Return the verdict in words; into its record goes what was not measured, too. Called on every process."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
         if not self._machine.main:
             return ""
-        tracker = self._run.tracker
+        tracker = self._logger.tracker
         if self._trace is not None:
             self._trace.close()
             if self._trace.file is not None:
                 tracker.artifact_file(self._trace.file, f"speed/{self._trace.file.name}")
             else:
-                self._run.say(f"no trace: {self._trace.absent}")
+                self._logger.say(f"no trace: {self._trace.absent}")
         if self._forecast is not None and step == self._plan.steps:
             expected, at = self._forecast
             took = self._clock.elapsed() - at
             tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = bottleneck.judge(e)
-        lines = bottleneck.words(e, found, self._run.source)
-        marked = bottleneck.words(e, found, markdown.plain(self._run.source))
+        lines = bottleneck.words(e, found, self._logger.source)
+        marked = bottleneck.words(e, found, markdown.plain(self._logger.source))
         text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
-        note = self._run.changed + text
+        note = self._logger.changed + text
         tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": note})
         return "\n".join(lines)
 
@@ -246,8 +249,8 @@ class Observer:
             trained=trained,
             device=machine.device.type,
             on_device=self._on_device,
-            held=self._run.held,
-            ceilings=self._run.ceilings,
+            held=self._logger.evaluation_s,
+            ceilings=self._logger.limits,
             load=load,
             compiled=self._compiled(),
             waits=self._waits,
@@ -258,11 +261,11 @@ class Observer:
         )
 
     def _absent(self) -> dict[str, str]:
-        """What is not known of this run, and why. That there is no GPU is no news where none is used."""
-        known, on_gpu = self._run.ceilings, self._machine.device.type == "cuda"
+        """Return what is not known of this run, and why. That there is no GPU is no news where none is used."""
+        known, on_gpu = self._logger.limits, self._machine.device.type == "cuda"
         if known is None:
-            absent = {"ceilings": "`trainkit ceilings RECIPE` measures them"}
+            absent = {"ceilings": "`trainkit limits RECIPE` measures them"}
         else:
             absent = dict(known.absent)
-        unread = self._run.tracker.unreadable().items()
+        unread = self._logger.tracker.unreadable().items()
         return absent | {name: why for name, why in unread if on_gpu or "gpu" not in name}

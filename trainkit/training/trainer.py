@@ -1,384 +1,319 @@
-"""train() and evaluate(): how learning proceeds. The only backward pass of the repository is here.
+"""Train a recipe: `Trainer.fit()` from start to end, or `Trainer.step()` one optimizer step at a time.
 
-The loop knows the protocols of `task.py` and nothing of faces or organs. Read `train` from top to bottom: it places
-what the task is made of, continues from a checkpoint if asked, says its plan, and then repeats: read, forward,
-backward, step, and whatever the agenda has for that step.
+The only backward pass of the repository is here. The trainer knows the protocols of `interfaces.py` and nothing of
+faces or organs. Every method runs on every rank. What a part guarantees:
+
+- `TrainState` and `Checkpointer`: a run that is resumed has the bits of one that was not interrupted.
+- `EventSchedule`: evaluations, log lines and checkpoints come at their steps and cost what they may.
+- `guards`: a step that went wrong is noticed one step later, so that nobody waits for the device, and before anything
+  is built on it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import partial
-
-import torch
-from torch import nn
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
 
 from trainkit import rng
-from trainkit.checkpoint import storage
 from trainkit.config.schema import Recipe
-from trainkit.data.loader import stream as loading
-from trainkit.data.loader.damaged_samples import Damage
-from trainkit.distributed.runtime import Machine, checksum
-from trainkit.distributed.stop_signal import Stopped
-from trainkit.interfaces import At, Batch, Loss, Opened, Scores
+from trainkit.distributed.runtime import Machine
+from trainkit.distributed.stop_poll import StopPoll
+from trainkit.distributed.stop_signal import Stop, Stopped
+from trainkit.distributed.watchdog import Watchdog
+from trainkit.interfaces import At, Batch, Loss, Opened
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
-from trainkit.training import best, determinism, loss_spikes, nonfinite, out_of_memory, rollback, teacher_cache
-from trainkit.training import optimizer as optim
+from trainkit.tensors import full_tensor
+from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
-from trainkit.training.evaluator import _trial, evaluate
-from trainkit.training.events import Agenda, recorded_decisions
-from trainkit.training.gradients import _finish_gradients
-from trainkit.training.loss_meter import Tally
-from trainkit.training.outcome import Outcome
+from trainkit.training.batch_stream import BatchStream
+from trainkit.training.checkpointer import Checkpointer, Resume, load
+from trainkit.training.determinism import DeterminismCheck
+from trainkit.training.evaluator import Evaluator
+from trainkit.training.events import EventSchedule, recorded_decisions
+from trainkit.training.finite_checks import all_finite
+from trainkit.training.gradients import finish_gradients
+from trainkit.training.guards import Guard, Rollback, Update
+from trainkit.training.loss_meter import LossMeter
+from trainkit.training.loss_spikes import LossSpikeGuard
+from trainkit.training.model import Model
+from trainkit.training.nonfinite import NonFiniteGuard
+from trainkit.training.out_of_memory import MicroBatching
+from trainkit.training.outcome import Outcome, summarize
 from trainkit.training.plan import Plan
-from trainkit.training.run_logger import Witness
-from trainkit.training.state import State, elsewhere
-from trainkit.training.throughput_monitor import Observer
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import identity
+from trainkit.training.throughput_monitor import ThroughputMonitor
 
 
-def train(recipe: Recipe, data: Opened, machine: Machine, run: Witness) -> Outcome:
-    """Train a recipe to its end, or to the moment the run is told to stop.
+class Trainer:
+    """One training: its state, and the parts that act on it.
 
-    Raises UserError for what the user can mend: weights that do not fit, a teacher that did not learn, a loss that is
-    not finite, a full disk. What was committed before stays.
+    `weights` has the files that the task needs, by name; `cache` is the folder of teacher outputs that runs share; a
+    tool leaves `logger` silent. Raises UserError for what the user can mend: weights that do not fit, a teacher that
+    did not learn, a loss that is not finite, a full disk. What was committed before stays.
     """
-    task, device = recipe.task, machine.device
-    clock = run.clock = Clock(device_timeline.of(device))
 
-    # ---- What is trained
-    torch.manual_seed(rng.number(recipe.seed, "weights"))
-    parts = task.build(data.meta, run.found, recipe.seed)
-    for module in (*parts.frozen.values(), *parts.tabulated.values()):
-        machine.layout(module).eval().requires_grad_(False)
-    if parts.remembers is not None:
-        parts.remembers.to(device)
-    machine.layout(parts.learns)
-    if recipe.train.compile != "off":
-        # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
-        parts.learns.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
-    net, optimizer = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
-    bare, inner = machine.bare(net), getattr(optimizer, "optimizer", optimizer)
-    params, update = {name: p for name, p in bare.named_parameters() if p.requires_grad}, machine.stepper(optimizer)
-    average = optim.Average(bare, recipe.train.ema) if recipe.train.ema else None
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Opened,
+        machine: Machine,
+        logger: RunLogger | None = None,
+        *,
+        weights: Mapping[str, Path] | None = None,
+        resume: Resume | None = None,
+        cache: Path | None = None,
+        stop: Stop | None = None,
+    ):
+        self.recipe, self.data, self.machine = recipe, data, machine
+        self.logger = logger = logger or RunLogger(recipe)
+        self.clock = logger.clock = Clock(device_timeline.of(machine.device))
+        self.resume, self.stop = resume or Resume(), stop or Stop()
+        self.model = model = Model(recipe, data.meta, machine, weights or {})
+        self.plan = Plan.make(recipe, data, machine.world, machine.rank)
+        gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
+        self.events = EventSchedule(gates, machine.share, logger.tracker.event, decisions)
+        self.monitor = ThroughputMonitor(recipe, self.plan, model.net, machine, logger)
+        self.meter = LossMeter(machine)
+        same = identity(recipe, data, model.parts, machine)
+        self.state = state = model.state(self.events, self.meter, same)
+        load(self.resume, state, machine, logger)
+        self.first_step = state.step
+        self.memory = MicroBatching(recipe, data, model.parts, machine, state, logger, self.resume.events)
+        self.determinism = DeterminismCheck(recipe, self.plan, model, state, machine, logger)
+        self.plan = self.memory.apply(self.plan)
+        self.batches = BatchStream(recipe, data, model, machine, logger, cache, self.stop)
+        self.checkpoints = Checkpointer(recipe, state, model, self.batches, machine, logger, self.resume)
+        parts = (model, state, self.checkpoints, self.memory)
+        self.evaluator = Evaluator(recipe, data, *parts, machine, logger, self.stop)
+        self.guards: list[Guard] = []
+        if recipe.train.nonfinite != "skip":  # with it a step is judged before it is made
+            self.guards.append(NonFiniteGuard(recipe.train.nonfinite))
+        if recipe.train.spikes is not None:
+            self.guards.append(LossSpikeGuard(recipe.train.spikes, state, machine, logger))
+        self.stop_poll = StopPoll(machine, self.stopping)
+        self.watchdog: Watchdog | None = None
 
-    # ---- The plan, and where it stands
-    plan = Plan.make(recipe, data, machine.world, machine.rank)
-    agenda = Agenda(planning.gates(recipe, plan), machine.share, run.tracker.event, recorded_decisions(run.replayed))
-    splits = planning.evaluated(recipe, data)
-    tally, watch, outcome = Tally(machine), nonfinite.Watch(), Outcome("FINISHED", 0)
-    observer = Observer(recipe, plan, clock, machine, run, net)
-    identity = {
-        "recipe": run.recipe_hash,
-        "data": data.meta.digest,
-        "evaluated": {name: split.digest for name, split in splits.items()},
-        "frozen": checksum(t for m in parts.frozen.values() for t in m.state_dict().values()),
-        "processes": machine.world,
-    }
-    state = State(bare, inner, parts.remembers, average, machine.accelerator.scaler, agenda, tally, identity)
-    if run.checkpoint is not None:
-        loaded = storage.read(run.checkpoint)
-        state.load(loaded, machine.rank, run.elastic)
-        run.elsewhere(state.step, elsewhere(loaded, machine.describe()))
-        del loaded
-    portions = out_of_memory.Portions(recipe, data, parts, machine, state, run)
-    detector = loss_spikes.Detector(recipe.train.spikes, state, machine, run)
-    twice = determinism.Replay(recipe, plan, machine, run)
-    plan = portions.plan(plan)
+    # ---- The whole training
 
-    def score(module: nn.Module, name: str) -> Scores:
-        """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
-        return portions.evaluated(
-            name, module, lambda size: evaluate(task, module, splits[name], size, machine, run.stop)
-        )
+    def fit(self) -> Outcome:
+        """Train to the end of the recipe, or until the run is told to stop."""
+        stopped = not self.start()
+        while not stopped and self.state.step < self.plan.steps and not self.stops_early():
+            self.stop_poll.ask()
+            self.step()
+            if self.state.step == self.first_step + 1:
+                self.save_from_here()
+            stopped = not self.after_step(asked=self.stop_poll.answer())
+        return self.finish(stopped)
 
-    costs = {
-        name: portions.evaluated(name, bare, lambda size, split=split: _trial(task, bare, split, size, machine))
-        for name, split in splits.items()
-    }
-    costs = {name: seconds * (2 if average else 1) for name, seconds in machine.share(costs).items()}
-    run.say(
-        "\n".join((machine.settings(recipe), planning.describe(recipe, plan, splits, costs), *data.notes, *parts.notes))
-    )
-    observer.expects(state.step, costs)
-    gather = observer.meeting(machine.gather)
-
-    def hold(names: Iterable[str]) -> list[str]:
-        """Hold evaluations, write their scores down, and commit a checkpoint if one is among the best so far.
-
-        Told to stop, it leaves off, and returns the names of those that are yet to be held.
-        """
-        better, names = False, list(names)
-        for number, name in enumerate(names):
-            clock.to("eval")
-            began = time.perf_counter()
-            try:
-                scored = {name: score(bare, name)}
-                if average:
-                    run.copied("eval")
-                    with average.swapped(bare):
-                        scored[f"{name}/ema"] = score(bare, name)
-            except Stopped:
-                return names[number:]
-            clock.to("log")
-            metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
-            seconds, elapsed = machine.share((time.perf_counter() - began, state.elapsed + clock.elapsed()))
-            agenda.gates[f"evaluate.{name}"].took(seconds, elapsed)
-            leads, entered = False, False
-            if state.entered.get(name) != state.step:  # else that was before the run was interrupted
-                leads, entered = best.enter(state, recipe, name, metrics)
-                state.entered[name] = state.step
-            better = better or entered
-            run.scored(state.step, name, scored, metrics, seconds, leads)
-            held[name] = state.step
-            state.final.update(metrics)
-            outcome.rows |= best.kept_rows(recipe, name, scored)
-            titles = {name: "this run", f"{name}/ema": "averaged weights"}
-            outcome.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
-        if better:  # after the last of them: a run resumed from here does not hold them again
-            saved.discard(state.step)
-            save()
-        return []
-
-    def attend() -> bool:
-        """What is due at this step. False: told to stop meanwhile; what was left is due again when the run goes on."""
-        machine.synchronize()
-        elapsed = clock.elapsed()
-        due = agenda.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - first_step))
-        if "log" in due:
-            log()
-        left = hold(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate."))
-        if left:
-            undone = {f"evaluate.{name}" for name in left} | {"checkpoint", "safeguard", "figures"}
-            agenda.give_back(undone.intersection(due))
+    def start(self) -> bool:
+        """Say the plan, run the evaluations at the start, compute cached outputs. False: told to stop meanwhile."""
+        costs = self.evaluator.measure_costs()
+        said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
+        notes = (*self.data.notes, *self.model.parts.notes)
+        self.logger.say("\n".join((self.machine.settings(self.recipe), said, *notes)))
+        self.monitor.begin(self.state.step, costs)
+        if self.resume.path is None:
+            self.evaluator.score_frozen()
+            if self.evaluator.run(name for name, e in self.recipe.evaluations.items() if e.at_start):
+                raise Stopped
+        if not self.open():
             return False
-        if "checkpoint" in due or ("safeguard" in due and state.step < plan.steps):
-            save()
-        if "figures" in due:
-            clock.to("log")
-            run.draw(outcome.curves)
-        return True
+        if self.state.step < self.events.next:
+            return True
+        self.stop.save_first()  # it was stopped before what is due at this step was done
+        return self.run_events()
 
-    def stop() -> None:
-        """Save, and end as one that was told to stop."""
-        saved.discard(state.step)  # what is due may have changed since
-        save(ends=True)
-        outcome.status = "KILLED"
+    def open(self) -> bool:
+        """Find or compute cached teacher outputs, and make the batches ready. False: told to stop meanwhile."""
+        whole = self.batches.open(resumed=self.resume.path is not None)
+        self.restart_batches()
+        self.model.bare.train()
+        return whole
 
-    def settle() -> None:
-        """Wait until the checkpoint that is being written, if one is, lies on the disk, or cannot be put there."""
-        clock.to("checkpoint")
-        saved.discard(machine.lead(run.settle))
+    def save_from_here(self) -> None:
+        """From the first step on there is something to save, and a watchdog sees that the training goes on."""
+        self.stop.save_first()
+        self.checkpoints.allocate(self.plan.steps)
+        if self.watchdog is None and self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
+            machine, clock, folder = self.machine, self.clock, self.logger.folder.path
+            self.watchdog = Watchdog(limit.seconds, lambda: (machine.asked, *clock.moved), folder, machine.rank)
+            self.watchdog.start()
 
-    def save(ends: bool = False) -> None:
-        """Begin to write a checkpoint. Called only where the last update is known to be finite.
+    def stopping(self) -> bool:
+        """Return whether this process is to stop: by a signal, by who watches the scores, or for want of a disk."""
+        return self.stop() or self.logger.given_up or self.checkpoints.writer.ends_run
 
-        Without one with which the run `ends` it has failed.
-        """
-        clock.to("checkpoint")
-        if state.step in saved and not ends:
-            return
-        settle()
-        if state.step in saved:
-            return
-        entered = time.perf_counter()
-        machine.synchronize()
-        machine.check_equal("the state of batch norm or of class centres", nonfinite.replicated(bare, parts))
-        copies, scalars = state.freeze(keep=machine.main)
-        tallies, elapsed = machine.each(tally.state()), machine.share(state.elapsed + clock.elapsed())
-        kept = {**scalars, "tallies": tallies, "elapsed": elapsed, "machine": machine.describe()}
-        kept["trained"] = machine.share(state.trained + clock.training - began)
-        best = [record["step"] for record in state.best]
-        list_damage()
-        machine.lead(lambda: run.commit(state.step, copies, kept, best, required=ends))
-        saved.add(state.step)
-        agenda.gates["safeguard"].took(time.perf_counter() - entered, elapsed)
+    def finish(self, stopped: bool) -> Outcome:
+        """Run the evaluations at the end, save, and sum up. Stopped, save alone: what is left is done on resume."""
+        self.machine.synchronize()
+        self.batches.log_damage(self.state.step)
+        self.batches.close()
+        if not stopped:
+            self.log()
+            ends = [name for name, e in self.recipe.evaluations.items() if e.at_end]
+            stopped = bool(self.evaluator.run(n for n in ends if self.evaluator.at.get(n) != self.state.step))
+        if self.batches.complete and (stopped or self.recipe.checkpoints.at_end):
+            self.checkpoints.save(required=True, again=stopped)
+        self.checkpoints.wait()
+        status = "KILLED" if stopped else "FINISHED"
+        return summarize(status, self.state, self.plan, self.evaluator, self.monitor, self.logger)
 
-    def log() -> None:
-        """Write loss, rate, norm, speed and time shares since the last line."""
-        clock.to("log")
-        if tally.batches:
-            run.line(
-                state.step,
-                plan.steps,
-                {
-                    **tally.read(),
-                    **({"train/left_out": many} if (many := state.many_left_out()) else {}),
-                    "train/lr": inner.param_groups[0]["lr"],
-                    "train/epoch": state.step / plan.steps_per_epoch,
-                },
-                observer.window(),
-            )
-            tally.clear()
+    # ---- One step
 
-    def batches(once: bool = False) -> Iterator[Batch]:
-        """All that are still to be trained on, each on its way to the device; or those of the update at hand alone."""
-        cut = replace(plan, steps=state.step + 1) if once else plan
-        loader = replace(recipe.loader, workers=0) if once else recipe.loader
-        read = loading.training(
-            split, partial(cut.keys, split, state.step), loader, device.type == "cuda", lost, damage
-        )
-        return loading.copied(read, machine.place, device)
+    def step(self) -> Update | None:
+        """Make one optimizer step; None where the run went back and leaves it out. A tool calls `open` before."""
+        at, update = self.position(), None
+        if self.state.skips(at.step):
+            self.batches.skip(self.plan.accumulation)
+        else:
+            update = self.forward_backward(at)
+            self.apply(update, at)
+        self.state.step += 1
+        self.clock.step()
+        self.logger.progress(self.state.step, self.plan.steps)
+        self.monitor.step(self.state.step)
+        return update
 
-    def list_damage() -> None:
-        """Write down what was damaged, on any rank, and what was trained on in its place."""
-        if damage is not None:
-            damage.add([one for found in machine.each(list(damage.found.values())) for one in found])
-            run.replaced(state.step, damage.found.values())
+    def position(self) -> At:
+        """Return where the step at hand stands, its epoch's cached outputs checked."""
+        step = self.state.step
+        epoch, _ = self.plan.where(step)
+        self.batches.check_epoch(epoch)
+        return At(step, epoch, step / self.plan.steps, self.monitor.gather, self.machine.autocast)
 
-    def lost(said: str) -> None:
-        """A worker that read batches was lost, and replaced."""
-        run.tracker.event(state.step, "worker_lost", {"said": said})
+    def forward_backward(self, at: At) -> Update:
+        """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
+        twice, undone = self.determinism.due(), self.recipe.train.nonfinite == "skip" or self.memory.halving
+        while True:
+            update = Update(at.step, [], self.model.copy_buffers() if undone or twice else [])
+            if twice:
+                self.determinism.begin()
+            try:
+                if not (short := self.memory.recorded()):
+                    update.losses = self.accumulate(self.batches, at)
+            except (RuntimeError, MemoryError) as error:
+                short = out_of_memory.reason(error)  # raises it again where it is another one
+            if not (short := self.memory.agree(short)):
+                break
+            self.plan = self.memory.halve(self.plan, short)
+            self.model.restore_buffers(update.buffers)
+            self.model.zero_grad()
+            self.restart_batches()
+        if twice:
+            self.determinism.check(update, lambda: self.accumulate(self.batches.again(self.plan, at.step), at))
+        return update
 
-    def gradients(stream: Iterator[Batch], at: At) -> list[Loss]:
-        """Add up the gradients of the micro-batches of an update, averaged over processes; returns their losses."""
+    def accumulate(self, batches: Iterator[Batch], at: At) -> list[Loss]:
+        """Add up the gradients of the micro-batches of a step, averaged over processes; returns their losses."""
         losses: list[Loss] = []
-        for micro in range(plan.accumulation):
-            clock.to("data")
-            batch = next(stream)
-            clock.to("transfer")
-            batch = split.on_device(machine.place(batch))
-            clock.to("forward")
-            rng.reseed(device, recipe.seed, at.step, micro, machine.rank)
-            with machine.no_sync(net, last=micro == plan.accumulation - 1 and not portions.apart):
-                loss = task.loss(net, parts, batch, at)
-                clock.to("backward")
+        for micro in range(self.plan.accumulation):
+            batch = next(batches)
+            self.clock.to("forward")
+            rng.reseed(self.machine.device, self.recipe.seed, at.step, micro, self.machine.rank)
+            synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
+            with self.machine.no_sync(self.model.net, last=synchronised):
+                loss = self.recipe.task.loss(self.model.net, self.model.parts, batch, at)
+                self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
-                machine.backward(loss.sum, machine.world / plan.batch_size)
+                self.machine.backward(loss.sum, self.machine.world / self.plan.batch_size)
             losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
-        clock.to("optimizer")
+        self.clock.to("optimizer")
         return losses
 
-    # ---- What is frozen: scored before the first step, and computed once where nothing about it changes
-    held: dict[str, int] = {}
-    damage: Damage | None = None  # a checkpoint may be due before anything was trained on
-    saved = set() if run.checkpoint is None else {state.step}
-    began, first_step = clock.training, state.step
-    saves = bool(recipe.best) or agenda.gates["checkpoint"].due < plan.steps
-    warm = first_step + 1 if saves and not machine.sharded else -1  # by then the optimizer has its state
-    if run.checkpoint is None:
-        for name, module in parts.frozen.items() if splits else ():
-            clock.to("eval")
-            first = next(iter(splits))
-            scores = score(module, first)
-            run.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
-            outcome.curves.setdefault(first, {})[name] = scores.curves
-            if name in parts.trusted:
-                best.refuse_chance(name, first, scores)
-                if not scores.chance:
-                    run.say(f"{name}: {first} is too small to tell it from guessing")
-        if hold(name for name, e in recipe.evaluations.items() if e.at_start):
-            raise Stopped
-    clock.to("setup")
-    outputs = teacher_cache.outputs(parts, data.train, machine, run, recipe.seed)
-    split, checked = outputs.split, None
-    damage = Damage.policy(recipe, data, split)
-    if damage is not None and run.checkpoint is not None:
-        damage.add(machine.share(run.damaged()))
-    if not outputs.whole:  # told to stop meanwhile; what there is of them is gone on with
-        outcome.status = "KILLED"
+    def apply(self, update: Update, at: At) -> None:
+        """Finish the gradients of a step, have it watched, and move the weights."""
+        update.norm = finish_gradients(
+            self.machine, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
+        )
+        update.finite = all_finite(update.norm, update.losses, self.machine)
+        for guard in self.guards:
+            guard.observe(update)
+        if self.recipe.train.nonfinite == "skip" and not bool(update.finite):
+            nonfinite.skip(update, self.model, self.state, self.logger)
+        else:
+            self.checkpoints.wait_for_copies("optimizer")  # what one still copies must not change
+            self.model.update(self.plan.lr(self.recipe, at.step), at.step)
+            self.meter.add(update.losses, full_tensor(update.norm))
+        self.model.zero_grad()
 
-    # ---- Training
-    settle()  # worker processes are not forked while a thread writes
-    bare.train()
-    stream, skips = batches(), recipe.train.nonfinite == "skip"
-    going = outputs.whole
-    if going and state.step >= agenda.next:  # it was stopped before that was done
-        run.stop.save_first()
-        if not attend():
-            stop()
-            going = False
-    stop_asked = machine.any(run.stopping())
-    while going and state.step < plan.steps:
-        if recipe.stop_when and state.waited >= recipe.stop_when.patience:
-            run.say(f"step {state.step}: {recipe.stop_when.metric} no longer improves; stopping early")
-            run.tracker.event(state.step, "stopped_early", {"metric": recipe.stop_when.metric})
-            break
-        epoch, _ = plan.where(state.step)
-        if epoch != checked:
-            clock.to("eval")
-            outputs.check(epoch)
-            checked = epoch
-        at = At(state.step, epoch, state.step / plan.steps, gather, machine.accelerator.autocast)
-        leave_out, replayed = state.leaves_out(state.step), twice.due(state)
-        before = nonfinite.snapshot(bare, parts) if skips or portions.halving or replayed else []
-        if replayed:
-            twice.begin(state, params)
-        if leave_out:
-            clock.to("data")
-            for _ in range(plan.accumulation):
-                next(stream)
-        elif (losses := portions.tried(gradients, stream, at)) is None:
-            plan = portions.smaller(plan)
-            nonfinite.put_back(bare, parts, before)
-            optim.forget(params)
-            settle()  # as before the first batch
-            stream = batches()
-            continue
-        if replayed:
-            twice.check(state, params, parts, before, losses, lambda at=at: gradients(batches(once=True), at))
-        if not leave_out:
-            norm = _finish_gradients(machine, params, plan, losses, recipe.optim, portions.apart)
-            finite = nonfinite.finite(norm, losses, machine)
-            if skips and not bool(finite):
-                nonfinite.leave_out(state, bare, parts, before, run)
-            else:
-                run.copied("optimizer")
-                optim.set_lr(inner, plan.lr(recipe, state.step))
-                update()
-                machine.average_buffers(bare)
-                if average:
-                    average.update(bare, state.step)
-                tally.add(losses, nonfinite.local(norm))
-            optim.forget(params)
-        state.step += 1
-        clock.step()
-        run.progress(state.step, plan.steps)
-        observer.step(state.step)
-        if state.step == first_step + 1:
-            run.begun(lambda: (machine.asked, *clock.moved), machine.rank)
-        if state.step == warm:
-            run.expect(state)
+    # ---- Between steps
 
-        # ---- Whether the update before this one was as it should be; where something is built on this one, it too
-        asked = stop_asked()
-        bad = watch.look() if leave_out or skips else watch.turn(finite, state.step - 1)
-        jump = None if leave_out else detector.turn(losses, state.step - 1)
-        if asked or state.step >= min(plan.steps, agenda.next):
-            bad, jump = bad if bad is not None else watch.look(), jump or detector.look()
-        if (trouble := nonfinite.trouble(bad, recipe) or jump) is not None:
-            settle()
-            watch.clear()
-            detector.clear()
-            rollback.roll_back(state, trouble, run, machine)
-            held.clear()
-            saved = {state.step}
-            stop_asked = machine.any(run.stopping())
-            stream = batches()
-            continue
+    def after_step(self, asked: bool = False) -> bool:
+        """Judge the step, and do what is due after it. False: told to stop, as it was `asked` or meanwhile."""
+        due = self.state.step >= self.events.next
+        if (rollback := self.judge(wait=asked or due or self.state.step == self.plan.steps)) is not None:
+            self.roll_back(rollback)
+            return True
+        return not asked and (not due or self.run_events())
 
-        # ---- What is due at this step, unless it is the last for now
-        if asked or (state.step >= agenda.next and not attend()):
-            stop()
-            break
-        stop_asked = machine.any(run.stopping())
+    def judge(self, wait: bool) -> Rollback | None:
+        """Return what the guards ask for; with `wait` the last step is judged too: something is built on it."""
+        verdicts = [guard.verdict(wait) for guard in self.guards]
+        return next((verdict for verdict in verdicts if verdict is not None), None)
 
-    # ---- The end
-    machine.synchronize()
-    list_damage()
-    if outcome.status == "FINISHED":
-        log()
-        if hold(n for n, e in recipe.evaluations.items() if e.at_end and held.get(n) != state.step):
-            stop()
-        elif recipe.checkpoints.at_end:
-            save(ends=True)
-    settle()
-    if outcome.status == "FINISHED":
-        run.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
-    clock.to("log")
-    outcome.step, outcome.best, outcome.final = state.step, state.best, state.final
-    outcome.speed = clock.whole(plan.batch_size * state.step, state.trained + clock.training - began)
-    outcome.steps, outcome.verdict = clock.recent(), observer.close(state.step)
-    return outcome
+    def roll_back(self, rollback: Rollback) -> None:
+        """Go back to a checkpoint, and on from there without the steps that went wrong."""
+        self.checkpoints.roll_back(rollback)
+        for guard in self.guards:
+            guard.reset()
+        self.evaluator.at.clear()
+        self.restart_batches()
+
+    def restart_batches(self) -> None:
+        """Read batches from the step at hand on. Workers are not forked while a thread writes a checkpoint."""
+        self.checkpoints.wait()
+        self.batches.restart(self.plan, self.state.step)
+
+    def run_events(self) -> bool:
+        """Log, evaluate, save and draw what is due. False: told to stop; what was left is due again on resume."""
+        state, events = self.state, self.events
+        self.machine.synchronize()
+        elapsed = self.clock.elapsed()
+        due = events.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - self.first_step))
+        if "log" in due:
+            self.log()
+        names = [name.removeprefix("evaluate.") for name in due if name.startswith("evaluate.")]
+        if left := self.evaluator.run(names):
+            undone = {f"evaluate.{name}" for name in left} | {"checkpoint", "safeguard", "figures"}
+            events.give_back(undone.intersection(due))
+            return False
+        if "checkpoint" in due or ("safeguard" in due and state.step < self.plan.steps):
+            self.checkpoints.save()
+        if "figures" in due:
+            self.clock.to("log")
+            self.logger.draw(self.evaluator.curves)
+        return True
+
+    def log(self) -> None:
+        """Log loss, rate, norm, speed and time shares since the last line."""
+        self.clock.to("log")
+        if not self.meter.batches:
+            return
+        skipped, lr = self.state.skipped(), self.model.optimizer.param_groups[0]["lr"]
+        learned = {**self.meter.read(), **({"train/left_out": skipped} if skipped else {})}
+        learned |= {"train/lr": lr, "train/epoch": self.state.step / self.plan.steps_per_epoch}
+        self.logger.line(self.state.step, self.plan.steps, learned, self.monitor.window())
+        self.meter.clear()
+
+    def stops_early(self) -> bool:
+        """Return whether the score that `stop_when` names no longer improves; say so."""
+        rule = self.recipe.stop_when
+        if rule is None or self.state.waited < rule.patience:
+            return False
+        self.logger.stopped_early(self.state.step, rule.metric)
+        return True
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End workers and the watchdog, and wait for a checkpoint that is being written."""
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        self.batches.close()
+        self.checkpoints.close()
+        self.logger.close()

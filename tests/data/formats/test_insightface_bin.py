@@ -97,6 +97,12 @@ def test_a_file_that_calls_is_refused_and_nothing_is_called(tmp_path, place, pro
         b"\x80\x02}.",
         b"Pid\n.",
         b"\x80\x02\x82\x01.",
+        b"\x80\x02]r\xff\xff\xff\x7f.",
+        b"]p2147483647\n.",
+        b"\x80\x05\x96\0\0\0\0\0\x01\0\0x.",
+        b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f].",
+        b"\x80\x02c_codecs\nencode\n]\x85R.",
+        b"\x80\x02cnumpy\ndtype\n]\x85R.",
     ],
 )
 def test_hand_written_programs_are_refused(tmp_path, program):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.spatial.transform import Rotation
 
-from trainkit.data.formats import nifti
+from trainkit.data.formats import nifti, nifti_header, volume_grid
 from trainkit.errors import UserError
 
 SHAPE = (4, 5, 6)
@@ -228,12 +228,12 @@ def test_stored_axes_are_nibabels_canonical_ones_permuted(order, axes):
         image = nibabel.Nifti1Image(ramp(), permuted(order, signs))
         canonical = nibabel.as_closest_canonical(image)
         world = ["xyz".index(letter) for letter in axes]
-        how = nifti.orientation(image.affine, axes)
+        how = volume_grid.orientation(image.affine, axes)
         assert np.array_equal(how.apply(ramp()), np.asarray(canonical.dataobj).transpose(world))
         assert np.array_equal(how.undo(how.apply(ramp())), ramp())
-        header = nifti.Header("", SHAPE, np.dtype("i2"), image.affine, (0.5, 1.25, 4.0))
+        header = nifti_header.Header("", SHAPE, np.dtype("i2"), image.affine, (0.5, 1.25, 4.0))
         expected = np.linalg.norm(canonical.affine[:3, :3], axis=0)
-        assert how.spacing(header) == tuple(expected[world]) and nifti.ras_spacing(header) == tuple(expected)
+        assert how.spacing(header) == tuple(expected[world]) and volume_grid.ras_spacing(header) == tuple(expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -246,7 +246,7 @@ def test_any_rotation_goes_to_the_closest_axes_and_back(angles, spacing, array):
     matrix = Rotation.from_euler("xyz", angles, degrees=True).as_matrix()
     affine = np.eye(4)
     affine[:3, :3] = matrix * spacing
-    how = nifti.orientation(affine, "xyz")
+    how = volume_grid.orientation(affine, "xyz")
     assert np.array_equal(how.undo(how.apply(array)), array)
     # No other pairing of axes has larger cosines, and every stored axis grows with its own.
     cosines = matrix[:, how.order] * np.where(how.flip, -1, 1)
@@ -256,7 +256,7 @@ def test_any_rotation_goes_to_the_closest_axes_and_back(angles, spacing, array):
 
 def test_orientation_wants_every_axis_once():
     with pytest.raises(ValueError, match="xxz"):
-        nifti.orientation(np.eye(4), "xxz")
+        volume_grid.orientation(np.eye(4), "xxz")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_orientation_wants_every_axis_once():
     ],
 )
 def test_depth_is_the_axis_with_the_largest_median_spacing(spacings, axes):
-    assert nifti.slice_axis_order(np.array(spacings, float)) == axes
+    assert volume_grid.slice_axis_order(np.array(spacings, float)) == axes
 
 
 # Two grids
@@ -281,30 +281,30 @@ def test_depth_is_the_axis_with_the_largest_median_spacing(spacings, axes):
 
 def header_of(affine, shape=SHAPE):
     first, second, third = np.linalg.norm(affine[:3, :3], axis=0)
-    return nifti.Header(nifti.Path("other.nii"), shape, np.dtype("u1"), affine, (first, second, third))
+    return nifti_header.Header(nifti_header.Path("other.nii"), shape, np.dtype("u1"), affine, (first, second, third))
 
 
 def test_grids_are_equal_up_to_rounding_alone():
     a = header_of(OBLIQUE)
     moved = OBLIQUE.copy()
     moved[0, 3] += 0.005
-    assert nifti.same_grid(a, header_of(OBLIQUE.astype(np.float32).astype(float))) is None
-    assert nifti.same_grid(a, header_of(moved)) is None
+    assert volume_grid.same_grid(a, header_of(OBLIQUE.astype(np.float32).astype(float))) is None
+    assert volume_grid.same_grid(a, header_of(moved)) is None
     moved[0, 3] += 0.1
-    assert "lies elsewhere than other.nii (their affines put a corner 0.105 mm apart)" in nifti.same_grid(
+    assert "lies elsewhere than other.nii (their affines put a corner 0.105 mm apart)" in volume_grid.same_grid(
         a, header_of(moved)
     )
 
 
 def test_grids_of_other_shape_spacing_or_direction_are_told_apart():
     a = header_of(OBLIQUE)
-    assert nifti.same_grid(a, header_of(OBLIQUE, (5, 4, 6))) == "4 x 5 x 6 voxels, other.nii has 5 x 4 x 6"
-    assert "spacing" in nifti.same_grid(a, header_of(OBLIQUE @ np.diag([1, 1, 1.1, 1])))
-    assert "elsewhere" in nifti.same_grid(a, header_of(OBLIQUE @ np.diag([-1, 1, 1, 1])))
+    assert volume_grid.same_grid(a, header_of(OBLIQUE, (5, 4, 6))) == "4 x 5 x 6 voxels, other.nii has 5 x 4 x 6"
+    assert "spacing" in volume_grid.same_grid(a, header_of(OBLIQUE @ np.diag([1, 1, 1.1, 1])))
+    assert "elsewhere" in volume_grid.same_grid(a, header_of(OBLIQUE @ np.diag([-1, 1, 1, 1])))
     # The same origin and spacing, and yet another place: only corners tell.
     turned = OBLIQUE.copy()
     turned[:3, :3] = Rotation.from_euler("z", 2, degrees=True).as_matrix() @ OBLIQUE[:3, :3]
-    assert "elsewhere" in nifti.same_grid(a, header_of(turned))
+    assert "elsewhere" in volume_grid.same_grid(a, header_of(turned))
 
 
 # Writing
@@ -329,7 +329,7 @@ def test_labels_are_written_where_their_image_is(tmp_path, kind, order, suffix):
     assert out.header.get_zooms() == image.header.get_zooms() and out.header.get_xyzt_units()[0] == "mm"
     assert b"Jane" not in out.header.binaryblock
     again, header = nifti.read_labels(tmp_path / f"out{suffix}", 10)
-    assert np.array_equal(again, labels) and nifti.same_grid(header, nifti.read_header(source)) is None
+    assert np.array_equal(again, labels) and volume_grid.same_grid(header, nifti.read_header(source)) is None
 
 
 @pytest.mark.parametrize("fields", [{"sform_code": 0}, {"sform_code": 0, "qform_code": 0}, {"xyzt_units": 3}])
@@ -345,7 +345,7 @@ def test_what_was_turned_is_written_as_the_file_has_it(tmp_path):
     """From a file through stored axes and back to a file: a voxel keeps its place in the world."""
     for order, signs in itertools.product(itertools.permutations(range(3)), [(1, -1, -1), (-1, 1, -1)]):
         header = nifti.read_header(save(tmp_path / "a.nii", ramp("u1"), permuted(order, signs)))
-        how = nifti.orientation(header.affine, "yzx")
+        how = volume_grid.orientation(header.affine, "yzx")
         stored = np.ascontiguousarray(how.apply(nifti.read_labels(header.path)[0]))
         nifti.write_labels(tmp_path / "b.nii.gz", how.undo(stored), header)
         there = nibabel.load(tmp_path / "b.nii.gz")
@@ -421,4 +421,4 @@ def test_every_real_pair_lies_on_one_grid_and_holds_labels_0_to_2(shared):
     for path in paths:
         labels, header = nifti.read_labels(root / "labelsTr" / path.name, 3)
         image, of = nifti.read_image(path)
-        assert nifti.same_grid(header, of) is None and image.shape == labels.shape and labels.max() == 2
+        assert volume_grid.same_grid(header, of) is None and image.shape == labels.shape and labels.max() == 2

@@ -280,7 +280,7 @@ def test_people_are_held_out_by_share_or_by_name(home):
     assert named.evaluations["held_out"].persons() == {"p01", "p04"}
     with pytest.raises(UserError, match="people that are not there: p9; expected some of: p00"):
         block(home, hold_out=["p9"]).open(0)
-    with pytest.raises(UserError, match="leaves nobody to train on"):
+    with pytest.raises(UserError, match="leaves nothing to train on"):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)
 
 
@@ -312,7 +312,7 @@ def test_a_batch_is_in_the_order_of_its_modalities_and_queries_are_rows_of_it(op
         there = query[query >= 0]
         assert len(set(batch["label"][there].tolist())) == 1
         assert modality[there].tolist() == np.flatnonzero(query >= 0).tolist()
-    one = dataset.replace(train, queries="one").fetch(rows, 0)["queries"].numpy()
+    one = dataset.replace(train, data=dataset.replace(train.data, queries="one")).fetch(rows, 0)["queries"].numpy()
     assert one.shape == (2, 5) and (one[:, 0] == -1).all() and (one[:, 1:] >= 0).all()
 
 
@@ -336,7 +336,7 @@ def test_pictures_and_words_in_a_batch_are_those_of_their_records(home):
     assert place[2] == 0 and batch["image.cp"].shape == (0, 3, 16, 8)
     done = train.on_device(batch)
     assert done["image.cp"].shape == (0, 3, 16, 8) and done["image.cp"].dtype == torch.float32
-    expected = augment.normalise(batch["image.rgb"], train.mean, train.std)
+    expected = augment.normalise(batch["image.rgb"], train.data.mean, train.data.std)
     assert torch.equal(done["image.rgb"], expected)
 
 
@@ -348,8 +348,10 @@ def test_pictures_are_augmented_as_each_would_be_alone(opened):
     at = 0
     for name in MODALITIES[:4]:
         for one, picture in zip(done[f"image.{name}"], batch[f"image.{name}"], strict=True):
-            alone = LIGHT.apply(picture[None], batch["augment"][at : at + 1], train.mean)
-            torch.testing.assert_close(one, augment.normalise(alone, train.mean, train.std)[0], rtol=0, atol=1e-6)
+            alone = LIGHT.apply(picture[None], batch["augment"][at : at + 1], train.data.mean)
+            torch.testing.assert_close(
+                one, augment.normalise(alone, train.data.mean, train.data.std)[0], rtol=0, atol=1e-6
+            )
             at += 1
     assert at == len(batch["augment"])
 
@@ -384,7 +386,8 @@ def test_queries_lose_modalities_from_an_epoch_on_and_never_all(home):
     train = block(home, modality_dropout=ModalityDropout(p=0.5, from_epoch=2)).open(0).train
     rows = train.order(0, 10)[0, :]
     whole = train.fetch(rows, 1)["queries"]
-    assert torch.equal(whole, dataset.replace(train, dropout=None).fetch(rows, 2)["queries"])
+    without = dataset.replace(train, data=dataset.replace(train.data, modality_dropout=None))
+    assert torch.equal(whole, without.fetch(rows, 2)["queries"])
     assert not torch.equal(whole, train.fetch(rows, 2)["queries"])
     lost = []
     for epoch in range(2, 60):
@@ -532,7 +535,7 @@ def test_the_digest_follows_pictures_words_and_people(home, tmp_path):
         ({"std": [0.0, 1.0, 1.0]}, "std"),
         ({"token_dropout": 1.0}, "token_dropout"),
         ({"modalities": ["nir", "text"]}, "rgb is needed"),
-        ({"evaluate": {"v": "held_out"}}, "hold_out does not say who"),
+        ({"evaluate": {"v": "held_out"}}, "hold_out does not say which people"),
         ({"evaluate": {"held_out": "b"}, "hold_out": "50%"}, "choose another name"),
         ({"evaluate": {"train": "b"}}, "`train` is not"),
     ],

@@ -230,8 +230,8 @@ def test_an_empty_set_and_a_missing_one(tmp_path):
     people_sets.write_csv(tmp_path / "index.csv", [])
     with pytest.raises(UserError, match="no records"):
         indexed(str(tmp_path))
-    assert "does not exist" in people_index.missing(str(tmp_path / "gone#train"))
-    assert people_index.missing(f"{tmp_path}#train") is None
+    assert "does not exist" in sources.missing(str(tmp_path / "gone#train"))
+    assert sources.missing(f"{tmp_path}#train") is None
 
 
 def path_of_index(root: str) -> Path:
@@ -301,7 +301,7 @@ def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path, name, array):
     np.save(file, array)
     manifest = json.loads((index.path / "manifest.json").read_text())
     manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": hashed_folder.sha256(file)}
-    manifest["digest"] = people_index.digest_of(manifest["files"])
+    manifest["digest"] = people_index.PeopleIndex.digest_of(manifest)
     (index.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="arrays that do not fit"):
         PeopleIndex(index.path)

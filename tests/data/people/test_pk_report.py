@@ -47,18 +47,19 @@ def drawn(spec, counts) -> Draw:
 
 def test_people_are_counted_by_what_they_have():
     told = report(drawn(ModalPK(people=2, each=4), COUNTS), NAMES, scan_seconds=0.25, scan_bytes=2_000_000)
-    assert (told.records, told.persons, told.pairable, told.unpaired, told.dropped) == (77, 7, 5, 2, 0)
+    assert (told.records, told.persons, told.draw.persons, told.unpaired, told.dropped) == (77, 7, 5, 2, 0)
     assert told.lacking == {"rgb": 1, "nir": 2, "cp": 3, "sk": 4, "text": 4}
     assert told.single == ("0003 (rgb)", "0004 (nir)")
     assert told.short == 2, "0006 has two other records and 0007 one, of three"
     assert told.repeats == pytest.approx((1 + 2) / (5 * 4))
-    assert told.lengths == {"people": 2, "records": 69 // 8} and told.batches == 2 and told.left == 1
-    assert told.bytes == 4 * 77 + 4 * 41 + 4 * 5
+    lengths = {"people": 2, "records": 69 // 8, "anchors": 2}
+    assert told.draw.lengths == lengths and told.draw.batches == 2 and told.draw.units == 5
+    assert told.draw.bytes == 4 * 77 + 4 * 41 + 4 * 5
 
 
 def test_what_is_dropped_is_told_apart_from_what_cannot_be_paired():
     told = report(drawn(ModalPK(people=2, each=4, short="drop"), COUNTS), NAMES)
-    assert (told.pairable, told.unpaired, told.dropped, told.repeats, told.short) == (3, 2, 2, 0.0, 0)
+    assert (told.draw.persons, told.unpaired, told.dropped, told.repeats, told.short) == (3, 2, 2, 0.0, 0)
 
 
 def test_the_report_in_words():
@@ -91,7 +92,7 @@ def test_the_report_in_words():
 def test_what_the_scan_took_is_said_where_it_is_known():
     told = report(drawn(Pairs(people=2, each=4), COUNTS), NAMES, 0.25, 1_000_000)
     assert ", scanned in 0.25 s, 1 MB; " in told.sentences()[0]
-    assert told.pairable == 5 and told.lacking["cp"] == 3 and told.lengths["anchors"] == 11
+    assert told.draw.persons == 5 and told.lacking["cp"] == 3 and told.draw.lengths["anchors"] == 11
     assert "scan" not in report(drawn(PK(people=2, each=2), COUNTS), NAMES).sentences()[0]
 
 
@@ -115,7 +116,7 @@ def test_repeats_are_those_that_are_drawn(spec, counts):
     for group in draw.rows(0, 0, 60 * (draw.units // 2)).reshape(-1, spec.each).tolist():
         again = spec.each - len(set(group))
         assert seen.setdefault(int(owner[group[0]]), again) == again
-    assert len(seen) == told.pairable
+    assert len(seen) == told.draw.persons
     expected = repeated(spec, counts)
     assert all(expected[who] == again for who, again in seen.items())
     weight = {who: counts[who, RGB] if isinstance(spec, Pairs) else 1 for who in seen}

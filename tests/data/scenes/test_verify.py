@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.cli import main
-from trainkit.data.scenes import verify
+from trainkit.data.scenes import audit, verify
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError
@@ -254,8 +254,8 @@ def test_what_is_odd_is_told_and_no_problem(root):
     assert twice in found[1]
     # The same of the packed form, which a training has at hand.
     whole = opened(root).evaluations["train"].scenes
-    seen = verify.of_packed("train", whole.masks, whole.pictures)
-    assert [f"warning: {root}#train: {text}" for text in verify.oddities(seen)] == found
+    seen = audit.audit_packed("train", whole.masks, whole.pictures)
+    assert [f"warning: {root}#train: {text}" for text in audit.oddities(seen)] == found
 
 
 def test_masks_of_other_pictures_are_told(root):

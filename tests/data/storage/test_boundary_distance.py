@@ -227,7 +227,7 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
     (found.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="digest does not fit"):
         distances_once(data, Distance())
-    manifest["digest"] = boundary_distance.digest_of(manifest)
+    manifest["digest"] = Distances.digest_of(manifest)
     (found.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="of other masks"):
         distances_once(data, Distance())

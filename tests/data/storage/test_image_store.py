@@ -178,7 +178,7 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
                 "bytes": (folder / name).stat().st_size,
                 "sha256": hashed_folder.sha256(folder / name),
             }
-    manifest["digest"] = image_store.digest_of(manifest["files"], (12, 3, SIZE))
+    manifest["digest"] = Packed.digest_of(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=words):
         Packed(folder)
@@ -311,7 +311,7 @@ def test_a_label_out_of_range_is_named_by_its_row(folder):
     file = folder / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["files"]["labels.npy"]["sha256"] = hashed_folder.sha256(folder / "labels.npy")
-    manifest["digest"] = image_store.digest_of(manifest["files"], (12, 3, SIZE))
+    manifest["digest"] = Packed.digest_of(manifest)
     file.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"row 9 .*label 3"):
         Packed(folder)
@@ -351,7 +351,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     root = people(tmp_path / "people")
-    monkeypatch.setattr(Writer, "_save", full)
+    monkeypatch.setattr(Writer, "save", full)
     with pytest.raises(UserError, match="No space left"):
         import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
     assert list((tmp_path / "out").iterdir()) == []

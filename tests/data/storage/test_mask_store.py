@@ -193,7 +193,7 @@ def damaged(data, change):
     for name, entry in manifest["files"].items():
         entry["bytes"] = (data.path / name).stat().st_size
         entry["sha256"] = hashed_folder.sha256(data.path / name)
-    manifest["digest"] = mask_store.digest_of(manifest)
+    manifest["digest"] = mask_store.PackedMasks.digest_of(manifest)
     (data.path / "manifest.json").write_text(json.dumps(manifest))
 
 

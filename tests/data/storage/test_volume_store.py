@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.storage import hashed_folder, volume_store
-from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer, digest_of
+from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
 
@@ -214,7 +214,7 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
         "bytes": (copied / "cases.json").stat().st_size,
         "sha256": hashed_folder.sha256(copied / "cases.json"),
     }
-    manifest["digest"] = digest_of(manifest)
+    manifest["digest"] = PackedVolumes.digest_of(manifest)
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=str(copied)):
         PackedVolumes(copied)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from trainkit.data import folders
 from trainkit.errors import UserError
 
 TEMPLATE = np.asarray(
@@ -18,9 +18,12 @@ TEMPLATE = np.asarray(
 LANDMARKS = "landmarks5.json"
 """A file beside the identities: relative path of a picture to its five points."""
 
+LIMIT = 4 << 30
+"""Largest such file that is read, in bytes: some 200 for each picture."""
+
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The rotation, scale and shift that bring points (n, 2) nearest to others, as a (2, 3) matrix (Umeyama 1991)."""
+    """Compute rotation, scale and shift that bring points (n, 2) nearest to others, a (2, 3) matrix (Umeyama 1991)."""
     source, target = np.asarray(source, float), np.asarray(target, float)
     middle_s, middle_t = source.mean(0), target.mean(0)
     centred_s, centred_t = source - middle_s, target - middle_t
@@ -57,11 +60,8 @@ def align_face(pixels: np.ndarray, landmarks: np.ndarray, size: int, where: str)
 
 
 def read_landmarks(file: Path) -> dict[str, np.ndarray]:
-    """Relative path to five points (5, 2). Raises UserError naming the first entry that is something else."""
-    try:
-        entries = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "a JSON mapping") from None
+    """Read five points (5, 2) by relative path. Raises UserError naming the first entry that is something else."""
+    entries = folders.read_json(file, LIMIT, "a JSON mapping")
     if not isinstance(entries, dict):
         raise UserError(str(file), type(entries).__name__, "a mapping of paths to five points")
     points: dict[str, np.ndarray] = {}

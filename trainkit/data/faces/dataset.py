@@ -17,6 +17,7 @@ from trainkit.data import evaluation_sets, hub, leakage, sources
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
+from trainkit.data.split import TrainSplit, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
@@ -56,10 +57,8 @@ class Faces:
         return Opened(Meta(faces.classes, shape, faces.digest, faces.class_names), train, scored)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
-        named = {"data.train": self.train} | {f"data.evaluate.{name}": path for name, path in self.evaluate.items()}
-        absent = {key: sources.missing(path) for key, path in named.items() if path != SAMPLE}
-        return [f"{key}: {sentence}" for key, sentence in absent.items() if sentence]
+        """Return sentences about files that are not there yet."""
+        return missing(self.train, self.evaluate, lambda path: None if path == SAMPLE else sources.missing(path))
 
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
@@ -89,7 +88,7 @@ class Faces:
 
 
 @dataclass(frozen=True)
-class FaceSplit:
+class FaceSplit(TrainSplit):
     """A packed set as the loop sees it. Keys: image (uint8), label, index, view."""
 
     name: str
@@ -97,16 +96,7 @@ class FaceSplit:
     seed: int
     mirror: bool = False
     """Mirror half of the pictures, by a hash of seed, epoch and row."""
-
-    @property
-    def at_once(self) -> None:
-        """Pictures are read in batches of any size."""
-        return None
-
-    @property
-    def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
-        return True
+    any_thread = True
 
     @property
     def size(self) -> int:
@@ -129,7 +119,7 @@ class FaceSplit:
         return self.packed.protocol()
 
     def held(self) -> Held:
-        """What it can be compared with other splits by: people by their names, of a set to be scored by its folders."""
+        """Return what splits are compared by: people by their names, of a set to be scored by its folders."""
         if not self.packed.classes:
             folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
             return leakage.held_in(self.packed, subjects=_people(folders), kind="people")
@@ -138,18 +128,9 @@ class FaceSplit:
         people = _people(names)
         return leakage.held_in(self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts)
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray | rng.Shuffled:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when there are fewer pictures than one batch takes.
-        """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        return rng.order(self.seed, epoch, self.size, batch_size)
-
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, and which of them are to be mirrored: all in the view asked for, or as the epoch
-        draws it. They are mirrored where the batch lives, by `on_device`.
+        """Read the pictures at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the
+        epoch. They are mirrored where the batch lives, by `on_device`.
 
         Raises UserError at a damaged row.
         """
@@ -165,7 +146,7 @@ class FaceSplit:
         }
 
     def on_device(self, batch: Batch) -> Batch:
-        """Mirrors pictures of view 1; pixels 0 .. 255 to -1 .. 1, as networks take them: (x / 255 - 0.5) / 0.5."""
+        """Mirror pictures of view 1, and bring pixels 0 .. 255 to -1 .. 1: (x / 255 - 0.5) / 0.5."""
         image = batch["image"]
         if self.mirror:
             image = _mirrored(image, batch["view"])
@@ -173,7 +154,7 @@ class FaceSplit:
 
 
 def _mirrored(images: Tensor, views: Tensor) -> Tensor:
-    """The pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
+    """Return the pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
 
     Both are made and one is chosen: to pick out those of view 1, the host would have to wait for the device.
     """
@@ -184,7 +165,7 @@ def _mirrored(images: Tensor, views: Tensor) -> Tensor:
 
 
 def _people(names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that name people: a number is another person in every set."""
+    """Return those of the names that name people: a number is another person in every set."""
     return frozenset(name for name in names if any(character.isalpha() for character in name))
 
 

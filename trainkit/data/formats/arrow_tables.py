@@ -8,6 +8,7 @@ Reading the tables directly leaves out every decoder and builder that `datasets`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -22,6 +23,7 @@ from trainkit.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyarrow.parquet import ParquetFile
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes")
 LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label")
@@ -57,12 +59,12 @@ class Table:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether `path` was written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
+    """Return True for a folder written by `Dataset.save_to_disk` or `DatasetDict.save_to_disk`."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
 def parquet_files(path: Path, split: str | None = None) -> list[Path]:
-    """The parquet files at `path`: itself, or those of a folder or its `data/`.
+    """List the parquet files at `path`: itself, or those of a folder or its `data/`.
 
     Of a folder only those named after the split (`val.parquet`, `val-00000-of-00002.parquet`) where there are any;
     without a split those of `train*`.
@@ -80,7 +82,7 @@ def _is_of(file: Path, split: str) -> bool:
 
 
 def saved(path: Path, split: str | None = None) -> Source:
-    """A set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
+    """Open a set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
 
     Raises UserError when it holds no pictures, no labels or no such split.
     """
@@ -95,13 +97,15 @@ def _saved(path: Path, split: str | None) -> tuple[Table, str | None, bool]:
 
 
 def parquet(path: Path, split: str | None = None) -> Source:
-    """Parquet files with a picture and a label column. Raises UserError when they have none, or no such split."""
+    """Open parquet files with an image and a label column. Raises UserError when they have none, or no such split."""
     return _source(*_parquet(path, split))
 
 
 def open_table(path: Path, split: str | None = None, at_once: int = _ROWS) -> tuple[Table, str | None, int]:
-    """A saved set or parquet files, whatever their columns: the table, the value of its split column whose rows are
-    meant (None: all), and how many rows that is. Of parquet files `at_once` rows are read together.
+    """Open a saved set or parquet files, whatever their columns.
+
+    Returns the table, the value of its split column whose rows are meant (None: all), and their number. Of parquet
+    files `at_once` rows are read together.
 
     Raises UserError when there is nothing, it cannot be read, or there is no such split.
     """
@@ -133,7 +137,7 @@ def _parquet(path: Path, split: str | None, at_once: int = _ROWS) -> tuple[Table
 
 
 def parquet_batches(file: Path, columns: Sequence[str], at_once: int) -> Iterator[pyarrow.RecordBatch]:
-    """Some columns of a parquet file, checked, `at_once` rows together or fewer where they are large."""
+    """Read some columns of a parquet file, checked, `at_once` rows together or fewer where they are large."""
     import pyarrow.parquet as pq
 
     parquet_footers.refuse_fatal(file)
@@ -144,8 +148,8 @@ def parquet_batches(file: Path, columns: Sequence[str], at_once: int) -> Iterato
             yield batch
 
 
-def _bounded(table: pyarrow.parquet.ParquetFile, file: Path, columns: Sequence[str], at_once: int) -> int:
-    """How many rows of a parquet file, `at_once` at most, are read together so that they take about BATCH_BYTES.
+def _bounded(table: ParquetFile, file: Path, columns: Sequence[str], at_once: int) -> int:
+    """Return the number of rows of a parquet file, `at_once` at most, that together take about BATCH_BYTES.
 
     In a column with a dictionary thousands of rows may be one large value, which is made once for each of them: then a
     row is taken to be as large as all of its part of the file. Raises UserError for what unpacks to too much.
@@ -165,7 +169,7 @@ def _bounded(table: pyarrow.parquet.ParquetFile, file: Path, columns: Sequence[s
 
 
 def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
-    """The Arrow files of a saved set and the names of its ClassLabel, if it has one."""
+    """List the Arrow files of a saved set and the names of its ClassLabel, if it has one."""
     state = _json(path / "state.json")
     entries = state.get("_data_files")
     if not isinstance(entries, list) or not entries:
@@ -181,7 +185,7 @@ def saved_files(path: Path) -> tuple[list[Path], list[str] | None]:
 
 
 def stream_batches(files: list[Path]) -> Iterator[pyarrow.RecordBatch]:
-    """The record batches of Arrow stream files, memory-mapped and checked."""
+    """Read the record batches of Arrow stream files, memory-mapped and checked."""
     import pyarrow as pa
 
     for file in files:
@@ -193,7 +197,7 @@ def stream_batches(files: list[Path]) -> Iterator[pyarrow.RecordBatch]:
 
 
 def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.RecordBatch]:
-    """Record batches; one without columns may claim any number of rows, which pyarrow believes."""
+    """Yield record batches; one without columns may claim any number of rows, which pyarrow believes."""
     for batch in stream:
         if batch.num_rows < 0:
             raise UserError(str(file), f"a record batch of {batch.num_rows} rows", "0 or more", "save the set anew")
@@ -201,7 +205,7 @@ def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.
 
 
 def picture_bytes(value: Any, where: str) -> bytes:
-    """The encoded picture in a cell: bytes, or the struct of bytes and path that `datasets` writes."""
+    """Return the encoded image in a cell: bytes, or the struct of bytes and path that `datasets` writes."""
     data = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(data, bytes):
         remedy = "save the set with its pictures in it (to_parquet and save_to_disk do so)"
@@ -210,7 +214,7 @@ def picture_bytes(value: Any, where: str) -> bytes:
 
 
 def image_column(where: str, schema: pyarrow.Schema) -> str:
-    """The column of pictures: of a known name, or else the only struct with a field `bytes`."""
+    """Find the column of images: of a known name, or else the only struct with a field `bytes`."""
     named = [name for name in IMAGE_COLUMNS if name in schema.names and holds_pictures(schema.field(name).type)]
     structs = [field.name for field in schema if _is_picture_struct(field.type)]
     if not named and len(structs) != 1:
@@ -219,7 +223,7 @@ def image_column(where: str, schema: pyarrow.Schema) -> str:
 
 
 def _source(table: Table, split: str | None, whole: bool) -> Source:
-    """The rows of a split; `whole` where the files are those of the split, so that no column need say so."""
+    """Make a source of the rows of a split; `whole` where files are those of the split, and no column need say so."""
     image, label = _columns(str(table.path), table.schema)
     texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN) if _holds_text(table.schema, name)]
     number = NUMBER_COLUMN if label != NUMBER_COLUMN and NUMBER_COLUMN in table.schema.names else None
@@ -260,19 +264,24 @@ def _source(table: Table, split: str | None, whole: bool) -> Source:
 
 
 def _count(table: Table) -> dict[str, int]:
-    """Rows of each split that the column names."""
-    counts: Counter[str | None] = Counter()
+    """Count the rows of each split that the column names."""
+    counts: Counter[str] = Counter()
+    empty = 0
     for batch in table.batches([SPLIT_COLUMN]):
         for entry in batch.column(SPLIT_COLUMN).value_counts().to_pylist():
-            counts[entry["values"]] += entry["counts"]
-    if None in counts:
-        raise UserError(str(table.path), f"{counts[None]} rows whose {SPLIT_COLUMN} is empty", "a split in every row")
+            if entry["values"] is None:
+                empty += entry["counts"]
+            else:
+                counts[entry["values"]] += entry["counts"]
+    if empty:
+        raise UserError(str(table.path), f"{empty} rows whose {SPLIT_COLUMN} is empty", "a split in every row")
     return dict(counts)
 
 
 def _choose(table: Table, counts: dict[str, int] | None, split: str | None, whole: bool) -> tuple[str | None, int]:
-    """The value of the split column whose rows are taken, or None for all of them; and how many rows that is."""
-    there = sorted(counts or {})
+    """Return the value of the split column whose rows are taken, or None for all; and how many rows that is."""
+    counts = counts or {}
+    there = sorted(counts)
     if split is None:
         if len(there) < 2:
             return None, table.rows
@@ -307,7 +316,7 @@ def _holds_text(schema: pyarrow.Schema, name: str) -> bool:
 
 
 def holds_pictures(kind: pyarrow.DataType) -> bool:
-    """Whether a column of this type can hold encoded pictures: bytes, or the struct that `datasets` writes."""
+    """Return True for a type that can hold encoded images: bytes, or the struct that `datasets` writes."""
     import pyarrow as pa
 
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or _is_picture_struct(kind)
@@ -391,7 +400,7 @@ def _refuse_compressed(file: Path) -> None:
 
 
 def _compressed(message: pyarrow.ipc.Message) -> bool:
-    """Whether the flatbuffer of a message has the field `compression` of a record batch."""
+    """Return True where the flatbuffer of a message has the field `compression` of a record batch."""
     data = message.metadata.to_pybytes()
 
     def number(place: int, size: int = 4) -> int:
@@ -400,7 +409,7 @@ def _compressed(message: pyarrow.ipc.Message) -> bool:
         return int.from_bytes(data[place : place + size], "little", signed=size == 4)
 
     def entry(table: int, k: int) -> int:
-        """Where entry `k` of a table is, 0 where it has none."""
+        """Return the place of entry `k` of a table, 0 where it has none."""
         listed = table - number(table)
         offset = number(listed + 4 + 2 * k, 2) if 4 + 2 * k < number(listed, 2) else 0
         return table + offset if offset else 0
@@ -413,18 +422,13 @@ def _compressed(message: pyarrow.ipc.Message) -> bool:
     return entry(table, 3) != 0
 
 
-class naming:
-    """Turns pyarrow's exceptions into UserErrors that name the file."""
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Turn pyarrow's exceptions into UserErrors that name the file."""
+    import pyarrow as pa
 
-    def __init__(self, where: str):
-        self.where = where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        import pyarrow as pa
-
-        if isinstance(error, pa.ArrowException | OSError | ValueError):  # names of columns that are no UTF-8, too
-            text = " ".join(str(error).split())[:200]
-            raise UserError(self.where, f"cannot be read ({text})", "a whole Arrow or parquet file") from None
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:  # names of columns that are no UTF-8, too
+        text = " ".join(str(error).split())[:200]
+        raise UserError(where, f"cannot be read ({text})", "a whole Arrow or parquet file") from None

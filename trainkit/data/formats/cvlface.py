@@ -2,7 +2,7 @@
 
 Verification sets have rows (image, index, is_same); rows 2i and 2i + 1 are a pair. IJB sets have (image, index) and
 metadata of templates, medias, faceness_scores, p1, p2, label; TinyFace has rows (image, index, path) and metadata of
-probe_paths, gallery_paths, distractor_paths. A `metadata.pt` is read as tensors or not at all (`trainkit.weights`);
+probe_paths, gallery_paths, distractor_paths. A `metadata.pt` is read as tensors or not at all (`checkpoint.safe_load`);
 one with arrays or texts in it is to be saved again by those who trust it, as `metadata.npz` without objects.
 
 Written from the toolkit's readers; the sets themselves are handed out on request only and were not at hand.
@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 def read(root: Path) -> tuple[Source, Protocol]:
-    """The pictures, in the order of `index`, and the protocol. Raises UserError naming what does not fit."""
+    """Read the images, in the order of `index`, and the protocol. Raises UserError naming what does not fit."""
     files, _ = arrow_tables.saved_files(root)
     order, columns, image = _columns(root, files)
     metadata = root / "metadata.npz" if (root / "metadata.npz").is_file() else root / "metadata.pt"

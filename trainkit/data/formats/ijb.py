@@ -35,7 +35,7 @@ _FOLDERS = ("Probe", "Gallery_Match", "Gallery_Distractor")
 
 
 def metadata(root: Path) -> list[Path]:
-    """The files that make `root` a template folder; empty where it is none."""
+    """List the files that make `root` a template folder; empty where it is none."""
     if (root / "templates.csv").is_file():
         return [root / "templates.csv", root / "template_pairs.csv"]
     if (root / "metadata.npz").is_file():
@@ -49,7 +49,7 @@ def metadata(root: Path) -> list[Path]:
 
 
 def read_templates(root: Path) -> tuple[Source, Templates]:
-    """The pictures and the protocol of a template folder. Raises UserError naming file and line."""
+    """Read the images and the protocol of a template folder. Raises UserError naming file and line."""
     files = metadata(root)
     for file in files:
         if not file.is_file():
@@ -110,7 +110,7 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
 
 
 def identification_parts(root: Path) -> list[Path]:
-    """The three lists or folders that make `root` an identification set; empty where it is none."""
+    """List the three lists or folders that make `root` an identification set; empty where it is none."""
     for folder in (root, root / "Testing_Set"):
         for names in (tuple(f"{part}.txt" for part in _PARTS), _FOLDERS):
             if all((folder / name).exists() for name in names[:2]):
@@ -119,7 +119,7 @@ def identification_parts(root: Path) -> list[Path]:
 
 
 def read_identification(root: Path) -> tuple[Source, Identification]:
-    """The pictures and the protocol of a TinyFace folder. Raises UserError naming file and line."""
+    """Read the images and the protocol of a TinyFace folder. Raises UserError naming file and line."""
     parts = identification_parts(root)
     listed = [_listed(part) for part in parts]
     if not listed[0] or not listed[1]:
@@ -169,7 +169,7 @@ def _listed(part: Path) -> list[Path]:
 def _table(
     file: Path, delimiter: str, columns: tuple[str, ...], header: bool = False, optional: int = 0
 ) -> dict[str, np.ndarray]:
-    """Columns of a text table as arrays: `path` as text, coordinates and faceness as float64, all others as int64."""
+    """Read columns of a text table: `path` as text, coordinates and faceness as float64, all others as int64."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -199,7 +199,7 @@ def _table(
 
 
 def load_npz(file: Path) -> dict[str, np.ndarray]:
-    """The arrays of an npz, none of them objects. Raises UserError for damage, and for what unpacks to too much."""
+    """Read the arrays of an npz, none of them objects. Raises UserError for damage, and if it unpacks to too much."""
     import zipfile
 
     try:

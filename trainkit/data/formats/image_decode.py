@@ -26,7 +26,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 
 _BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
-"""What lies beside pictures and is not taken for one."""
+"""Endings of files that lie beside images and are not taken for one."""
 
 PIXEL_CAP = 50_000_000
 """Largest picture, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
@@ -54,7 +54,7 @@ class Below:
     """Files of other formats in folders, by suffix; not text or tables."""
 
     def left_out(self) -> tuple[str, ...]:
-        """Sentences about what lies there and is no picture of a class."""
+        """Return sentences about what lies there and is no image of a class."""
         said = (
             (len(self.loose), "pictures in no folder of a class", few(file.name for file in self.loose)),
             (len(self.deeper), "pictures in folders within those of classes", few(map(str, self.deeper))),
@@ -103,13 +103,13 @@ def is_called_picture(name: str) -> bool:
 
 
 def counted(suffixes: Counter[str]) -> str:
-    """Files by their suffix in words: `23 files (20 .heic, 3 .tif)`."""
+    """Describe files by their suffix: `23 files (20 .heic, 3 .tif)`."""
     each = (f"{count} {suffix or 'without suffix'}" for suffix, count in suffixes.most_common())
     return f"{number_of(suffixes.total(), 'files')} ({few(each)})"
 
 
 def read(path: Path, where: str) -> bytes:
-    """The bytes of an encoded picture. Raises UserError when it cannot be read, is empty or beyond the cap."""
+    """Read the bytes of an encoded image. Raises UserError when it cannot be read, is empty or beyond the cap."""
     try:
         if (size := folders.size_of(path, where, "a picture file")) > BYTE_CAP:
             raise UserError(where, f"{size} bytes", f"at most {BYTE_CAP}")
@@ -155,7 +155,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
 
 
 def plain_jpeg(data: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG that `plain_decoder` is for; None for others, and for what is no JPEG.
+    """Return height and width of a JPEG that `plain_decoder` is for; None for others, and for what is no JPEG.
 
     It has three channels of 8 bits, luma and chroma, coded by Huffman's method; no Exif, no marker of Adobe's and no
     second picture: nothing that Pillow and torchvision treat differently.
@@ -188,7 +188,7 @@ RuntimeError where it cannot."""
 
 @functools.cache
 def plain_decoder() -> Decoder | None:
-    """A faster decoder of `plain_jpeg`s than Pillow's, of the same arithmetic; it lets go of the interpreter.
+    """Return a faster decoder of `plain_jpeg`s than Pillow's, of the same arithmetic, that lets go of the interpreter.
 
     simplejpeg's where it is installed, else torchvision's: 0.46 and 0.55 of Pillow's time at 112 px. None where
     torchvision was built without it.
@@ -221,7 +221,7 @@ def _torchvision() -> Decoder:
 
 
 class Room:
-    """Where decoded pictures of one size lie until several of them are put in place at once.
+    """Memory where decoded images of one size lie until several of them are put in place at once.
 
     A thread lets go of the interpreter at each operation on pixels, and may have to wait to get it back: with few
     operations for many pictures, two threads read a tenth more of them. So many lie here as stay in a core's cache.
@@ -237,7 +237,7 @@ class Room:
         self._shifted = np.empty_like(self._words)
 
     def put(self, pixels: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Into (pictures, 3, height, width) what came to lie in `places`, or elsewhere and is (height, width, 3)."""
+        """Copy to (images, 3, height, width) what lies in `places`, or elsewhere as (height, width, 3)."""
         elsewhere = [k for k, picture in enumerate(pixels) if picture.shape[2] == 3]
         if len(elsewhere) < len(pixels):
             # Whole words, of which the lowest byte is kept, take 10 us for 112 px; byte by byte it is 16.
@@ -250,7 +250,7 @@ class Room:
 
     @classmethod
     def of_thread(cls, size: tuple[int, int]) -> Self:
-        """The calling thread's, made anew for another size: new memory costs more than what it is used for."""
+        """Return the calling thread's, made anew for another size: new memory costs more than what it is used for."""
         if getattr(_own, "room", None) is None or _own.room.size != size:
             _own.room = cls(size)
         return _own.room
@@ -300,7 +300,7 @@ def fit(pixels: np.ndarray, size: tuple[int, int], where: str, how: Fit = "no") 
 
 
 def _centre(height: int, width: int, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Left, upper, right and lower edge of the largest centred part of the shape of `size`, in pixels."""
+    """Return left, upper, right and lower edge of the largest centred part of the shape of `size`, in pixels."""
     scale = min(height / size[0], width / size[1])
     left, upper = (width - size[1] * scale) / 2, (height - size[0] * scale) / 2
     # Rounding must not lead past the edge, which PIL refuses.
@@ -316,7 +316,7 @@ def _resized(pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float,
 
 
 def encode(pixels: np.ndarray) -> bytes:
-    """Losslessly, as PNG."""
+    """Encode losslessly, as PNG."""
     from PIL import Image
 
     stream = io.BytesIO()

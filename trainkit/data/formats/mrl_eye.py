@@ -23,7 +23,7 @@ _NAME = re.compile(r"(s\d{4})_\d+_[01]_[01]_([01])_[0-2]_[01]_\d{2}\.png")
 
 
 def recognise(root: Path) -> Source | None:
-    """MRL Eye at `root`, or None where there is something else.
+    """Open MRL Eye at `root`; None where there is something else.
 
     Taken for it when the first picture has such a name in the folder of its subject; sorted into other folders
     the same files are ordinary classes. Raises UserError at a picture that does not belong there.
@@ -32,13 +32,13 @@ def recognise(root: Path) -> Source | None:
     files = found.files
     if not files or _parts(files[0]) is None:
         return None
-    if strange := [file.relative_to(root).as_posix() for file in files if _parts(file) is None]:
+    parts = {file: own for file in files if (own := _parts(file)) is not None}
+    if strange := [file.relative_to(root).as_posix() for file in files if file not in parts]:
         said = f"{number_of(len(strange), 'pictures')} not named as those of MRL Eye:{listing(strange)}\n"
         raise UserError(str(root), said, "<subject>/s0001_00001_0_0_0_0_0_01.png", "move them away")
 
     def records() -> Iterator[Record]:
-        for file in files:
-            subject, state = _parts(file)
+        for file, (subject, state) in parts.items():
             yield Record(file.relative_to(root).as_posix(), state, file, str(file), group=subject)
 
     return Source("MRL Eye folder", str(root), len(files), records, tuple(files), STATES, left_out=found.left_out())

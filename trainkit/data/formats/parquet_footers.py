@@ -31,7 +31,7 @@ def refuse_fatal(file: Path) -> None:
 
 @functools.lru_cache(maxsize=10_000)
 def _ended_by(file: Path, *_: int) -> int:
-    """The signal that ended a child which read a footer, 0 for none."""
+    """Return the signal that ended a child which read a footer, 0 for none."""
     import resource  # not there on Windows
 
     import pyarrow.parquet as pq

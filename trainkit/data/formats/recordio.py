@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<IfQQ")
 
 
 def insightface(root: Path) -> Source:
-    """The pictures of a folder with `train.rec` and `train.idx`. Raises UserError naming the record that is damaged."""
+    """Open a folder with `train.rec` and `train.idx`. Raises UserError naming the record that is damaged."""
     rec = root / "train.rec" if root.is_dir() else root
     idx, properties = rec.with_suffix(".idx"), rec.with_name("property")
     if not idx.is_file():
@@ -58,7 +58,7 @@ def insightface(root: Path) -> Source:
 
 
 def read_index(path: Path) -> dict[int, int]:
-    """Key to offset, from lines of `key<TAB>offset`."""
+    """Read key to offset from lines of `key<TAB>offset`."""
     offsets: dict[int, int] = {}
     try:
         with path.open("rb") as lines:
@@ -81,7 +81,7 @@ def read_index(path: Path) -> dict[int, int]:
 
 
 def record_at(data: mmap.mmap | bytes, offset: int, end: int, where: str) -> bytes:
-    """The payload of the record that begins at `offset` and must not reach beyond `end`."""
+    """Return the payload of the record that begins at `offset` and must not reach beyond `end`."""
     payload: list[bytes] = []
     wanted = (0, 1)
     while True:
@@ -105,7 +105,7 @@ def record_at(data: mmap.mmap | bytes, offset: int, end: int, where: str) -> byt
 
 
 def unpack(payload: bytes, where: str) -> tuple[np.ndarray, bytes]:
-    """The labels, float32, and the encoded picture of a record."""
+    """Split a record into its labels, float32, and the encoded image."""
     if len(payload) < _HEADER.size:
         raise UserError(where, f"{len(payload)} bytes", f"a header of {_HEADER.size}")
     count, label, _, _ = _HEADER.unpack_from(payload)

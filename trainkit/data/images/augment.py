@@ -132,14 +132,14 @@ class Light:
     def numbers(
         self, seed: int, epoch: int, rows: np.ndarray, side: tuple[int, int], view: int | None = None
     ) -> np.ndarray:
-        """What happens to each of `rows`, float32 (rows, NUMBERS), for pictures of `side` (height, width).
+        """Draw the augmentation of each of `rows`, float32 (rows, NUMBERS), for pictures of `side` (height, width).
 
         `view` 0 or 1 says for all whether they are mirrored. Drawn here and not on the device, so that every machine
         and every batch has the same.
         """
         draw = _draws(seed, epoch, rows)
         height, width = side
-        out = dict.fromkeys(NUMBERS, np.zeros(len(rows)))
+        out: dict[str, np.ndarray] = dict.fromkeys(NUMBERS, np.zeros(len(rows)))
         out["flip"] = (draw["flip"] < self.flip) if view is None else np.full(len(rows), view)
         for name in ("down", "right"):
             out[name] = np.floor(draw[name] * (2 * self.shift + 1)) - self.shift
@@ -159,14 +159,14 @@ class Light:
         return np.stack([out[name] for name in NUMBERS], axis=1).astype(np.float32)
 
     def equalise(self, images: np.ndarray, seed: int, epoch: int, rows: np.ndarray) -> None:
-        """CLAHE in place on the few of `images`, uint8 (rows, 3, h, w), that are drawn for it. On the host: it is rare,
+        """Apply CLAHE in place to those of `images`, uint8 (rows, 3, h, w), drawn for it. On the host: it is rare,
         and histograms by tile are no work for a GPU."""
         if self.clahe:
             for i in np.flatnonzero(_draws(seed, epoch, rows)["clahe"] < self.clahe):
                 images[i] = clahe.equalise(images[i], self.clahe_clip, self.clahe_tiles)
 
     def apply(self, images: Tensor, numbers: Tensor, mean: Sequence[float]) -> Tensor:
-        """Pictures uint8 (B, 3, H, W) and their `numbers` to float pictures 0 .. 1; `mean` fills erased boxes.
+        """Augment pictures, uint8 (B, 3, H, W), by their `numbers`, to float 0 .. 1; `mean` fills erased boxes.
 
         Each picture's outcome depends on itself and its numbers alone, to the last bit.
         """
@@ -180,7 +180,7 @@ class Light:
         return images
 
     def _move(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Whole pixels and mirrors: picked, not interpolated, so that values stay what they were."""
+        """Move by whole pixels and mirror: picked, not interpolated, so that values stay what they were."""
         if self.flip:
             images = _some(images, _column(numbers, "flip") > 0, numbers, lambda some, _: some.flip(-1))
         if not self.shift:
@@ -197,7 +197,7 @@ class Light:
         return moved
 
     def _inside(self, place: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The pixel that a place beyond the border shows, and whether the place is within."""
+        """Return the pixel that a place beyond the border shows, and whether the place is within."""
         inside = (place >= 0) & (place < size)
         if self.fill == "reflect":
             place = place.remainder(2 * size)
@@ -251,15 +251,13 @@ class Timm:
     def training(
         self, side: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
     ) -> Callable[[np.ndarray], Tensor]:
-        """From pixels, uint8 (h, w, 3), to a normalised float picture (3, *side). Draws from the global generators.
+        """Make the transform of pixels, uint8 (h, w, 3), to normalised float (3, *side). Draws from global generators.
 
         Raises ValueError where timm has no such policy.
         """
-        from timm.data import create_transform
-
         try:
-            transform = create_transform(
-                (3, *side),
+            transform = _timm_transform(
+                side,
                 is_training=True,
                 scale=self.scale,
                 ratio=self.ratio,
@@ -282,13 +280,9 @@ class Timm:
         return _of_pixels(transform)
 
     def scoring(self, side: tuple[int, int]) -> Callable[[np.ndarray], Tensor]:
-        """From pixels of any size to the picture that is scored, uint8 (3, *side): resized, and cut from the middle."""
-        from timm.data import create_transform
-
+        """Make the transform of pixels of any size to what is scored, uint8 (3, *side): resized, and cut."""
         interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
-        return _of_pixels(
-            create_transform((3, *side), interpolation=interpolation, crop_pct=self.crop_pct, normalize=False)
-        )
+        return _of_pixels(_timm_transform(side, interpolation=interpolation, crop_pct=self.crop_pct, normalize=False))
 
 
 AnyAugment = Plain | Light | Timm
@@ -298,7 +292,7 @@ Augment = Annotated[AnyAugment, Field(discriminator="name")]
 
 @contextmanager
 def borrowed_generators() -> Iterator[Callable[[int], None]]:
-    """A function that seeds Python's, numpy's and torch's global generators, whose state is put back at the end."""
+    """Yield a function that seeds Python's, numpy's and torch's global generators; their state is put back after it."""
     ours, theirs, third = random.getstate(), np.random.get_state(), torch.get_rng_state()
 
     def seed(value: int) -> None:
@@ -321,7 +315,7 @@ def per_picture(
     epoch: int,
     rows: np.ndarray,
 ) -> Tensor:
-    """`transform` of each picture, with the global generators set for its row and this epoch; stacked."""
+    """Transform each picture, with the global generators set for its row and this epoch, and stack them."""
     with borrowed_generators() as reseed:
         out = []
         for pixels, row in zip(pictures, rows.tolist(), strict=True):
@@ -331,7 +325,7 @@ def per_picture(
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Float pictures 0 .. 1, or uint8 ones, to (pixel - mean) / std."""
+    """Normalise float pictures 0 .. 1, or uint8 ones, to (pixel - mean) / std."""
     unit = 1.0 if images.is_floating_point() else 255.0
     shift = _kept(tuple(-m / s for m, s in zip(mean, std, strict=True)), images.device)
     scale = _kept(tuple(1 / (s * unit) for s in std), images.device)
@@ -340,18 +334,25 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 
 @functools.lru_cache(maxsize=64)
 def _kept(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Values by channel, (3, 1, 1). Kept, because to copy them anew the host would wait for the device each time."""
+    """Keep values by channel, (3, 1, 1), on the device: to copy them anew, the host would wait for it each time."""
     return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
-def _of_pixels(transform: Callable) -> Callable[[np.ndarray], Tensor]:
+def _timm_transform(side: tuple[int, int], **settings: Any) -> Any:
+    """Make timm's transform of PIL images; its annotations leave out what its settings may be."""
+    from timm.data.transforms_factory import create_transform
+
+    return create_transform((3, *side), **settings)
+
+
+def _of_pixels(transform: Callable[[Any], Tensor]) -> Callable[[np.ndarray], Tensor]:
     from PIL import Image
 
     return lambda pixels: transform(Image.fromarray(pixels))
 
 
 def _operations(transform: Any) -> Iterator[Any]:
-    """The single operations of timm's RandAugment, AugMix or AutoAugment within a transform."""
+    """Return the single operations of timm's RandAugment, AugMix or AutoAugment within a transform."""
     for part in transform.transforms:
         yield from getattr(part, "ops", ())
         for several in getattr(part, "policy", ()):
@@ -373,12 +374,12 @@ def _draws(seed: int, epoch: int, rows: np.ndarray) -> dict[str, np.ndarray]:
     return dict(zip(DRAWS, table.T, strict=True))
 
 
-def _between(draws: np.ndarray, ends: Sequence[float]) -> np.ndarray:
+def _between(draws: np.ndarray, ends: Sequence[float] | np.ndarray) -> np.ndarray:
     return ends[0] + (ends[1] - ends[0]) * draws
 
 
 def _affine(block: Affine, draw: dict[str, np.ndarray], height: int, width: int) -> dict[str, np.ndarray]:
-    """Where each pixel of the outcome comes from: the inverse of move . turn . shear . scale, in grid_sample's units,
+    """Compute where each pixel comes from: the inverse of move . turn . shear . scale, in grid_sample's units,
     in which the picture spans -1 .. 1 on both sides."""
     on = draw["affine"] < block.p
     turn = np.radians(_between(draw["turn"], (-block.degrees, block.degrees))) * on
@@ -418,7 +419,7 @@ def _column(numbers: Tensor, name: str) -> Tensor:
 
 
 def _some(images: Tensor, chosen: Tensor, numbers: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Pictures of which the chosen ones, bool (B, 1, 1, 1), are changed."""
+    """Change those pictures that are chosen, bool (B, 1, 1, 1)."""
     if images.device.type != "cpu":
         # To know which are chosen, the host would have to wait for the device.
         return torch.where(chosen, change(images, numbers), images)

@@ -8,7 +8,7 @@ _BINS = 256
 
 
 def equalise(image: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.ndarray:
-    """The picture, uint8 (3, h, w), with its luminance equalised and its two colour differences kept."""
+    """Return the picture, uint8 (3, h, w), with its luminance equalised and its two colour differences kept."""
     red, green, blue = image.astype(np.float32)
     before = np.clip(np.rint(0.299 * red + 0.587 * green + 0.114 * blue), 0, 255).astype(np.uint8)
     # In YCbCr each of red, green and blue is luminance plus something that depends on the colour differences alone.
@@ -45,7 +45,7 @@ def equalise_plane(plane: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.n
 
 
 def _between(size: int, side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tiles of `side` pixels before and after each of `size` places, and the share of the second, float32.
+    """Return the tiles of `side` pixels before and after each of `size` places, and the share of the second, float32.
 
     Beyond the outermost centres both are the nearest tile.
     """

@@ -9,27 +9,26 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from trainkit import rng
-from trainkit.config.ranges import Deviation, Fraction, FractionBetween, Positive, Side
-from trainkit.config.units import Share
-from trainkit.data import leakage as duplicates
+from trainkit.config.ranges import Deviation, Fraction, Positive, Side
 from trainkit.data import sources
 from trainkit.data.images import augment
 from trainkit.data.images.augment import AnyAugment, Augment, Light, Plain, Timm
-from trainkit.data.leakage import Held
+from trainkit.data.leakage import Held, held_in
 from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_batch, check_leaks, evaluated, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
-from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.interfaces import Batch, Meta, Opened, RowOrder
 from trainkit.paths import locate
 
 _log = logging.getLogger(__name__)
@@ -44,31 +43,6 @@ SAMPLES = {
 """Built-in sets by name: the module that draws it, and the expression that finds the group of a picture."""
 
 Kind = Literal["classes", "separation", "inspection", "retrieval"]
-
-
-_share = TypeAdapter(Share)
-
-
-def _read_hold_out(value: object) -> float | list[str]:
-    if isinstance(value, list) and value and all(isinstance(name, str) for name in value):
-        return value
-    try:
-        return _share.validate_python(value)
-    except ValidationError:
-        raise ValueError(f"{value!r} is neither a share such as 20% nor a list of group names") from None
-
-
-def _write_hold_out(value: float | list[str]) -> str | list[str]:
-    return _share.dump_python(value) if isinstance(value, float) else value
-
-
-HoldOut = Annotated[
-    FractionBetween | list[str],
-    "a share such as 20%, or a list of group names",
-    BeforeValidator(_read_hold_out),
-    PlainSerializer(_write_hold_out, return_type=str | list[str]),
-]
-"""A share of the groups, or their names."""
 
 
 @dataclass(kw_only=True)
@@ -114,11 +88,7 @@ class Images:
     def __post_init__(self) -> None:
         if self.fit == "keep" and not isinstance(self.augment, Timm):
             raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
-        if HELD_OUT in self.evaluate.values() and self.hold_out is None:
-            raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say which groups that are")
-        if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
-            raise ValueError(f"evaluate.{HELD_OUT} is another set than the groups of hold_out; choose another name")
-        sources.check_names(self.evaluate)
+        Holdout(self.hold_out).check(self.evaluate)
 
     @property
     def side(self) -> tuple[int, int]:
@@ -136,10 +106,7 @@ class Images:
         train = self._split("train", whole, kept, names, seed)
         self._check_classes("data.train", train, names)
         scored: dict[str, ImageSplit] = {}
-        places = dict(self.evaluate)
-        if held is not None and HELD_OUT not in places.values():
-            places[HELD_OUT] = HELD_OUT
-        for name, place in places.items():
+        for name, place in evaluated(self.evaluate, self.hold_out is not None).items():
             data = whole if place == HELD_OUT else self._packed(place, "val")
             rows = held if place == HELD_OUT else np.arange(len(data))
             known = _present(data, rows) if self.open_set else names
@@ -154,8 +121,8 @@ class Images:
         return Opened(meta, replace(train, augment=self._checked_augment(), weights=self._weights(train)), evaluations)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
-        return [f"{key}: {sentence}" for key, sentence in sources.all_missing(self.train, self.evaluate).items()]
+        """Return sentences about files that are not there yet."""
+        return missing(self.train, self.evaluate)
 
     def _packed(self, text: str, part: str) -> Packed:
         size, fit = (None, "no") if self.fit == "keep" else (self.side, self.fit)
@@ -169,10 +136,10 @@ class Images:
                 return data
         return cache.pack_once(sources.named(text), size, fit, group)
 
-    def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows to train on, and rows that are held out."""
+    def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows to train on, and rows that are held out."""
         if self.hold_out is None:
-            return np.arange(len(whole)), None
+            return np.arange(len(whole)), np.arange(0)
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:
@@ -181,14 +148,7 @@ class Images:
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
-        chosen = sources.held_out(names, self.hold_out, seed, ("group", "groups"))
-        out = np.isin(groups, chosen)
-        rows = np.flatnonzero(~out), np.flatnonzero(out)
-        if not len(rows[0]) or not len(rows[1]):
-            found = (
-                f"{len(chosen)} of {len(names)} groups, which leaves nothing {'to train on' if len(rows[1]) else ''}"
-            )
-            raise UserError("data.hold_out", found.strip(), "some groups on either side")
+        rows = Holdout(self.hold_out).divide(groups, names, seed)
         if self.open_set:
             both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
             if both:
@@ -202,8 +162,7 @@ class Images:
         numbers = np.asarray([place.get(known, -1) for known in data.class_names], np.int64)
         label = numbers[data.labels[rows]] if len(numbers) else np.full(len(rows), -1)
         plain = self.augment if self.fit == "keep" else Plain()
-        rows, grouped = rows.astype(np.int64), self.group != EACH
-        return ImageSplit(name, data, rows, label, names, seed, self.side, self.mean, self.std, plain, grouped=grouped)
+        return ImageSplit(name, data, rows.astype(np.int64), label, names, seed, self, plain)
 
     def _check_classes(self, where: str, split: ImageSplit, trained: Iterable[str]) -> None:
         present = _present(split.packed, split.rows)
@@ -224,20 +183,18 @@ class Images:
             raise UserError(place, f"pictures of {len(present)} class ({few(present)})", "at least 2 to tell apart")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
-        trained = train.held()
-        found = [(f"data.evaluate.{n}", leak) for n, one in scored.items() for leak in self._leaks(train, trained, one)]
+        both = {name: sorted(set(train.names) & set(one.names)) for name, one in scored.items() if self.open_set}
+        classes = [
+            (name, f"{len(some)} of its {len(scored[name].names)} classes are trained, with open_set on: {few(some)}")
+            for name, some in both.items()
+            if some
+        ]
+        held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
-        sources.report_leaks(found, self.leakage, "each group and each picture in one split", remedy)
-
-    def _leaks(self, train: ImageSplit, trained: Held, split: ImageSplit) -> list[str]:
-        leaks = [shared.said for shared in duplicates.leaks(trained, split.held())]
-        if self.open_set and (both := sorted(set(train.names) & set(split.names))):
-            said = f"{len(both)} of its {len(split.names)} classes are trained, with open_set on: {few(both)}"
-            leaks.insert(0, said)
-        return leaks
+        check_leaks(train.held(), held, self.leakage, "each group and each picture in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
-        """The splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is scored, by the words that evaluations name them by."""
         few = split.some(self.cap)
         plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
         searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
@@ -268,7 +225,7 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageSplit:
+class ImageSplit(TrainSplit):
     """Rows of a packed set as the loop sees them.
 
     Keys: image, uint8 or, where timm has normalised it, float32; label, index, view; `augment`, the numbers of `light`.
@@ -283,30 +240,20 @@ class ImageSplit:
     names: tuple[str, ...]
     """Class names of the training set; with an open set, those of this one."""
     seed: int
-    side: tuple[int, int]
-    """Height and width."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    data: Images
     augment: AnyAugment
     """What is done to pictures in training; what is scored is only cut, where pictures keep their own sizes."""
     kind: Kind | None = None
     """How it is scored; None for training."""
     weights: np.ndarray | None = None
     """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
-    grouped: bool = True
-    """Whether a group must not be in two splits; not with `group: each`."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_cut"}  # transforms may not pickle
 
     @property
-    def at_once(self) -> None:
-        """Pictures are read in batches of any size."""
-        return None
-
-    @property
     def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: timm's augmentation sets the generators of the process."""
+        """True unless timm augments, which sets the generators of the process."""
         return not isinstance(self.augment, Timm)
 
     @property
@@ -345,19 +292,19 @@ class ImageSplit:
         return Classes(self.label, self.names, group=group)
 
     def groups(self) -> set[str]:
-        """Names of the groups of which it has pictures; empty where none are known."""
+        """Return names of the groups of which it has pictures; empty where none are known."""
         if self.packed.groups is None:
             return set()
         names = self.packed.group_names
         return {names[group] for group in np.unique(self.packed.groups[self.rows]).tolist()}
 
     def held(self) -> Held:
-        """What it can be compared with other splits by."""
+        """Return what it is compared with other splits by."""
         known = self.label[self.label >= 0]
-        return duplicates.held_in(
+        return held_in(
             self.packed,
             self.rows,
-            subjects=frozenset(self.groups() if self.grouped else ()),
+            subjects=frozenset(self.groups() if self.data.group != EACH else ()),
             label=self.label,
             classes=self.names,
             counts=np.bincount(known, minlength=len(self.names)),
@@ -365,7 +312,7 @@ class ImageSplit:
         )
 
     def some(self, most: int) -> ImageSplit:
-        """At most so many of the pictures, in the proportions of their classes: a hash of seed and row chooses."""
+        """Choose at most so many of the pictures, in the proportions of their classes, by a hash of seed and row."""
         if self.size <= most:
             return self
         chance = rng.uniform(self.seed, "cap", 0, np.arange(self.size))
@@ -378,15 +325,14 @@ class ImageSplit:
         chosen = np.sort(np.lexsort((chance, before))[:most])
         return replace(self, rows=self.rows[chosen], label=self.label[chosen])
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray | rng.Shuffled:
-        """Rows of one epoch, int64 (updates, batch_size): shuffled, or drawn by weight with replacement.
+    def order(self, epoch: int, batch_size: int) -> RowOrder:
+        """Return the rows of one epoch, int64 (updates, batch_size): shuffled, or drawn by weight with replacement.
 
         What fills no batch is left for other epochs. Raises UserError when a batch takes more than there are.
         """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
         if self.weights is None:
-            return rng.order(self.seed, epoch, self.size, batch_size)
+            return super().order(epoch, batch_size)
+        check_batch(self, batch_size)
         updates = self.size // batch_size
         ends = np.cumsum(self.weights)
         draws = rng.uniform(self.seed, "sampling", epoch, np.arange(updates * batch_size))
@@ -394,7 +340,7 @@ class ImageSplit:
         return rows.astype(np.int64).reshape(updates, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, in training with their augmentation or the numbers for it.
+        """Read the pictures at `indices`, in training with their augmentation or the numbers for it.
 
         Raises UserError at a damaged row.
         """
@@ -412,27 +358,26 @@ class ImageSplit:
             images = self.packed.fetch(rows)
             if training and isinstance(self.augment, Light):
                 self.augment.equalise(images, self.seed, epoch, indices)
-                numbers = self.augment.numbers(self.seed, epoch, indices, self.side, view)
+                numbers = self.augment.numbers(self.seed, epoch, indices, self.data.side, view)
                 views = numbers[:, augment.NUMBERS.index("flip")].astype(np.int64) * (self.views == 2)
                 batch["augment"] = torch.from_numpy(numbers)
             batch["image"] = torch.from_numpy(images)
         return batch | {"view": torch.from_numpy(views)}
 
     def on_device(self, batch: Batch) -> Batch:
-        """`light` for the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
+        """Apply `light` to the whole batch, then (pixels / 255 - mean) / std, where that is not done yet."""
         image = batch["image"]
-        if "augment" in batch:
-            image = self.augment.apply(image, batch["augment"], self.mean)
+        if "augment" in batch and isinstance(self.augment, Light):
+            image = self.augment.apply(image, batch["augment"], self.data.mean)
         elif image.is_floating_point():
             return batch
         done = {key: value for key, value in batch.items() if key != "augment"}
-        return done | {"image": augment.normalise(image, self.mean, self.std)}
+        return done | {"image": augment.normalise(image, self.data.mean, self.data.std)}
 
     @functools.cached_property
     def _cut(self) -> Callable[[np.ndarray], Tensor]:
-        if self.kind is None:
-            return self.augment.training(self.side, self.mean, self.std)
-        return self.augment.scoring(self.side)
+        timm, data = cast(Timm, self.augment), self.data  # `fetch` asks for it with no other
+        return timm.training(data.side, data.mean, data.std) if self.kind is None else timm.scoring(data.side)
 
 
 def _sample(text: str, part: str) -> tuple[Path, str | None]:
@@ -444,7 +389,7 @@ def _sample(text: str, part: str) -> tuple[Path, str | None]:
 
 
 def _present(data: Packed, rows: np.ndarray) -> tuple[str, ...]:
-    """Names of the classes that rows of a set have pictures of, in their order."""
+    """Return names of the classes that rows of a set have pictures of, in their order."""
     names = data.class_names
     counts = np.bincount(data.labels[rows], minlength=len(names)) if len(names) else ()
     return tuple(name for name, count in zip(names, counts, strict=True) if count)

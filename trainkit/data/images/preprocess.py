@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images import augment
+from trainkit.data.images.augment import Timm
+from trainkit.data.images.dataset import Images
+from trainkit.data.people.dataset import People
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a picture goes through on its way into a network, and the same in numbers for who does it elsewhere."""
+    """Preprocessing of a picture for a network, and the same in numbers for other programs."""
 
     side: tuple[int, int]
     """Height and width that the network sees."""
@@ -37,32 +40,29 @@ class Preparation:
     """The same in timm's words: `center`, or `squash` where the whole is squeezed."""
 
 
-def of(data: Any) -> Preparation | None:
-    """The preparation of the data `faces`, `images` and `people`; None for data of another kind."""
-    match getattr(data, "name", None):
-        case "faces":
-            side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)
-            words = "an aligned square face; a larger one is made smaller, any other shape is refused"
-            return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
-        case "images" if data.fit == "keep":
-            cut = data.augment.scoring(data.side)
-            share = data.augment.crop_pct
-            words = f"resized, and the middle cut out: {100 * share:.4g} % of the shorter side"
-            return _normalised(data, lambda pixels, where: cut(pixels).numpy(), words, share, "center")
-        case "images" | "people":
-            pixels = partial(_fitted, side=data.side, how=data.fit)
-            if data.fit == "stretch":
-                return _normalised(data, pixels, "the whole picture, squeezed", 1.0, "squash")
-            return _normalised(data, pixels, "the largest middle part of that shape, resized", 1.0, "center")
-    return None
+def of(data: object) -> Preparation | None:
+    """Return the preparation of the data `faces`, `images` and `people`; None for data of another kind."""
+    if isinstance(data, Faces):
+        side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)
+        words = "an aligned square face; a larger one is made smaller, any other shape is refused"
+        return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
+    if isinstance(data, Images) and data.fit == "keep" and isinstance(data.augment, Timm):
+        cut, share = data.augment.scoring(data.side), data.augment.crop_pct
+        words = f"resized, and the middle cut out: {100 * share:.4g} % of the shorter side"
+        return _normalised(data, lambda pixels, where: cut(pixels).numpy(), words, share, "center")
+    if not isinstance(data, Images | People) or data.fit == "keep":
+        return None
+    pixels = partial(_fitted, side=data.side, how=data.fit)
+    if data.fit == "stretch":
+        return _normalised(data, pixels, "the whole picture, squeezed", 1.0, "squash")
+    return _normalised(data, pixels, "the largest middle part of that shape, resized", 1.0, "center")
 
 
 def _normalised(
-    data: Any, pixels: Callable[[np.ndarray, str], np.ndarray], words: str, share: float, mode: str
+    data: Images | People, pixels: Callable[[np.ndarray, str], np.ndarray], words: str, share: float, mode: str
 ) -> Preparation:
-    mean, std = tuple(data.mean), tuple(data.std)
-    normal = partial(augment.normalise, mean=mean, std=std)
-    return Preparation(data.side, mean, std, pixels, normal, words, share, mode)
+    normal = partial(augment.normalise, mean=data.mean, std=data.std)
+    return Preparation(data.side, data.mean, data.std, pixels, normal, words, share, mode)
 
 
 def _fitted(pixels: np.ndarray, where: str, side: tuple[int, int], how: image_decode.Fit) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Damaged samples, and what is trained on in their place: `loader.damaged: replace`.
+"""Replacement of damaged samples in training: `loader.damaged: replace`.
 
 A row whose bytes are not what was written, or that cannot be decoded, is read as another row of its class, or as any
 other where rows have none. Which one is a function of the run's seed and the row alone, and no other row is touched:
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,10 +19,20 @@ from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Batch, Opened, Split
 
+if TYPE_CHECKING:
+    from trainkit.data.leakage import Held
+
 TRIES = 20
 """Rows that are tried in place of a damaged one before its damage ends the run."""
 
 _log = logging.getLogger("trainkit")
+
+
+@runtime_checkable
+class _Comparable(Protocol):
+    """A split that can say which of its samples are of one class."""
+
+    def held(self) -> Held: ...
 
 
 class Replacing:
@@ -42,19 +52,19 @@ class Replacing:
 
     def instead(self, row: int, epoch: int = 0) -> tuple[int, str]:
         """The row that is read for `row`, itself if it is whole, and what is wrong with it."""
-        wrong: UserError | None = None
+        wrong: list[UserError] = []
         for other in self._candidates(row):
             try:
                 self.split.fetch(np.asarray([other], np.int64), epoch)
             except UserError as error:
-                wrong = wrong or error
+                wrong.append(error)
                 continue
-            return other, "" if wrong is None else str(wrong)
-        raise wrong
+            return other, str(wrong[0]) if wrong else ""
+        raise wrong[0]
 
     def _candidates(self, row: int) -> Iterator[int]:
         yield row
-        held = self.split.held() if hasattr(self.split, "held") else None
+        held = self.split.held() if isinstance(self.split, _Comparable) else None
         alike = np.arange(self.split.size)
         # A row may be several samples' (a patch of a volume): then nothing says which class it is of.
         if held is not None and held.label is not None and len(held.label) == self.split.size:
@@ -65,7 +75,7 @@ class Replacing:
 
 
 class Damage:
-    """What was found damaged in a run, as far as this process knows."""
+    """The damaged samples that this process knows of in a run."""
 
     def __init__(self, split: Split, seed: int, most: float):
         self.split, self._most = Replacing(split, seed), most
@@ -102,7 +112,7 @@ class Damage:
         self._refuse_many()
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
-        """What other processes have found, or this run before it was interrupted: the share is that of the run.
+        """Add what other processes have found, or this run before it was interrupted: the share is that of the run.
 
         Raises UserError beyond it.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from trainkit.config.schema import Loader
 from trainkit.data.loader.damaged_samples import Damage
-from trainkit.data.loader.worker_pool import Key, Workers
+from trainkit.data.loader.worker_pool import Key, Readable, Workers
 from trainkit.interfaces import Batch, Split
 
 
@@ -22,7 +22,7 @@ def training(
     pin: bool,
     tell: Callable[[str], None] | None = None,
     damage: Damage | None = None,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Read the micro-batches of one rank, as host tensors.
 
     `keys` gives the (epoch, rows) of each from the first on, as often as it is called. One stream for the whole run: no
@@ -40,7 +40,7 @@ def training(
 
 
 def _read(
-    split: Split, keys: Iterable[Key], loader: Loader, pin: bool, tell: Callable[[str], None] | None
+    split: Readable, keys: Iterable[Key], loader: Loader, pin: bool, tell: Callable[[str], None] | None
 ) -> Iterator[Batch]:
     beside = pin and getattr(split, "any_thread", False)
     pin = pin and loader.pin
@@ -63,13 +63,17 @@ def _pinned(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _ahead(batches: Iterator[Batch], many: int) -> Iterator[Batch]:
-    """The same batches, of which a thread makes up to `many` before they are asked for.
+    """Yield the same batches, of which a thread makes up to `many` before they are asked for.
 
     On a processor that computes there is nothing to win by it, and whoever reads should be seen to.
     """
-    # A thread begins with the first GPU as its own, and page-locked memory would be asked of that.
-    own = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_available() else (None, ())
-    pool = ThreadPoolExecutor(1, "trainkit-ahead", *own)
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def begin() -> None:
+        if device is not None:  # a thread begins with the first GPU as its own, and would page-lock memory for that
+            torch.cuda.set_device(device)
+
+    pool = ThreadPoolExecutor(1, "trainkit-ahead", begin)
     try:
         waiting = deque(pool.submit(next, batches, None) for _ in range(many))
         while (batch := waiting.popleft().result()) is not None:
@@ -80,16 +84,16 @@ def _ahead(batches: Iterator[Batch], many: int) -> Iterator[Batch]:
 
 
 def copied(batches: Iterator[Batch], place: Callable[[Batch], Batch], device: torch.device) -> Iterator[Batch]:
-    """For a GPU the batches as `place` puts them there, each copied while the one before it is trained on.
+    """Copy each batch to a GPU by `place` while the one before it is trained on.
 
-    For other devices the batches as they are: whoever takes them places them.
+    For other devices the batches stay as they are: whoever takes them places them.
     """
     return _one_ahead(batches, place, device) if device.type == "cuda" else batches
 
 
 def _one_ahead(batches: Iterator[Batch], place: Callable[[Batch], Batch], device: torch.device) -> Iterator[Batch]:
     copying = torch.cuda.Stream(device)
-    before: tuple[Batch, torch.cuda.Event] | None = None
+    before: tuple[Batch, torch.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(copying):
             moved = place(batch)
@@ -101,7 +105,7 @@ def _one_ahead(batches: Iterator[Batch], place: Callable[[Batch], Batch], device
         yield _arrived(*before)
 
 
-def _arrived(batch: Batch, done: torch.cuda.Event) -> Batch:
+def _arrived(batch: Batch, done: torch.Event) -> Batch:
     # The host waits for nothing: the device is told to, and for how long the memory is in use by what it does next.
     current = torch.cuda.current_stream()
     current.wait_event(done)
@@ -111,7 +115,7 @@ def _arrived(batch: Batch, done: torch.cuda.Event) -> Batch:
 
 
 def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows for this rank that cover a split once, with the mask of those that are no padding.
+    """Yield rows for this rank that cover a split once, with the mask of those that are no padding.
 
     All batches have the same size, whatever the number of ranks, and all ranks equally many: nothing recompiles, no
     collective is missed, and a sample gets the same bits on one process and on eight.
@@ -123,6 +127,6 @@ def every_sample(split: Split, batch_size: int, world: int, rank: int) -> Iterat
 
 
 def stack(batches: Iterable[Batch]) -> Batch:
-    """Several batches as one."""
+    """Concatenate several batches."""
     batches = list(batches)
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}

@@ -17,7 +17,7 @@ _alone = False
 
 
 def count() -> int:
-    """How many threads of this process read: its share of the cores, at most `MOST`; 1 in a worker."""
+    """Return the number of threads that read: this process's share of the cores, at most `MOST`; 1 in a worker."""
     if _alone:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -64,7 +64,7 @@ def in_parts(work: Callable[[slice], None], many: int, least: int, turns: int = 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it the calling thread reads all itself: in a worker, or so that a profiler sees what it does."""
+    """Let the calling thread read all itself: in a worker, or so that a profiler sees what it does."""
     global _alone
     before, _alone = _alone, True
     try:

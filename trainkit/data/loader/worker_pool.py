@@ -27,8 +27,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from torch import Tensor
 from trainkit.config.schema import Loader
 from trainkit.data.loader import thread_pool
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Batch, Split
+from trainkit.interfaces import Batch
 from trainkit.redact import hide_in_logs
 
 RESTARTS = 3
@@ -60,17 +61,27 @@ _ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """This process's ends of sockets. A worker closes its copies, so that each ends with the process it was made for."""
 
 
-class Workers:
-    """So many processes that read a split. Close it, or leave it as a context, and none is left."""
+class Readable(Protocol):
+    """A split as far as it is read: its name, and its samples."""
 
-    def __init__(self, split: Split, loader: Loader, tell: Callable[[str], None] | None = None):
+    name: str
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read the samples at `indices`, as `Split.fetch`."""
+        ...
+
+
+class Workers:
+    """Processes that read a split. Close it, or leave it as a context, and none is left."""
+
+    def __init__(self, split: Readable, loader: Loader, tell: Callable[[str], None] | None = None):
         """Start them. `tell` is called with a sentence whenever one had to be replaced."""
         if not hasattr(os, "memfd_create"):
             raise UserError("loader.workers", f"{loader.workers}, on a system other than Linux", "0")
         self._loader, self._tell = loader, tell
         self._restarts, self._owner, self._closed = 0, os.getpid(), False
-        context = multiprocessing.get_context(loader.start)
-        self._workers = [_Worker(context, split, loader.timeout.seconds) for _ in range(loader.workers)]
+        process = multiprocessing.get_context(loader.start).Process
+        self._workers = [_Worker(process, split, loader.timeout.seconds) for _ in range(loader.workers)]
         # Before multiprocessing's own, registered earlier, which would wait for them.
         atexit.register(self.close)
 
@@ -138,14 +149,14 @@ class Workers:
 
 
 class _Lost(Exception):
-    """What became of a worker, in words."""
+    """Raised with a sentence about what became of a worker."""
 
 
 class _Worker:
-    """One process, and what it was asked for and has not given yet."""
+    """One process, and the batches that it was asked for and has not given yet."""
 
-    def __init__(self, context: Any, split: Split, timeout: float):
-        self._context, self._split, self._timeout = context, split, timeout
+    def __init__(self, process: Callable[..., BaseProcess], split: Readable, timeout: float):
+        self._process, self._split, self._timeout = process, split, timeout
         self._asked: deque[Key] = deque()
         self._start()
 
@@ -153,9 +164,7 @@ class _Worker:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link.settimeout(self._timeout)
         _ours.add(self._link)
-        self.process = self._context.Process(
-            target=_serve, args=(theirs, self._split), name="trainkit-worker", daemon=True
-        )
+        self.process = self._process(target=_serve, args=(theirs, self._split), name="trainkit-worker", daemon=True)
         # Of what is sent to the whole group meanwhile nothing reaches the new one before it ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
@@ -202,7 +211,7 @@ class _Worker:
         return batch
 
     def reading(self) -> str:
-        """What it was asked for first, in words."""
+        """Describe the batch that it was asked for first."""
         epoch, rows = self._asked[0]
         return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {getattr(self._split, 'name', 'the data')}"
 
@@ -237,7 +246,7 @@ def _ended(code: int | None) -> str:
 # ---- In a worker
 
 
-def _serve(link: socket.socket, split: Split) -> None:
+def _serve(link: socket.socket, split: Readable) -> None:
     hide_in_logs()  # one that was not forked knows nothing of it
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -256,7 +265,7 @@ def _serve(link: socket.socket, split: Split) -> None:
     os._exit(0)  # what the training would do at its end is not for its forks to do
 
 
-def _answer(split: Split, rows: np.ndarray, epoch: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def _answer(split: Readable, rows: np.ndarray, epoch: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     try:
         return {}, split.fetch(rows, epoch)
     except UserError as error:
@@ -281,7 +290,7 @@ def _put(link: socket.socket, said: Mapping[str, Any], arrays: Mapping[str, Tens
         for name, array in arrays.items():
             listed.append([name, str(array.dtype).removeprefix("torch."), list(array.shape), place])
             flat = array.contiguous().reshape(-1)  # of none, PyTorch sees no bytes
-            content = memoryview(flat.view(torch.uint8).numpy() if len(flat) else b"")
+            content = flat.view(torch.uint8).numpy().data if len(flat) else memoryview(b"")
             while content:
                 written = os.pwrite(room, content, place)
                 content, place = content[written:], place + written

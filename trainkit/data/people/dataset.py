@@ -15,19 +15,18 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, FractionBelowOne, Side, Whole
-from trainkit.data import leakage as duplicates
-from trainkit.data import sources
 from trainkit.data.images import augment
 from trainkit.data.images.augment import Light, Plain
-from trainkit.data.images.dataset import HoldOut
-from trainkit.data.leakage import Held
+from trainkit.data.leakage import Held, held_in
 from trainkit.data.people import index as people_index
 from trainkit.data.people import pk_report, tokenizer
+from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
-from trainkit.data.people.pk_sampler import Cells, Draw, Sampler
+from trainkit.data.people.pk_sampler import Cells, Draw, Order, Sampler
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
+from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -98,11 +97,11 @@ class People:
     def __post_init__(self) -> None:
         if self.modalities is not None and "rgb" not in self.modalities:
             raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
-        if HELD_OUT in self.evaluate.values() and self.hold_out is None:
-            raise ValueError(f"evaluate names {HELD_OUT}, and hold_out does not say who that is")
-        if self.hold_out is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
-            raise ValueError(f"evaluate.{HELD_OUT} is another set than the people of hold_out; choose another name")
-        sources.check_names(self.evaluate)
+        self._holdout.check(self.evaluate)
+
+    @property
+    def _holdout(self) -> Holdout:
+        return Holdout(self.hold_out, "person", "people")
 
     @property
     def side(self) -> tuple[int, int]:
@@ -129,15 +128,13 @@ class People:
         names = tuple(whole.persons[number] for number in numbers.tolist())
         # All is found, and the sampler tried, before the first picture is packed: a mistake should not show after that.
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
-        places = dict(self.evaluate)
-        if held is not None and HELD_OUT not in places.values():
-            places[HELD_OUT] = HELD_OUT
+        places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
         told: list[str] = []
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val")
             rows = held if place == HELD_OUT else np.arange(len(index))
-            asked[name] = index, searches(index, rows, known, f"data.evaluate.{name}", self.rerank_strict)
+            asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
                 told.append(f"{name}: its records of {words} are left out, for none are trained on")
@@ -162,18 +159,16 @@ class People:
             text_length=coder.length if coder else 0,
         )
         said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
-        train = replace(train, draw=draw, dropout=self.modality_dropout)
+        train = replace(train, draw=draw)
         return Opened(meta, train, scored, (*said, *told), self.block)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
-        places = {"data.train": self.train} | {f"data.evaluate.{name}": text for name, text in self.evaluate.items()}
-        found = {key: people_index.missing(text) for key, text in places.items() if text != HELD_OUT}
-        found["data.text.file"] = self.text.missing()
-        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+        """Return sentences about files that are not there yet."""
+        also = {"data.text.file": self.text.missing()}
+        return missing(self.train, self.evaluate, people_sources.missing, also)
 
     def _known(self, index: PeopleIndex) -> tuple[int, ...]:
-        """Codes of the modalities that are used."""
+        """Return codes of the modalities that are used."""
         there = tuple(np.unique(index.modality).tolist())
         asked = there if self.modalities is None else tuple(sorted({MODALITIES.index(m) for m in self.modalities}))
         for code in {RGB, *asked} - set(there):
@@ -181,18 +176,16 @@ class People:
             raise UserError(f"data.train ({index.where})", found, f"some of {', '.join(MODALITIES[m] for m in asked)}")
         return asked
 
-    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Of `rows` those to train on, and those of people who are held out."""
+    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Divide `rows` into those to train on, and those of people who are held out."""
         if self.hold_out is None:
-            return rows, None
+            return rows, rows[:0]
         there = np.unique(index.person[rows][index.person[rows] >= 0])
         names = [index.persons[number] for number in there.tolist()]
-        chosen = there[sources.held_out(names, self.hold_out, seed, ("person", "people"))]
-        out = np.isin(index.person[rows], chosen)
-        if out.all() or not out.any():
-            rest = "which leaves nobody to train on" if out.any() else "nobody"
-            raise UserError("data.hold_out", f"{len(chosen)} of {len(names)} people, {rest}", "people on either side")
-        return rows[~out], rows[out]
+        # Distractors, -1, are at no place among the names, and so held out by none.
+        group = np.where(index.person[rows] < 0, -1, np.searchsorted(there, index.person[rows]))
+        kept, held = self._holdout.divide(group, names, seed)
+        return rows[kept], rows[held]
 
     def _split(
         self,
@@ -223,24 +216,17 @@ class People:
             ids,
             ends,
             seed,
-            self.side,
-            self.mean,
-            self.std,
-            self.augment,
-            self.token_dropout,
-            self.queries,
+            self,
         )
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
-        trained = train.held()
-        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
-        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
+        held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
-        sources.report_leaks(found, self.leakage, "each person and each picture in one split", remedy)
+        check_leaks(train.held(), held, self.leakage, "each person and each picture in one split", remedy)
 
 
 @dataclass(frozen=True, eq=False)
-class PeopleSplit:
+class PeopleSplit(TrainSplit):
     """Records of an index as the loop sees them.
 
     Keys: `image.M`, uint8, for each modality that is a picture; `text`; label, modality, index, view; in training
@@ -264,33 +250,17 @@ class PeopleSplit:
     ids: np.ndarray | None
     """Token ids of the captions, which are the last of the records, (captions, length); None without text."""
     ends: tuple[int | None, int] | None
-    """Ids that begin and end a caption."""
+    """Ids that begin and end a caption; None without text."""
     seed: int
-    side: tuple[int, int]
-    """Height and width."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    augment: Plain | Light
-    token_dropout: float
-    queries: Literal["all", "one"]
+    data: People
     protocol: Search | None = None
     """How it is scored; None for training."""
     draw: Draw | None = None
     """What draws the batches of a training split."""
-    dropout: ModalityDropout | None = None
+    any_thread = True
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"draw": None}  # workers that read batches draw none
-
-    @property
-    def any_thread(self) -> bool:
-        """Whether `fetch` may run beside the training: no generator of the process is drawn from."""
-        return True
-
-    @property
-    def at_once(self) -> None:
-        """Records are read in batches of any size."""
-        return None
 
     @property
     def size(self) -> int:
@@ -313,21 +283,21 @@ class PeopleSplit:
         return hashed.hexdigest()
 
     def persons(self) -> set[str]:
-        """Names of the people of whom it has records."""
+        """Return names of the people of whom it has records."""
         numbers = np.unique(self.index.person[self.rows]).tolist()
         return {self.index.persons[number] for number in numbers if number >= 0}
 
     def pictures(self) -> np.ndarray:
-        """Rows of `packed` that it has, int32."""
+        """Return rows of `packed` that it has, int32."""
         return self.index.picture[self.rows[self.modality != TEXT]]
 
     def held(self) -> Held:
-        """What it can be compared with other splits by: its people, and its pictures."""
+        """Return what it is compared with other splits by: its people, and its pictures."""
         whose = self.index.person[self.rows[self.modality != TEXT]]
         there, number = np.unique(whose[whose >= 0], return_inverse=True)
         label = np.full(len(whose), -1, np.int64)
         label[whose >= 0] = number
-        return duplicates.held_in(
+        return held_in(
             self.packed,
             self.pictures(),
             subjects=frozenset(self.persons()),
@@ -339,20 +309,20 @@ class PeopleSplit:
         )
 
     def picture(self, row: int) -> np.ndarray | None:
-        """Pixels of a record, uint8 (height, width, 3); None for a caption."""
+        """Return pixels of a record, uint8 (height, width, 3); None for a caption."""
         place = int(self.index.picture[self.rows[row]])
         return None if place < 0 else self.packed.picture(place)
 
     def caption(self, row: int) -> str:
-        """Words of a record; empty for a picture."""
+        """Return words of a record; empty for a picture."""
         return self._texts[int(self.rows[row])]
 
     @functools.cached_property
     def _texts(self) -> list[str]:
         return self.index.texts()
 
-    def order(self, epoch: int, batch_size: int) -> Any:
-        """Rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
+    def order(self, epoch: int, batch_size: int) -> Order:
+        """Return rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
 
         Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.
         """
@@ -361,7 +331,7 @@ class PeopleSplit:
         return self.draw.order(epoch, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The records at `indices`: in training in the order of their modalities, with queries among them and the
+        """Read the records at `indices`: in training in the order of their modalities, with queries among them and the
         numbers of their augmentation; in evaluation as they come, which is in that order.
 
         What is drawn for a record depends on its batch, so that one drawn twice, in an epoch or in a batch, is not seen
@@ -390,13 +360,13 @@ class PeopleSplit:
             salt = zlib.crc32(indices.tobytes())
             # A number for each record of the batch, by which all else that is drawn for it is drawn.
             keys = rng.words(self.seed, "batch", epoch, salt, np.arange(len(indices))).view(np.int64)
-            if isinstance(self.augment, Light):
-                self.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
-                numbers = self.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.side, view)
+            if isinstance(self.data.augment, Light):
+                self.data.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
+                numbers = self.data.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.data.side, view)
                 batch["augment"] = torch.from_numpy(numbers)
-            if ids is not None and self.token_dropout:
+            if ids is not None and self.ends is not None and self.data.token_dropout:
                 draws = rng.uniform(self.seed, "tokens", epoch, keys[cuts[TEXT] :, None], np.arange(ids.shape[1]))
-                ids = tokenizer.leave_out(ids, draws, self.token_dropout, *self.ends)
+                ids = tokenizer.leave_out(ids, draws, self.data.token_dropout, *self.ends)
             batch["queries"] = torch.from_numpy(self._asked(label, modality, epoch, salt))
         for code in self.known:
             if code != TEXT:
@@ -406,12 +376,13 @@ class PeopleSplit:
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """`light` for all pictures of the batch at once, then (pixels / 255 - mean) / std."""
+        """Apply `light` to all pictures of the batch at once, then (pixels / 255 - mean) / std."""
         keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
         images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
-        if "augment" in batch:
-            images = self.augment.apply(images, batch["augment"], self.mean) if len(images) else images.float()
-        images = augment.normalise(images, self.mean, self.std).split([len(batch[key]) for key in keys])
+        data = self.data
+        if "augment" in batch and isinstance(data.augment, Light):
+            images = data.augment.apply(images, batch["augment"], data.mean) if len(images) else images.float()
+        images = augment.normalise(images, data.mean, data.std).split([len(batch[key]) for key in keys])
         done = {key: value for key, value in batch.items() if key != "augment"}
         return done | dict(zip(keys, images, strict=True))
 
@@ -424,7 +395,7 @@ class PeopleSplit:
         return subsets(tuple(MODALITIES[code] for code in self.known))
 
     def _asked(self, label: np.ndarray, modality: np.ndarray, epoch: int, salt: int) -> np.ndarray:
-        """The queries of a training batch, int64 (queries, 5): rows of the batch, -1 for a modality not asked with.
+        """Make the queries of a training batch, int64 (queries, 5): rows of the batch, -1 for none.
 
         A combination is asked once for each of the records that a person has of the modality with the most of them, of
         several modalities no more often than half of the person's records. So a batch of n records has n + n/2 x S
@@ -432,19 +403,20 @@ class PeopleSplit:
         """
         _, person = np.unique(label, return_inverse=True)
         others = tuple(code for code in self.known if code != RGB)
-        if self.queries == "one":
+        if self.data.queries == "one":
             asked = combined(person, modality, [others], any_of=True, cap=True)[0]
         elif others:
             asked = np.concatenate(combined(person, modality, self._subsets, cap=True))
         else:
             asked = np.zeros((0, len(MODALITIES)), np.int64)
-        if self.dropout is None or epoch < self.dropout.from_epoch or not len(asked):
+        dropout = self.data.modality_dropout
+        if dropout is None or epoch < dropout.from_epoch or not len(asked):
             return asked
         draws = rng.uniform(
             self.seed, "modality_dropout", epoch, salt, np.arange(len(asked))[:, None], np.arange(len(MODALITIES))
         )
         draws = np.where(asked >= 0, draws, -1.0)
-        stays = (draws >= self.dropout.p) | (draws == draws.max(1, keepdims=True))
+        stays = (draws >= dropout.p) | (draws == draws.max(1, keepdims=True))
         return np.where(stays, asked, -1)
 
 
@@ -456,7 +428,7 @@ def combined(
     any_of: bool = False,
     cap: bool = False,
 ) -> list[np.ndarray]:
-    """Queries for people by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
+    """Combine records into queries by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
 
     `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
     least) there are as many queries as records of the modality with the most of them; query t takes of each modality
@@ -492,7 +464,7 @@ def combined(
 def searches(
     index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool
 ) -> dict[str, tuple[np.ndarray, Search]]:
-    """What is scored of `rows` of a set, by the end of a split's name: rows of the index, and who asks for whom.
+    """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
 
     Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
     where there are none but RGB, RGB pictures. The gallery is RGB. Raises UserError where one of the two is empty.
@@ -532,7 +504,7 @@ def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> di
 
 
 def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
-    """SYSU-MM01's galleries: of each person and camera `most` pictures, drawn by a hash of their names."""
+    """Draw SYSU-MM01's galleries: of each person and camera `most` pictures, by a hash of their names."""
     if indoors:
         cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
         gallery = gallery[np.isin(index.camera[gallery], cameras)]
@@ -550,7 +522,7 @@ def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) ->
 def _search(
     index: PeopleIndex, queries: Mapping[str, np.ndarray], galleries: tuple[np.ndarray, ...], where: str
 ) -> tuple[np.ndarray, Search]:
-    """Rows of the index that take part, ascending, and the search among them."""
+    """Return rows of the index that take part, ascending, and the search among them."""
     if not all(len(rows) for rows in galleries):
         raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb pictures of every setting")
     asked = [some.reshape(-1) for some in queries.values()]

@@ -1,4 +1,4 @@
-"""What a set of people holds, as arrays: scanned once, kept in the cache, reopened in milliseconds.
+"""Index of a set of people, as arrays: scanned once, kept in the cache, reopened in milliseconds.
 
 A folder with
 
@@ -31,7 +31,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ from trainkit.data.people import sources
 from trainkit.data.people.records import Layout, Rows
 from trainkit.data.record import Record, Source
 from trainkit.data.storage import cache, hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, TEXT
 
@@ -58,7 +58,7 @@ _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts
 
 
 def indexed(text: str, part: str = "train") -> PeopleIndex:
-    """The index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
+    """Return the index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
 
     Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
     """
@@ -97,25 +97,30 @@ def indexed(text: str, part: str = "train") -> PeopleIndex:
 
 
 def _key(first: str, stamps: Mapping[str, str]) -> str:
-    """Names the index of a set by its annotations and by when each of its folders last changed."""
+    """Name the index of a set by its annotations and by when each of its folders last changed."""
     text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
     return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
 
 
-def missing(text: str) -> str | None:
-    """A sentence about a set that a recipe names and that is not there yet."""
-    return sources.missing(text)
-
-
-def digest_of(files: Mapping[str, Mapping[str, Any]]) -> str:
-    """One SHA-256 for an index, from the hashes of its files."""
-    lines = [FORMAT, str(VERSION), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-class PeopleIndex(hashed_folder.Hashed):
+class PeopleIndex(HashedFolder):
     """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
 
+    FORM = Form(FORMAT, VERSION, "an index of people")
+
+    kind: str
+    """Its layout in words."""
+    where: str
+    """The set in words, with its split."""
+    root: str
+    """Where the paths of pictures begin."""
+    hides: Literal["person", "place"]
+    """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
+    by_person: bool
+    """True where its protocol counts persons in place of gallery records for CMC."""
+    trials: Literal["none", "sysu"]
+    """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
+    seconds: float
+    """Seconds that the scan took."""
     person: np.ndarray
     """int32 (records,), a place in `persons`; -1 for a distractor."""
     camera: np.ndarray
@@ -131,46 +136,27 @@ class PeopleIndex(hashed_folder.Hashed):
 
     def __init__(self, path: Path | str):
         """Open and check: sizes and hashes of the files, shapes, ranges. Raises UserError."""
-        super().__init__(Path(path), _read_manifest(Path(path)))
+        super().__init__(path)
         self._check_arrays()
+
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return nothing: its files say all."""
+        return []
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> Sequence[str]:
+        kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
+        kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
+        for key, kind in kinds.items():
+            self.refuse_entries(manifest, {key: type(manifest.get(key)) is not kind}, kind.__name__)
+        for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
+            self.refuse_entries(manifest, {key: manifest[key] not in words}, " or ".join(words))
+        if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
+            raise self.damaged("manifest.json", "lists of another form", "names and counts")
+        return _FILES
 
     def __len__(self) -> int:
         return self.manifest["records"]
-
-    @property
-    def kind(self) -> str:
-        """Its layout in words."""
-        return self.manifest["kind"]
-
-    @property
-    def where(self) -> str:
-        """The set in words, with its split."""
-        return self.manifest["where"]
-
-    @property
-    def root(self) -> Path:
-        """Where the paths of pictures begin."""
-        return Path(self.manifest["root"])
-
-    @property
-    def hides(self) -> Literal["person", "place"]:
-        """What a query does not meet in its own `place`: records of its person, or (SYSU-MM01) of anybody."""
-        return self.manifest["hides"]
-
-    @property
-    def by_person(self) -> bool:
-        """Whether its protocol counts persons in place of gallery records for CMC."""
-        return self.manifest["by_person"]
-
-    @property
-    def trials(self) -> Literal["none", "sysu"]:
-        """Whether its protocol draws galleries, as SYSU-MM01's does."""
-        return self.manifest["trials"]
-
-    @property
-    def seconds(self) -> float:
-        """What the scan took."""
-        return self.manifest["seconds"]
 
     @property
     def memory(self) -> int:
@@ -193,23 +179,23 @@ class PeopleIndex(hashed_folder.Hashed):
         return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
 
     def ids(self) -> list[str]:
-        """The name of every record: the path of a picture below `root`, a name for each caption."""
+        """Return the name of every record: the path of a picture below `root`, a name for each caption."""
         return self._lines("ids.txt")
 
     def texts(self) -> list[str]:
-        """The words of every record; empty for pictures."""
+        """Return the words of every record; empty for pictures."""
         return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
 
     def lists(self) -> dict[str, np.ndarray]:
-        """Queries that the set itself gives, int32 (queries, 5) by name in its order; empty where it gives none."""
+        """Return the queries that the set gives, int32 (queries, 5) by name in its order; empty where it gives none."""
         found, begin = {}, 0
         for name, count in self.manifest["lists"]:
             found[name], begin = np.asarray(self._queries[begin : begin + count]), begin + count
         return found
 
     def pictures(self) -> Source:
-        """The pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
-        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.manifest["root"]
+        """Return the pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
+        ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.root
 
         def records() -> Iterator[Record]:
             names = (*self.persons, people_records.DISTRACTOR)  # -1 is the last
@@ -238,6 +224,8 @@ class PeopleIndex(hashed_folder.Hashed):
             raise hashed_folder.unreadable(self.path / name, error) from None
 
     def _map(self) -> None:
+        for name in ("kind", "where", "root", "hides", "by_person", "trials", "seconds"):
+            setattr(self, name, self.manifest[name])
         for name in _ARRAYS:
             setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
         self._queries = hashed_folder.mapped(self.path / "queries.npy")
@@ -269,28 +257,6 @@ class PeopleIndex(hashed_folder.Hashed):
             raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "an index of people", "trainkit")
-    hashed_folder.check_entries(path, manifest, _FILES)
-    hashed_folder.check_digest(path, manifest, digest_of(manifest["files"]))
-    kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
-    kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
-    for key, kind in kinds.items():
-        if type(manifest.get(key)) is not kind:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
-    for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
-        if manifest[key] not in words:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest[key]!r}"[:200], " or ".join(words), REBUILD)
-    if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
-        raise UserError(str(path / "manifest.json"), "lists of another form", "names and counts", REBUILD)
-    return manifest
-
-
-class _Writer(hashed_folder.Aside):
-    def finish(self, manifest: dict[str, Any]) -> None:
-        self._publish(manifest, lambda whole: digest_of(whole["files"]))
-
-
 def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
     """Bring records into their order, and write them as arrays."""
     if not len(rows):
@@ -316,27 +282,27 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         "queries": moved[np.asarray([q for some in rows.lists.values() for q in some], np.int32).reshape(-1, 5)],
     }
     texts = [rows.text[row] for row in order.tolist() if rows.modality[row] == TEXT]
-    with _Writer(folder, ()) as writer:
+    with FolderWriter(folder) as writer:
         for name, array in arrays.items():
-            np.save(writer.folder / f"{name}.npy", array, allow_pickle=False)
+            writer.save(f"{name}.npy", array)
         lines = {"ids.txt": [rows.ids[row] for row in order.tolist()], "texts.txt": texts}
         for name, every in lines.items():
             text = "".join(f"{line}\n" for line in every)
             (writer.folder / name).write_text(text, "utf-8", newline="")
         names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
         (writer.folder / "names.json").write_text(names, "utf-8")
-        manifest = {"format": FORMAT, "version": VERSION, "kind": layout.kind, "where": layout.where}
+        manifest: dict[str, Any] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
         manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
         manifest |= {"by_person": rows.by_person, "trials": rows.trials}
         manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
         manifest["seconds"] = time.perf_counter() - begin
-        writer.finish(manifest)
+        writer.publish(PeopleIndex, manifest)
 
 
 def _numbered(names: list[str | None]) -> tuple[list[str], np.ndarray]:
-    """The names in their order, and of each entry its number, int32; -1 for none."""
+    """Return the names in their order, and of each entry its number, int32; -1 for none."""
     distinct = sorted({name for name in names if name is not None})
     number: dict[str | None, int] = {name: n for n, name in enumerate(distinct)}
     number[None] = -1

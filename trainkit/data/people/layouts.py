@@ -6,7 +6,6 @@ are, or as file names call them, never by the numbers of an annotation: those be
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
@@ -34,16 +34,10 @@ _Read = Callable[[Rows], None]
 
 
 def recognise(path: Path, split: str | None) -> Layout | None:
-    """The published set at a folder; None where it has none of their layouts. Raises UserError for another split."""
+    """Find the published set at a folder; None where it has no known layout. Raises UserError for another split."""
     wanted = split or "train"
-    for known, kind, parts in (
-        (_is_orbench, "ORBench", _orbench),
-        (_is_sysu, "SYSU-MM01", _sysu),
-        (_is_market, "Market-1501", _market),
-        (_is_regdb, "RegDB", _regdb),
-        (_is_llcm, "LLCM", _llcm),
-    ):
-        if known(path):
+    for kind, parts, marks in _LAYOUTS:
+        if any(all((path / name).exists() for name in mark) for mark in marks):
             splits = parts(path)
             if wanted not in splits:
                 found = f"no such split of {kind}"
@@ -63,11 +57,6 @@ _Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
 # arXiv 2506.09385.
 
 
-def _is_orbench(path: Path) -> bool:
-    files = ("train_annos.json", "test_gallery_and_queries.json", "text_annos.json", "train/text_annos.json")
-    return any((path / file).is_file() for file in files)
-
-
 def _orbench(path: Path) -> _Splits:
     challenge = path if (path / "text_annos.json").is_file() else path / "train"
     if (challenge / "text_annos.json").is_file() and not (path / "train_annos.json").is_file():
@@ -85,7 +74,7 @@ def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Rea
 
 
 def _read_orbench_train(rows: Rows, file: Path) -> None:
-    """A caption or several beside each RGB picture; of the same persons everything in the folders nir, cp and sk."""
+    """Read captions beside each RGB picture; of the same persons everything in the folders nir, cp and sk."""
     folders: dict[object, str] = {}
     numbers: dict[str, object] = {}
     for n, entry in enumerate(_json(file, list)):
@@ -127,17 +116,19 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
 
 
 def _read_orbench_test(rows: Rows, file: Path) -> None:
-    """The gallery, and lists of queries of one to four records. Names like `NIR+TEXT` say what a query consists of."""
+    """Read the gallery, and lists of queries of one to four records, named by their modalities: `NIR+TEXT`."""
     known = _json(file, dict)
     if "RGB_GALLERY" not in known:
         raise UserError(str(file), f"lists {few(known)}"[:300], "RGB_GALLERY and lists of queries")
-    names, captions = _Names(), {}
+    names = _Names()
+    captions: dict[tuple[int, str], int] = {}
     for where, number, parts in _entries(file, "RGB_GALLERY", known.pop("RGB_GALLERY"), 1):
         person = names.of(where, number, parts[0], RGB)
         rows.picture(where, parts[0], person, RGB, role=GALLERY)
     for key, entries in known.items():
-        codes = [modalities.code(word) for word in key.split("+")]
-        if None in codes or RGB in codes or len(set(codes)) < len(codes):
+        words = key.split("+")
+        codes = [code for word in words if (code := modalities.code(word)) is not None and code != RGB]
+        if len(set(codes)) < len(words):
             expected = "different ones of NIR, CP, SK, TEXT joined by +"
             raise UserError(f"{file}, list {key!r}"[:300], "a list of unknown modalities", expected)
         name = "_".join(MODALITIES[code] for code in codes)
@@ -167,14 +158,14 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
 
 
 class _Names:
-    """What persons are called, by their numbers in a test file: as the folders of their pictures."""
+    """Names of persons by their numbers in a test file: the folders of their pictures."""
 
     def __init__(self):
         self._names: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
 
     def of(self, where: str, number: int, path: str, modality: int) -> str:
-        """The name in the path of a picture. Raises UserError where that is another person's."""
+        """Return the name in the path of a picture. Raises UserError where that is another person's."""
         person = _person_of(where, path, modality)
         if self._names.setdefault(number, person) != person:
             raise UserError(where, f"person {number} in the folder {person}", f"{self._names[number]}, as before")
@@ -183,12 +174,12 @@ class _Names:
         return person
 
     def name(self, number: int) -> str:
-        """The name of a number; one of its own where no picture has been seen, which no folder bears."""
+        """Return the name of a number; one of its own where no picture has been seen, which no folder bears."""
         return self._names.get(number, f"number {number}")
 
 
 def _entries(file: Path, key: str, entries: Any, parts: int) -> Iterator[tuple[str, int, list[str]]]:
-    """The entries of a list of a test file: place in words, number of the person, paths and captions."""
+    """Return the entries of a list of a test file: place in words, number of the person, paths and captions."""
     if not isinstance(entries, list):
         raise UserError(f"{file}, list {key!r}", type(entries).__name__, "a list")
     for n, entry in enumerate(entries):
@@ -204,7 +195,7 @@ def _entries(file: Path, key: str, entries: Any, parts: int) -> Iterator[tuple[s
 
 
 def _person_of(where: str, path: str, modality: int) -> str:
-    """The person in `nir/0001/x.jpg`. Raises UserError where the first folder is not of this modality."""
+    """Return the person in `nir/0001/x.jpg`. Raises UserError where the first folder is not of this modality."""
     folders = path.split("/")
     if len(folders) != 3 or modalities.code(folders[0]) != modality or not folders[1]:
         folder = "vis" if modality == RGB else MODALITIES[modality]
@@ -215,10 +206,6 @@ def _person_of(where: str, path: str, modality: int) -> str:
 # SYSU-MM01: Wu et al., "RGB-Infrared Cross-Modality Person Re-Identification", ICCV 2017.
 
 SYSU_INFRARED = frozenset({3, 6})
-
-
-def _is_sysu(path: Path) -> bool:
-    return (path / "exp").is_dir() and (path / "cam1").is_dir()
 
 
 def _sysu(path: Path) -> _Splits:
@@ -253,8 +240,9 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
 
 
 def _numbers(file: Path) -> list[str]:
-    """Persons of a file of numbers divided by commas, as four digits: their folders are called so."""
-    words = [word.strip() for word in _text(file).replace("\n", ",").split(",") if word.strip()]
+    """Return persons of a file of numbers divided by commas, as four digits: their folders are called so."""
+    text = folders.read_text(file, JSON_LIMIT, "a text file in UTF-8")
+    words = [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
     bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
     if bad or not words:
         raise UserError(str(file), f"{few(bad)}"[:200] if bad else "no numbers", "numbers divided by commas")
@@ -264,10 +252,6 @@ def _numbers(file: Path) -> list[str]:
 # Market-1501: Zheng et al., "Scalable Person Re-identification: A Benchmark", ICCV 2015. DukeMTMC-reID has its layout.
 
 _MARKET = re.compile(r"(-1|[0-9]{4,9})_c([0-9]{1,4})[^0-9].*")
-
-
-def _is_market(path: Path) -> bool:
-    return (path / "bounding_box_train").is_dir() or (path / "bounding_box_test").is_dir()
 
 
 def _market(path: Path) -> _Splits:
@@ -282,7 +266,7 @@ def _market(path: Path) -> _Splits:
 
 
 def _read_market(rows: Rows, folder: str, role: int) -> None:
-    """Names say person and camera: `0002_c1s1_000451_03.jpg`. -1 is junk and left out; 0000 is nobody in particular."""
+    """Read person and camera in names, `0002_c1s1_000451_03.jpg`; -1 is left out, 0000 is nobody in particular."""
     names = _pictures(rows, folder)
     if not names:
         raise UserError(str(rows.root / folder), "no pictures", "the layout of Market-1501")
@@ -303,10 +287,6 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
 
 # RegDB: Nguyen et al., "Person Recognition System Based on a Combination of Body Images from Visible Light and Thermal
 # Cameras", Sensors 2017; the ten divisions of its 412 persons are those of Ye et al.
-
-
-def _is_regdb(path: Path) -> bool:
-    return any((path / "idx" / f"{split}_visible_1.txt").is_file() for split in ("train", "test"))
 
 
 def _regdb(path: Path) -> _Splits:
@@ -330,10 +310,6 @@ def _regdb(path: Path) -> _Splits:
 # Person Re-identification", CVPR 2023, arXiv 2303.14481.
 
 _LLCM = re.compile(r"_c([0-9]{1,4})_")
-
-
-def _is_llcm(path: Path) -> bool:
-    return (path / "idx" / "train_vis.txt").is_file() or (path / "test_vis").is_dir()
 
 
 def _llcm(path: Path) -> _Splits:
@@ -378,13 +354,13 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
-    """Names of the pictures of a folder, in their order; hidden files and those of other kinds are left out."""
+    """Return names of the pictures of a folder, in their order; hidden files and those of other kinds are left out."""
     names = sorted(rows.names(folder))
     return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not n.startswith(".")]
 
 
 def _folder_of(where: str, path: str) -> str:
-    """The folder that a picture is in, which bears the name of the person."""
+    """Return the folder that a picture is in, which bears the name of the person."""
     folders = path.split("/")
     if len(folders) < 3:
         raise UserError(where, f"the path {path[:200]!r}", "<modality>/<person>/<picture>")
@@ -392,8 +368,8 @@ def _folder_of(where: str, path: str) -> str:
 
 
 def _listed(file: Path) -> Iterator[tuple[str, str]]:
-    """The paths in lines `path number`, with their place in words."""
-    for n, line in enumerate(_text(file).split("\n"), start=1):
+    """Return the paths in lines `path number`, with their place in words."""
+    for n, line in enumerate(folders.read_text(file, JSON_LIMIT, "a text file in UTF-8").split("\n"), start=1):
         if not line.strip():
             continue
         path, space, number = line.strip().rpartition(" ")
@@ -402,21 +378,22 @@ def _listed(file: Path) -> Iterator[tuple[str, str]]:
         yield f"{file}, line {n}", path.strip()
 
 
-def _text(file: Path) -> str:
-    try:
-        if file.stat().st_size > JSON_LIMIT:
-            raise UserError(str(file), "more than 1 GB", "a list")
-        return file.read_text("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "a text file in UTF-8") from None
-
-
 def _json(file: Path, kind: type) -> Any:
-    text = _text(file)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "whole JSON") from None
+    value = folders.read_json(file, JSON_LIMIT, "whole JSON")
     if not isinstance(value, kind):
         raise UserError(str(file), f"a {type(value).__name__}", "a list" if kind is list else "a mapping of lists")
     return value
+
+
+_LAYOUTS: tuple[tuple[str, Callable[[Path], _Splits], tuple[tuple[str, ...], ...]], ...] = (
+    (
+        "ORBench",
+        _orbench,
+        (("train_annos.json",), ("test_gallery_and_queries.json",), ("text_annos.json",), ("train/text_annos.json",)),
+    ),
+    ("SYSU-MM01", _sysu, (("exp", "cam1"),)),
+    ("Market-1501", _market, (("bounding_box_train",), ("bounding_box_test",))),
+    ("RegDB", _regdb, (("idx/train_visible_1.txt",), ("idx/test_visible_1.txt",))),
+    ("LLCM", _llcm, (("idx/train_vis.txt",), ("test_vis",))),
+)
+"""Name of each layout, its reader, and groups of names one of which is there as a whole."""

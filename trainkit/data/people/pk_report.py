@@ -1,4 +1,4 @@
-"""What a sampler can make of a set, said before training: who can be drawn, what is short, and how long an epoch is."""
+"""Report of a sampler before training: people that can be drawn, records that are short, length of an epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainkit.data.people.pk_sampler import PK, AnySampler, Draw, ModalPK, Pairs, eligible
+from trainkit.data.people.pk_sampler import PK, AnySampler, Draw, Pairs, eligible
 from trainkit.interfaces import MODALITIES, RGB
 
 NAMED = 5
@@ -24,14 +24,10 @@ _LENGTHS = {
 class Report:
     """Counts of a set as a sampler sees it."""
 
-    sampler: AnySampler
+    draw: Draw
     records: int
     persons: int
     """People with records."""
-    pairable: int
-    """People that can be drawn."""
-    usable: int
-    """Records of these."""
     unpaired: int
     """People that cannot be drawn, whatever `short` says: what the sampler asks for, they do not have."""
     dropped: int
@@ -46,27 +42,22 @@ class Report:
     """People of whom some record comes more than once in a draw."""
     repeats: float
     """Share of the rows drawn that repeat a row of the same draw. Exact: how many is known for each person."""
-    batches: int
-    """Blocks of an epoch."""
-    lengths: dict[str, int]
-    """Blocks of an epoch by each definition: `people`, `records`, and of `pairs` `anchors`."""
-    left: int
-    """People, or RGB records, that a pass leaves out because they fill no block."""
-    bytes: int
-    """Of the sampler's index."""
     scan_seconds: float | None
-    """What finding the records took."""
+    """Seconds that finding the records took."""
     scan_bytes: int | None
-    """What is kept of them."""
+    """Bytes that are kept of them."""
 
     def sentences(self) -> tuple[str, ...]:
-        """To be said with the plan."""
+        """Return sentences for the plan."""
         told = f"{self.records:,} records of {self.persons:,} people"
         if self.scan_seconds is not None:
             told += f", scanned in {self.scan_seconds:.2g} s"
         if self.scan_bytes is not None:
             told += f", {self.scan_bytes / 1e6:.2g} MB"
-        lines = [f"{told}; the sampler's index takes {self.bytes / self.records:.1f} bytes a record", self._people()]
+        lines = [
+            f"{told}; the sampler's index takes {self.draw.bytes / self.records:.1f} bytes a record",
+            self._people(),
+        ]
         if starved := [f"{name} {count:,}" for name, count in self.lacking.items() if count]:
             lines.append(f"people without records of a modality: {', '.join(starved)}")
         if self.singles:
@@ -74,20 +65,23 @@ class Report:
             lines.append(f"people of one modality: {', '.join(self.single)}{more}")
         if self.repeats:
             lines.append(f"{100 * self.repeats:.2g}% of draws repeat a record, of {self.short:,} people with too few")
-        people, each = self.sampler.people, self.sampler.each
-        lengths = ", ".join(f"{_LENGTHS[name]} is {length:,}" for name, length in self.lengths.items())
-        drawn = self.batches * people * each
+        spec, draw = self.draw.spec, self.draw
+        lengths = ", ".join(
+            f"{_LENGTHS[name]} is {length:,}"
+            for name, length in draw.lengths.items()
+            if name != "anchors" or isinstance(spec, Pairs)
+        )
         lines.append(
-            f"an epoch is {self.batches:,} blocks of {people} x {each}, {drawn:,} draws for {self.usable:,} records; "
-            + lengths
+            f"an epoch is {draw.batches:,} blocks of {spec.people} x {spec.each}, {draw.size:,} draws for "
+            f"{draw.records:,} records; {lengths}"
         )
         return tuple(lines)
 
     def _people(self) -> str:
-        share = 100 * self.pairable / self.persons
-        told = f"{self.sampler.name} can draw {self.pairable:,} of {self.persons:,} people ({share:.1f}%)"
+        spec, able = self.draw.spec, self.draw.persons
+        told = f"{spec.name} can draw {able:,} of {self.persons:,} people ({100 * able / self.persons:.1f}%)"
         if self.unpaired:
-            one = isinstance(self.sampler, ModalPK) and not self.sampler.ensure_rgb
+            one = not isinstance(spec, PK) and not spec.ensure_rgb
             why = "records of one modality" if one else "no RGB record, or no other"
             told += f"; {self.unpaired:,} have {why}"
         return told + (f"; {self.dropped:,} are dropped for too few records" if self.dropped else "")
@@ -96,7 +90,7 @@ class Report:
 def report(
     draw: Draw, names: Sequence[str], scan_seconds: float | None = None, scan_bytes: int | None = None
 ) -> Report:
-    """What `draw` makes of its cells. `names`: of the people, by their numbers in the cells."""
+    """Report on the cells of a `draw`. `names`: of the people, by their numbers in the cells."""
     spec, counts = draw.spec, draw.cells.counts()
     able, dropped = eligible(spec, counts)
     there = counts.sum(1) > 0
@@ -105,11 +99,9 @@ def report(
     # Of pairs a person comes as often as it has RGB records, else once a pass.
     weight = np.where(able, counts[:, RGB] if isinstance(spec, Pairs) else 1, 0)
     return Report(
-        sampler=spec,
+        draw=draw,
         records=int(counts.sum()),
         persons=int(there.sum()),
-        pairable=draw.persons,
-        usable=draw.records,
         unpaired=int((there & ~able & ~dropped).sum()),
         dropped=int(dropped.sum()),
         lacking={MODALITIES[m]: int((there & (counts[:, m] == 0)).sum()) for m in draw.cells.modalities},
@@ -117,23 +109,19 @@ def report(
         single=tuple(f"{names[who]} ({MODALITIES[int(counts[who].argmax())]})" for who in singles[:NAMED].tolist()),
         short=int((again > 0).sum()),
         repeats=float((again * weight).sum() / (spec.each * weight.sum())),
-        batches=draw.batches,
-        lengths={name: n for name, n in draw.lengths.items() if name != "anchors" or isinstance(spec, Pairs)},
-        left=draw.units % spec.people,
-        bytes=draw.bytes,
         scan_seconds=scan_seconds,
         scan_bytes=scan_bytes,
     )
 
 
 def repeated(spec: AnySampler, counts: np.ndarray) -> np.ndarray:
-    """How many rows of a draw of each person repeat a row of it, int64 (persons,), of those that can be drawn.
+    """Count the rows of a draw of each person that repeat a row of it, int64 (persons,), of those that can be drawn.
 
     `counts`: `Cells.counts()`.
     """
     total, rgb, each = counts.sum(1), counts[:, RGB], spec.each
-    if isinstance(spec, PK) or spec.short == "fill" or (isinstance(spec, ModalPK) and not spec.ensure_rgb):
+    if isinstance(spec, PK) or spec.short == "fill" or not spec.ensure_rgb:
         return np.maximum(each - total, 0)
-    if isinstance(spec, ModalPK) and spec.half:
+    if spec.half:
         return np.maximum(each // 2 - rgb, 0) + np.maximum(each // 2 - (total - rgb), 0)
     return np.maximum(each - 1 - (total - rgb), 0)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -36,24 +36,20 @@ CHUNK = 256
 FIRST = 8
 """Blocks that are drawn at once where nobody has asked for the ones before."""
 
+_Runs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Start, size, quota and number of records in runs of cells."""
+
 _NONE = (0, 0, np.zeros((0, 0), np.int64))
 
 
 @dataclass(kw_only=True)
-class PK:
-    """P people with K records each, of any modality."""
+class _Blocks:
+    """Keys of every sampler."""
 
     people: Annotated[int, Field(ge=2, le=100000)]
     """P: different people in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)]
     """K: records of each of them."""
-    short: Literal["repeat", "drop"] = "repeat"
-    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
-    epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
-    batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
-    name: Literal["pk"] = "pk"
 
     @property
     def block(self) -> int:
@@ -62,13 +58,22 @@ class PK:
 
 
 @dataclass(kw_only=True)
-class ModalPK:
+class PK(_Blocks):
+    """P people with K records each, of any modality."""
+
+    short: Literal["repeat", "drop"] = "repeat"
+    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
+    epoch: Literal["people", "records"] = "people"
+    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
+    batches_per_epoch: Count | None = None
+    """Blocks of an epoch; None: as `epoch` says."""
+    name: Literal["pk"] = "pk"
+
+
+@dataclass(kw_only=True)
+class ModalPK(_Blocks):
     """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
 
-    people: Annotated[int, Field(ge=2, le=100000)]
-    """P: different people in a block, which is one micro-batch."""
-    each: Annotated[int, Field(ge=2, le=10000)]
-    """K: records of each of them."""
     ensure_rgb: bool = True
     """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
     prefer_complete: bool = True
@@ -93,14 +98,9 @@ class ModalPK:
             what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
             raise ValueError(f"short: fill takes more of RGB, and {what}; take repeat or drop")
 
-    @property
-    def block(self) -> int:
-        """Records of a block: P x K."""
-        return self.people * self.each
-
 
 @dataclass(kw_only=True)
-class Pairs:
+class Pairs(_Blocks):
     """P RGB records with K-1 of the same person from other modalities each; people may meet themselves in a block.
 
     With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
@@ -118,11 +118,9 @@ class Pairs:
     batches_per_epoch: Count | None = None
     """Blocks of an epoch; None: as `epoch` says."""
     name: Literal["pairs"] = "pairs"
-
-    @property
-    def block(self) -> int:
-        """Records of a block: P x K."""
-        return self.people * self.each
+    # Of `modal_pk` these would be settings; an anchor is one RGB record.
+    ensure_rgb: ClassVar[bool] = True
+    half: ClassVar[bool] = False
 
 
 AnySampler = PK | ModalPK | Pairs
@@ -143,7 +141,7 @@ class Cells:
 
     @staticmethod
     def make(person: np.ndarray, modality: np.ndarray, persons: int) -> Cells:
-        """From the person (-1: nobody's, left out) and the modality of each record.
+        """Sort records by person (-1: nobody's, left out) and modality.
 
         Raises UserError naming the first record whose modality is none of `modalities.MODALITIES`: it is not taken for
         RGB.
@@ -180,14 +178,14 @@ class Cells:
         return self.rows.nbytes + self.starts.nbytes
 
     def counts(self) -> np.ndarray:
-        """Records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
+        """Return records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
         counts = np.zeros((self.persons, len(MODALITIES)), np.int64)
         counts[:, list(self.modalities)] = np.diff(self.starts).reshape(-1, len(self.modalities))
         return counts
 
 
 def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
+    """Return who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
 
     `counts`: `Cells.counts()`.
     """
@@ -195,9 +193,9 @@ def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
     others = total - counts[:, RGB]
     if isinstance(spec, PK):
         able, enough = total > 0, total >= spec.each
-    elif isinstance(spec, ModalPK) and not spec.ensure_rgb:
+    elif not spec.ensure_rgb:
         able, enough = (counts > 0).sum(1) > 1, total >= spec.each
-    elif isinstance(spec, ModalPK) and spec.half:
+    elif spec.half:
         able = (counts[:, RGB] > 0) & (others > 0)
         enough = np.minimum(counts[:, RGB], others) >= spec.each // 2
     else:
@@ -210,7 +208,7 @@ class Draw:
     """A sampler over cells: blocks of P x K rows, K in a run for each person, as a pure function of their place."""
 
     def __init__(self, spec: AnySampler, cells: Cells, seed: int):
-        """Raises UserError where nobody can be drawn, or fewer people than a block takes."""
+        """Raise UserError where nobody can be drawn, or fewer people than a block takes."""
         self.spec, self.cells, self.seed = spec, cells, seed
         counts = cells.counts()
         able, _ = eligible(spec, counts)
@@ -252,7 +250,7 @@ class Draw:
         return self.cells.bytes + sum(a.nbytes for a in (self._people, self._ends) if a is not None)
 
     def rows(self, epoch: int, first: int, count: int, together: int = 1) -> np.ndarray:
-        """Rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
+        """Return rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
 
         A pure function of its arguments and the seed. `together` blocks, from a multiple of it on, are one update:
         their people (of `pairs` their anchors) are all different. Raises UserError where there are not so many.
@@ -261,7 +259,7 @@ class Draw:
         return self._blocks(number, count, together)
 
     def update(self, number: int, together: int) -> np.ndarray:
-        """Rows of update `number` of `together` blocks, counted on from epoch to epoch, int64 (together * P * K,).
+        """Draw the rows of update `number` of `together` blocks, counted over all epochs, int64 (together * P * K,).
 
         Asked for one after another they are drawn in chunks, across the ends of epochs.
         """
@@ -275,19 +273,19 @@ class Draw:
         return chunk[at]
 
     def _blocks(self, number: int, count: int, together: int) -> np.ndarray:
-        """Rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
+        """Return rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
         self._fits(together)
         per_pass = self.units // (self.spec.people * together) * together
-        number = number + np.arange(count)[:, None]
-        turn = number // per_pass
-        place = (number - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
+        block = number + np.arange(count)[:, None]
+        turn = block // per_pass
+        place = (block - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
         unit = rng.permuted(self.seed, "people", turn, self.units, place).reshape(-1)
         turn = np.broadcast_to(turn, place.shape).reshape(-1)
-        chosen = self._pairs(unit, turn) if self._ends is not None else self._groups(unit, turn)
+        chosen = self._groups(unit, turn) if self._ends is None else self._pairs(unit, turn, self._ends)
         return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
 
     def order(self, epoch: int, batch_size: int) -> Order:
-        """What `Split.order` returns: `order[update, first:last]` are rows.
+        """Return the order of an epoch: `order[update, first:last]` are rows.
 
         Raises UserError where a batch is not made of whole blocks, or takes more than an epoch or than people there
         are.
@@ -312,7 +310,7 @@ class Draw:
     # ---- which records: places in `cells.rows`
 
     def _groups(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """(people, K): of each of these people in this turn."""
+        """Choose K records of each of these people in this turn, (people, K)."""
         spec, each = self.spec, self.spec.each
         person = unit if self._people is None else self._people[unit].astype(np.int64)
         bounds, turn = self._bounds(person), turn[:, None]
@@ -337,14 +335,17 @@ class Draw:
                 np.copyto(whole[:, 1:], value, where=more)
         return self._take(start, size, quota, number, turn)
 
-    def _pairs(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """(anchors, K): each of these RGB records and its partners in this turn."""
+    def _pairs(self, unit: np.ndarray, turn: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Choose partners of each of these RGB records in this turn, (anchors, K).
+
+        `ends` are the running sums of RGB records by person.
+        """
         need = self.spec.each - 1
-        place = np.searchsorted(self._ends, unit, side="right")
+        place = np.searchsorted(ends, unit, side="right")
         person = place if self._people is None else self._people[place].astype(np.int64)
         bounds = self._bounds(person)
         rgb = bounds[:, 1:2] - bounds[:, :1]
-        anchor = unit[:, None] - (self._ends[place].astype(np.int64)[:, None] - rgb)
+        anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
         turn = turn[:, None] * rgb + anchor
         which, extra = self._shared(bounds, need)
         chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
@@ -353,14 +354,14 @@ class Draw:
         return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
 
     def _bounds(self, person: np.ndarray) -> np.ndarray:
-        """(people, modalities + 1) int64: where each cell begins, and where the last ends."""
+        """Return where each cell begins, and where the last ends, int64 (people, modalities + 1)."""
         width = len(self.cells.modalities)
         return self.cells.starts[person[:, None] * width + np.arange(width + 1)].astype(np.int64)
 
     def _take(
         self, start: np.ndarray, size: np.ndarray, quota: np.ndarray, which: np.ndarray, turn: np.ndarray
     ) -> np.ndarray:
-        """Places of the records number `which`, below `quota`, that turn `turn` takes of a run of `size` records.
+        """Return places of the records number `which`, below `quota`, that a turn takes of a run of `size` records.
 
         Turns go through the run, `quota` records each, in an order that is another one whenever it is through.
         """
@@ -370,7 +371,7 @@ class Draw:
         return start + rng.permuted(self.seed, "records", (start << 24) + cycle, size, place)
 
     def _shared(self, bounds: np.ndarray, need: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Which of a person's other records are to be taken, by number, (people or 1, need): again where there are few.
+        """Choose among a person's other records, by number, (people or 1, need): again where there are few.
 
         And with `short: fill`, where somebody has too few, the numbers of the RGB records to take in their place, -1
         elsewhere: the draw's own RGB record is number 0.
@@ -386,8 +387,8 @@ class Draw:
         extra = np.where(which == 0, 0, np.where(which > total, which - total, -1))
         return np.where(extra < 0, which - 1, 0), extra
 
-    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray):
-        """Start, size, quota and number of `need` records of the modalities from column `first` on, (people, need).
+    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray) -> _Runs:
+        """Choose `need` records of the modalities from column `first` on, (people, need).
 
         Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
         in each turn.
@@ -411,7 +412,7 @@ class Draw:
         ends = np.minimum(number[:, -1], need)
         slot = slots[(np.cumsum(ends) - ends)[:, None] + which]
         if there.shape[1] == columns:
-            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.int64(1), np.int64(0)
+            return starts.reshape(-1)[slot], sizes.reshape(-1)[slot], np.ones(1, np.int64), np.zeros(1, np.int64)
         group, inside = np.divmod(slot, need * columns)
         rounds, column = np.divmod(inside, columns)
         at = group * columns + column
@@ -425,7 +426,7 @@ class Order:
     """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):
-        """Of `together` blocks an update."""
+        """Make the order of an epoch of `together` blocks an update."""
         self.shape = (draw.batches // together, together * draw.block)
         """Updates, and rows of each."""
         self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)
@@ -440,8 +441,8 @@ class Order:
         return self._draw.update(self._first + update, self._together)[part].copy()
 
 
-def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tuple[np.ndarray, ...]:
-    """Start, size, quota and number of `need` records of a run of cells, without regard to modalities."""
+def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> _Runs:
+    """Choose `need` records of a run of cells, without regard to modalities."""
     size = end - start
     which = which if int(size.min()) >= need else which % size
     return start, size, np.minimum(size, need), which
@@ -449,22 +450,22 @@ def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> tu
 
 @functools.cache
 def _orders(columns: int) -> np.ndarray:
-    """Every order of so many things, int64 (orders, columns)."""
+    """List all permutations of so many things, int64 (orders, columns)."""
     return np.asarray(list(permutations(range(columns))), np.int64)
 
 
 def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whole parts of quotients of integers below 2^52, by floating point, which is 10 times as fast."""
+    """Divide integers below 2^52, rounded down, by floating point, which is 10 times as fast."""
     return (one / other).astype(np.int64)
 
 
 def _needed(spec: AnySampler) -> str:
     if isinstance(spec, PK):
         return f"people with {spec.each} records" if spec.short == "drop" else "people with records"
-    if isinstance(spec, ModalPK) and not spec.ensure_rgb:
+    if not spec.ensure_rgb:
         some = "people with records of two modalities"
         return f"{some} and {spec.each} in all" if spec.short == "drop" else some
-    if isinstance(spec, ModalPK) and spec.half and spec.short == "drop":
+    if spec.half and spec.short == "drop":
         return f"people with {spec.each // 2} RGB records and as many of other modalities"
     number = f"{spec.each - 1} or more" if spec.short == "drop" else "one or more"
     return f"people with an RGB record and {number} of other modalities"

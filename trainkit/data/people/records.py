@@ -27,7 +27,7 @@ LINE_LIMIT = 10_000
 
 
 def stamp(folder: str) -> str:
-    """When a folder last changed, by the time of its entry: files added, removed or renamed change it."""
+    """Return the time of the entry of a folder: files added, removed or renamed change it."""
     try:
         seen = os.stat(folder)
     except OSError:
@@ -146,7 +146,7 @@ class Rows:
         return row
 
     def names(self, folder: str) -> frozenset[str]:
-        """Names in a folder below the root, listed once; none where it is not there."""
+        """Return names in a folder below the root, listed once; none where it is not there."""
         names = self._listed.get(folder)
         if names is None:
             place = f"{self.root}/{folder}"

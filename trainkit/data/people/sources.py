@@ -29,7 +29,7 @@ ROLES = {"": EITHER, "query": QUERY, "gallery": GALLERY}
 
 
 def find(text: str, part: str = "train") -> Layout:
-    """The set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
+    """Return the set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
 
     `part` says which part of a built-in set is meant. Raises UserError where there is none, or none of this kind.
     """
@@ -60,7 +60,7 @@ def find(text: str, part: str = "train") -> Layout:
 
 
 def missing(text: str) -> str | None:
-    """A sentence about a set that a recipe names and that is not there yet."""
+    """Return a sentence about a set that a recipe names and that is not there yet."""
     if text.startswith("sample:"):
         return None
     return sources.missing(text.removeprefix(DERIVED))
@@ -145,11 +145,12 @@ def _read_table(rows: Rows, file: Path, split: str | None) -> None:
         rows.caption(where, f"{of}#text", text, person, camera, role, row)
 
 
-_Line = tuple[str, str, str, str, str, str, str, str]
+_Line = Sequence[str]
+"""Cells in the order of `COLUMNS`."""
 
 
 def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """The columns of a CSV file, and its lines with their place in words, cells in the order of `COLUMNS`."""
+    """Return the columns of a CSV file, and its lines with their place in words, cells in the order of `COLUMNS`."""
     lines = _csv_lines(file)
     header = _header(file, next(lines, (0, []))[1])
     cell = [header.index(name) if name in header else len(header) for name in COLUMNS]
@@ -160,7 +161,7 @@ def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
             if len(line) != len(header):
                 raise UserError(where, f"{len(line)} cells", f"{len(header)}, as the first line has")
             line = [value.strip() for value in line] + [""]
-            yield where, tuple([line[c] for c in cell])
+            yield where, [line[c] for c in cell]
 
     return header, rows()
 
@@ -188,7 +189,7 @@ def _header(file: Path, names: Sequence[str]) -> list[str]:
 
 
 def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """As `_csv`, of a parquet file; whole numbers stand for their digits."""
+    """Read as `_csv` does, of a parquet file; whole numbers stand for their digits."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -211,13 +212,13 @@ def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
                 line = [""] * len(COLUMNS)
                 for place, value in zip(at, values, strict=True):
                     line[place] = "" if value is None else str(value).strip()
-                yield f"{file}, row {row}", tuple(line)
+                yield f"{file}, row {row}", line
 
     return header, rows()
 
 
 def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | None:
-    """The value of the column `split` whose rows are taken, or None for all."""
+    """Return the value of the column `split` whose rows are taken, or None for all."""
     if counts.get(""):
         raise UserError(str(file), f"{counts['']} rows whose split is empty", "a split in every row")
     if split is None:

@@ -47,19 +47,30 @@ _LAST = "</w>"
 
 
 class Tokens(Protocol):
-    """What turns captions into ids."""
+    """Tokenizer of captions."""
 
-    vocabulary: int
-    """Number of ids, `PADDING` among them."""
-    length: int
-    """Ids of a row."""
-    begin: int | None
-    """Id that begins a caption, where there is one."""
-    end: int
-    """Id that ends a caption, and stands nowhere else: the highest."""
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids, `PADDING` among them."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Ids of a row."""
+        ...
+
+    @property
+    def begin(self) -> int | None:
+        """Id that begins a caption, where there is one."""
+
+    @property
+    def end(self) -> int:
+        """Id that ends a caption, and stands nowhere else: the highest."""
+        ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
+        """Return the ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class Words:
         return self.vocabulary - 1
 
     def encode(self, text: str) -> list[int]:
-        """Ids 1 .. vocabulary-2 for the words, and the highest for the end."""
+        """Return ids 1 .. vocabulary-2 for the words, and the highest for the end."""
         words = _WORD.findall(unicodedata.normalize("NFKC", text[:CHARACTERS]).lower())
         ids = [1 + zlib.crc32(word.encode(errors="replace")) % (self.vocabulary - 2) for word in words]
         return [*ids[: self.length - 1], self.end]
@@ -97,7 +108,7 @@ class Clip:
     """
 
     def __init__(self, file: Path | str, length: int = 77):
-        """Raises UserError where the file is not there, or not one of pairs."""
+        """Read the pairs. Raises UserError where the file is not there, or not one of pairs."""
         if length < 3:
             raise ValueError(f"rows of {length}: at least 3 ids are needed")
         self.length = length
@@ -113,7 +124,7 @@ class Clip:
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a caption between those that begin and end it."""
+        """Return ids of a caption between those that begin and end it."""
         text = unicodedata.normalize("NFC", text[:CHARACTERS]).translate(_STRAIGHT)
         text = _SPACE.sub(" ", html.unescape(html.unescape(text))).strip().lower()
         ids = [self.begin]
@@ -157,11 +168,11 @@ class Captions:
             raise ValueError("tokenizer: clip needs its file of pairs, and words need none")
 
     def missing(self) -> str | None:
-        """A sentence about the file, where it is not there yet."""
+        """Return a sentence about the file where it is not there yet."""
         return f"{locate(self.file)} does not exist" if self.file and not locate(self.file).is_file() else None
 
     def make(self) -> Tokens:
-        """What turns captions into ids. Raises UserError where the file is not what is needed."""
+        """Make the tokenizer. Raises UserError where the file is not what is needed."""
         return Words(self.vocabulary, self.length) if self.file is None else _clip(locate(self.file), self.length)
 
 
@@ -171,7 +182,7 @@ def _clip(file: Path, length: int) -> Clip:
 
 
 def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
-    """Ids of captions, (texts, length), uint16 where they fit and int32 where not."""
+    """Encode captions as ids, (texts, length), uint16 where they fit and int32 where not."""
     small = tokens.vocabulary <= 1 << 16
     out = np.full((len(texts), tokens.length), PADDING, np.uint16 if small else np.int32)
     for row, text in enumerate(texts):
@@ -181,7 +192,7 @@ def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
 
 
 def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | None, end: int) -> np.ndarray:
-    """Captions `ids` (n, length) without those ids whose `draws` (n, length), in [0, 1), are below `share`.
+    """Drop those of `ids` (n, length) whose `draws` (n, length), in [0, 1), are below `share`.
 
     Others move up. What begins and ends a caption stays, and of each caption one id at least: that with the highest
     draw.
@@ -203,7 +214,7 @@ def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | Non
 
 
 def pieces(text: str) -> Iterator[str]:
-    """CLIP's cut of a text in lower case, before pairs are joined: words, single digits, what stands between them."""
+    """Cut a text in lower case as CLIP does before it joins pairs: words, single digits, and the rest between them."""
     if text.isascii():
         yield from _ASCII_PIECE.findall(text)
         return
@@ -222,7 +233,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def read_merges(file: Path) -> list[tuple[str, str]]:
-    """The pairs in a file of CLIP's, most frequent first, `MERGES` at most. Raises UserError naming file and line."""
+    """Read pairs of CLIP's file, most frequent first, `MERGES` at most. Raises UserError naming file and line."""
     make = "CLIP's bpe_simple_vocab_16e6.txt.gz, a line for each pair"
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
@@ -254,7 +265,7 @@ def read_merges(file: Path) -> list[tuple[str, str]]:
 
 @functools.lru_cache(maxsize=1)
 def _letters() -> dict[int, str]:
-    """A character that can be seen for each byte, in the order of CLIP's ids: first those bytes that are such a
+    """Return a character that can be seen for each byte, in the order of CLIP's ids: first those bytes that are such a
     character in Latin-1 themselves, then the others, from U+0100 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(seen)]
@@ -262,7 +273,7 @@ def _letters() -> dict[int, str]:
 
 
 def _merged(units: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """Units with every occurrence of the pair joined, from the left."""
+    """Join every occurrence of the pair, from the left."""
     out: list[str] = []
     at = 0
     while at < len(units):
@@ -274,7 +285,7 @@ def _merged(units: Sequence[str], pair: tuple[str, str]) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(character: str) -> str:
-    """`L` for letters, `N` for numbers, a space for spaces, `O` for others."""
+    """Return `L` for letters, `N` for numbers, a space for spaces, `O` for others."""
     if character.isspace():
         return " "
     first = unicodedata.category(character)[0]

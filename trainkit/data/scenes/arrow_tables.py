@@ -26,14 +26,14 @@ _ROWS = 16
 
 
 def is_table(path: Path) -> bool:
-    """Whether there is a parquet file at `path`, or a folder of some, or a saved set."""
+    """Return whether there is a parquet file at `path`, or a folder of some, or a saved set."""
     if path.is_dir():
         return arrow_tables.is_saved(path) or bool(arrow_tables.parquet_files(path))
     return path.suffix == ".parquet"
 
 
 def open_rows(path: Path, split: str | None, parts: Sequence[str] = ()) -> Rows:
-    """The scenes of the table at `path`: those of `split`, or without it of the split that one of `parts` names.
+    """Return the scenes of the table at `path`: those of `split`, or without it of the split that one of `parts` names.
 
     `parts` are names of the same split, the usual one first; with neither, the split is what `tables.open_table` takes.
     Raises UserError where there is no such split, no column of pictures or of masks, or no row.
@@ -49,7 +49,7 @@ def open_rows(path: Path, split: str | None, parts: Sequence[str] = ()) -> Rows:
 def _open_table(
     path: Path, split: str | None, parts: Sequence[str]
 ) -> tuple[arrow_tables.Table, str | None, int, str | None]:
-    """The table, the value of its split column, how many rows that is, and the split that was found."""
+    """Return the table, the value of its split column, how many rows that is, and the split that was found."""
     if split is not None or not parts:
         return *arrow_tables.open_table(path, split, _ROWS), split
     for name in parts:
@@ -64,7 +64,7 @@ def _open_table(
 
 
 def _columns(where: str, schema: pyarrow.Schema) -> tuple[str, str]:
-    """The columns of pictures and masks."""
+    """Return the columns of pictures and masks."""
     holding = [name for name in schema.names if arrow_tables.holds_pictures(schema.field(name).type)]
     mask = next((name for name in MASK_COLUMNS if name in holding), None)
     image = next((name for name in (*arrow_tables.IMAGE_COLUMNS, "pixel_values") if name in holding), None)
@@ -89,12 +89,14 @@ class Rows(Sequence[Scene]):
     """What the table is made of."""
 
     def __init__(self, table: arrow_tables.Table, where: str, size: int, split: str | None, image: str, mask: str):
-        """`size` rows of `table`, whose split column says `split` (None: all), by their columns `image` and `mask`."""
+        """Take `size` rows of `table`, whose split column says `split` (None: all), and columns `image` and `mask`."""
         self.kind, self.where, self.files = table.kind, where, tuple(table.files)
         self._table, self._size, self._split = table, size, split
         self._image, self._mask = image, mask
         self._reading: Iterator[Scene] | None = None
-        self._at: tuple[int, Scene] | None = None
+        self._last: Scene | None = None
+        self._place = -1
+        """Of the scene that was read last."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -111,28 +113,27 @@ class Rows(Sequence[Scene]):
     @overload
     def __getitem__(self, place: slice) -> list[Scene]: ...
     def __getitem__(self, place: int | slice) -> Scene | list[Scene]:
-        """One after another is quick; one before the last that was asked for begins at the first row again."""
+        """Return a scene: quick one after another; one before the last asked for begins at the first row again."""
         if isinstance(place, slice):
             return [self[n] for n in range(*place.indices(self._size))]
         place = range(self._size)[place]
         with self._lock:
-            if self._at is None or place < self._at[0] or self._reading is None:
-                self._reading = iter(self)
-                self._at = (-1, None)  # type: ignore[assignment]
+            if self._reading is None or self._last is None or place < self._place:
+                self._reading, self._last, self._place = iter(self), None, -1
             try:
-                while self._at[0] < place:
-                    self._at = (self._at[0] + 1, next(self._reading))
+                while self._last is None or self._place < place:
+                    self._last, self._place = next(self._reading), self._place + 1
             except UserError:  # which ends it: whoever asks again is to be told again
                 self._reading = None
                 raise
-            return self._at[1]
+            return self._last
 
     def ids(self) -> list[str]:
-        """Their names, without reading pictures."""
+        """Return the names of all, without reading pictures."""
         return [id for _, id, _ in self._read(())]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[str, str, list[Any]]]:
-        """The rows of the split: place in words, name, and the cells of `columns`."""
+        """Return the rows of the split: place in words, name, and the cells of `columns`."""
         schema = self._table.schema
         named = arrow_tables.NAME_COLUMN in schema.names
         texts = [arrow_tables.NAME_COLUMN] if named else []

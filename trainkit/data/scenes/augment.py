@@ -1,4 +1,4 @@
-"""What is cut of a picture and of its mask for training: random scale, position and mirror, as numbers, then applied.
+"""Crops of pictures and masks for training: random scale, position and mirror, as numbers, then applied.
 
 A crop is a region of whole pixels of the picture, resampled. So that a picture of two megapixels does not have to be
 resized for a crop of half of one, the region is cut first: nothing but what is needed is resampled. Picture, mask and
@@ -30,7 +30,7 @@ DRAWS = ("scale", "down", "right", "flip")
 
 @dataclass(frozen=True)
 class Cuts:
-    """What is cut of each of n pictures, and where it stands in the crop."""
+    """Regions that are cut of n pictures, and their places in the crops."""
 
     start: np.ndarray
     """int64 (n, 2), first row and column of the region in the picture."""
@@ -70,7 +70,7 @@ class SceneAugment:
 
     @property
     def colours(self) -> Light | None:
-        """What draws and applies the distortion, on the device; None without any."""
+        """The augmentation that draws and applies the distortion, on the device; None without any."""
         return None if self.distort is None else Light(name="light", flip=0.0, distort=self.distort)
 
     def cuts(
@@ -82,7 +82,7 @@ class SceneAugment:
         base: np.ndarray | float,
         crop: tuple[int, int],
     ) -> Cuts:
-        """What is cut of each of `rows` in an epoch, of pictures of `shapes`, int64 (rows, 2), for crops of `crop`.
+        """Draw the cuts of `rows` in an epoch, of pictures of `shapes`, int64 (rows, 2), for crops of `crop`.
 
         `base` is a factor on the size of each picture, (rows,), beside the one that is drawn. Along an axis on which
         the scaled picture is the larger, the crop lies within it, else it within the crop; each place is as likely.
@@ -94,16 +94,16 @@ class SceneAugment:
 
 
 def place(factor: np.ndarray, where: np.ndarray, flip: np.ndarray, shapes: np.ndarray, crop: Sequence[int]) -> Cuts:
-    """The cuts of pictures of `shapes` (n, 2) that are scaled by `factor` (n,): at `where` (n, 2), from 0, as far up
-    and left as can be, to below 1."""
-    crop, shapes = np.asarray(crop, np.int64), np.asarray(shapes, np.int64)
-    wanted = crop / factor[:, None]
+    """Place the cuts of pictures of `shapes` (n, 2), scaled by `factor` (n,): at `where` (n, 2), from 0, as far up and
+    left as can be, to below 1."""
+    side, shapes = np.asarray(crop, np.int64), np.asarray(shapes, np.int64)
+    wanted = side / factor[:, None]
     inside = wanted <= shapes
     region = np.where(inside, np.maximum(np.rint(np.minimum(wanted, shapes)), 1), shapes).astype(np.int64)
-    scaled = np.clip(np.rint(shapes * factor[:, None]), 1, crop)
-    size = np.where(inside, crop, scaled).astype(np.int64)
+    scaled = np.clip(np.rint(shapes * factor[:, None]), 1, side)
+    size = np.where(inside, side, scaled).astype(np.int64)
     start = (where * (shapes - region + 1)).astype(np.int64)
-    corner = (where * (crop - size + 1)).astype(np.int64)
+    corner = (where * (side - size + 1)).astype(np.int64)
     return Cuts(start, region, size, corner, np.asarray(flip, bool))
 
 
@@ -143,5 +143,5 @@ def cut_map(values: np.ndarray, cuts: Cuts, i: int, out: np.ndarray, fill: float
 
 
 def nearest(length: int, size: int) -> np.ndarray:
-    """For `size` pixels over `length` of another grid, in which of those each centre lies, int64 (size,)."""
+    """Return in which of `length` pixels the centre of each of `size` pixels over them lies, int64 (size,)."""
     return (2 * np.arange(size) + 1) * length // (2 * size)

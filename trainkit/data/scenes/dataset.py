@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -10,16 +10,16 @@ import numpy as np
 from pydantic import Field
 
 from trainkit.config.ranges import Deviation, Fraction
-from trainkit.data import sources
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import label_maps, size_checks, verify
+from trainkit.data.scenes import audit, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.label_maps import Colour, Labels
 from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
-from trainkit.data.scenes.verify import Looked
+from trainkit.data.split import check_leaks, check_names, key, missing
 from trainkit.data.storage import boundary_distance, cache, mask_store
 from trainkit.data.storage.boundary_distance import Distance
 from trainkit.errors import UserError, few
@@ -96,21 +96,21 @@ class Scenes:
             kind = "colours, as palette has" if self.palette is not None else "numbers, as names have"
             raise ValueError(f"ignore has {strange[0]}; {kind}, are needed")
         self.labels(None)
-        sources.check_names(self.evaluate)
+        check_names(self.evaluate)
 
     def labels(self, known: Labels | None) -> Labels | None:
-        """What the values or colours of mask files stand for: as the block says, else as is `known` of a layout.
+        """Return the classes of values or colours in mask files: as the block says, else as is `known` of a layout.
 
         Names that the layout knows keep the colours it gives them. Raises ValueError where there are too few or too
         many, or two are alike.
         """
         if self.palette is not None:
-            return label_maps.from_palette(self.palette, self.ignore)
+            return label_maps.from_palette(self.palette, [one for one in self.ignore if not isinstance(one, int)])
         if self.names is None:
             return known
         own = dict(zip(known.names, known.colours, strict=False)) if known is not None else {}
         colours = [own[name] for name in self.names] if own and set(self.names) <= set(own) else ()
-        return label_maps.numbered(self.names, self.ignore, colours)
+        return label_maps.numbered(self.names, [one for one in self.ignore if isinstance(one, int)], colours)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -124,22 +124,23 @@ class Scenes:
         crop or scales that fit no picture, pictures that are in two splits.
         """
         # All are found before the first is packed: a misspelt path should not show after half an hour.
-        found = {"train": self._found("train", self.train)}
-        found |= {name: self._found(name, place) for name, place in self.evaluate.items()}
+        found = {
+            name: scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root)
+            for name, place in {"train": self.train, **self.evaluate}.items()
+        }
         labels = self._agreed(found)
         packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
         whole = packed["train"]
-        size_checks.check_crop("data.crop", whole.shapes, self.crop, self.base(whole.shapes), self.augment.scales[1])
         for name, one in packed.items():
-            where, low = _key(name), self.augment.scales[0] if name == "train" else 1.0
-            size_checks.check_scale(where, one.ids, one.shapes, self.base(one.shapes), low)
+            for error in self.size_errors(key(name), one.ids, one.shapes):
+                raise error
             if not one.counts[:-1].sum():
-                raise UserError(f"{where} ({found[name].where})", "no pixel with a class", "some labelled pixels")
-        train = SceneCrops(
-            "train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std, self.distance
-        )
-        looked = {name: verify.of_packed(_key(name), one.masks, one.pictures) for name, one in packed.items()}
-        self._check_leaks(looked)
+                raise UserError(f"{key(name)} ({found[name].where})", "no pixel with a class", "some labelled pixels")
+        train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
+        audits = {name: audit.audit_packed(key(name), one.masks, one.pictures) for name, one in packed.items()}
+        held = {name: one.held() for name, one in packed.items()}
+        remedy = "take them out of one of the sets, or go on with `leakage: allow`"
+        check_leaks(held.pop("train"), held, self.leakage, "each picture in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
         for name, one in packed.items():
             evaluations |= self._kinds(name, one)
@@ -151,37 +152,49 @@ class Scenes:
             class_colours=whole.colours,
             distances=self.distance is not None,
         )
-        notes = (*self._left_out(found), *self._padding(train), *self._notes(looked))
+        notes = (*self._left_out(found), *self._padding(train), *self._notes(audits))
         return Opened(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet."""
-        places = {"train": self.train} | self.evaluate
-        found = {_key(name): scene_sources.missing(text, self.root) for name, text in places.items()}
-        return [f"{key}: {sentence}" for key, sentence in found.items() if sentence]
+        """Return sentences about files that are not there yet."""
+        return missing(self.train, self.evaluate, lambda text: scene_sources.missing(text, self.root))
 
     def base(self, shapes: np.ndarray) -> np.ndarray:
-        """The factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
+        """Return the factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
         if self.short_side is None:
             return np.ones(len(shapes))
         return self.short_side / shapes.min(1)
 
-    def _found(self, name: str, text: str) -> SceneSource:
-        return scene_sources.open_scenes(text, "train" if name == "train" else "val", self.root)
+    def size_errors(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[UserError]:
+        """Yield errors of the crop and the smallest scale for pictures of `shapes` (n, 2), of the set of a key."""
+        base, train = self.base(shapes), where == key("train")
+        if train:
+            yield from size_checks.crop_errors("data.crop", shapes, self.crop, base, self.augment.scales[1])
+        yield from size_checks.scale_errors(where, ids, shapes, base, self.augment.scales[0] if train else 1.0)
+
+    def class_error(
+        self, where: str, source: SceneSource, labels: Labels | None, first: Labels | None
+    ) -> UserError | None:
+        """Return the error of a set of a key whose classes nothing names, or that differ from those of the `first`."""
+        place = f"{where} ({source.where})"
+        if labels is None:
+            found = "nothing says what the values in its masks stand for"
+            return UserError(place, found, "names of classes", "name them in data.names, or data.palette")
+        if first is None or labels.names == first.names:
+            return None
+        expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
+        return UserError(place, f"{len(labels.names)} classes: {few(labels.names, 20)}", expected)
 
     def _agreed(self, found: Mapping[str, SceneSource]) -> dict[str, Labels]:
-        """How the masks of each set are read; all have the classes of the training set, in its order."""
-        first = self.labels(found["train"].labels)
-        if first is None:
-            where, remedy = f"data.train ({found['train'].where})", "name them in data.names, or data.palette"
-            raise UserError(where, "nothing says what the values in its masks stand for", "names of classes", remedy)
-        agreed = {"train": first}
+        """Return how the masks of each set are read; all have the classes of the training set, in its order."""
+        agreed: dict[str, Labels] = {}
         for name, source in found.items():
-            agreed[name] = one = self.labels(source.labels) or first
-            if one.names != first.names:
-                where = f"{_key(name)} ({source.where})"
-                expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
-                raise UserError(where, f"{len(one.names)} classes: {few(one.names, 20)}", expected)
+            first = agreed.get("train")
+            labels = self.labels(source.labels) or first
+            error = self.class_error(key(name), source, labels, first)
+            if labels is None or error is not None:
+                raise error or UserError(source.where, "no classes")
+            agreed[name] = labels
         return agreed
 
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
@@ -199,18 +212,12 @@ class Scenes:
             raise UserError(source.where, f"{len(images)} pictures and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
         # What is scored needs none.
-        wanted = self.distance is not None and name == "train"
-        maps = boundary_distance.distances_once(masks, self.distance) if wanted else None
+        wanted = self.distance if name == "train" else None
+        maps = None if wanted is None else boundary_distance.distances_once(masks, wanted)
         return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
 
-    def _check_leaks(self, looked: Mapping[str, Looked]) -> None:
-        pairs = ((_key(name), verify.shared(seen, looked["train"])) for name, seen in looked.items())
-        found = [(key, leak) for key, leak in pairs if key != verify.TRAIN and leak]
-        remedy = "take them out of one of the sets, or go on with `leakage: allow`"
-        sources.report_leaks(found, self.leakage, "each picture in one split", remedy)
-
     def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
-        """The splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is scored, by the words that evaluations name them by."""
         several, window = tuple(self.eval_scales), self.window
         plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
         few = plain.some(self.few)
@@ -228,7 +235,7 @@ class Scenes:
     def _left_out(self, found: Mapping[str, SceneSource]) -> Iterator[str]:
         for name, source in found.items():
             if source.left_out:
-                yield f"{_key(name)}: {len(source.left_out)} left out: {few(source.left_out)}"
+                yield f"{key(name)}: {len(source.left_out)} left out: {few(source.left_out)}"
 
     def _padding(self, train: SceneCrops) -> Iterator[str]:
         cuts = train.cuts(np.arange(train.size), 0)
@@ -239,18 +246,14 @@ class Scenes:
                 f"{1 - covered.mean():.1%} of what is trained on is padding"
             )
 
-    def _notes(self, looked: Mapping[str, Looked]) -> Iterator[str]:
-        """What is odd but can be used, in sentences."""
-        for name, seen in looked.items():
+    def _notes(self, audits: Mapping[str, Audit]) -> Iterator[str]:
+        """Yield sentences about what is odd but can be used."""
+        for name, seen in audits.items():
             share = seen.counts[:, -1].sum() / seen.counts.sum()
-            if 0 < share < verify.MUCH:
-                yield f"{_key(name)}: {share:.1%} of the pixels have no class"
-            yield from (f"{_key(name)}: {text}" for text in verify.oddities(seen))
+            if 0 < share < audit.MUCH:
+                yield f"{key(name)}: {share:.1%} of the pixels have no class"
+            yield from (f"{key(name)}: {text}" for text in audit.oddities(seen))
             if name != "train":
                 yield from size_checks.odd_scales(
-                    _key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales
+                    key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales
                 )
-
-
-def _key(name: str) -> str:
-    return verify.TRAIN if name == "train" else f"data.evaluate.{name}"

@@ -39,7 +39,7 @@ class Scene:
 
 
 def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
-    """The mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
+    """Read the mask of a scene as it is in its file: (h, w) uint8 or uint16, or (h, w, 3) uint8 where it is in colour.
 
     Of a palette PNG these are the indices, and grey of 1, 2 and 4 bits is 0 .. 1, 3 and 15; with `coloured`
     (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
@@ -53,7 +53,8 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         found = "a JPEG or WebP file, whose values are not those that were saved"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
     with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
-        raw = picture.tile[0].args if picture.tile else ""
+        tiles = getattr(picture, "tile", ())  # which only pictures from files have
+        raw = tiles[0].args if tiles else ""
         raw = raw[0] if isinstance(raw, tuple) else raw
         picture.load()
         if picture.mode == "P" and coloured:
@@ -73,12 +74,12 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
 
 
 def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
-    """The classes of the mask of a scene, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
+    """Read the classes of a mask, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
     return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
 
 
 def picture_bytes(scene: Scene) -> bytes:
-    """The file of the picture of a scene. Raises UserError where it cannot be read."""
+    """Return the file of the picture of a scene. Raises UserError where it cannot be read."""
     return _bytes(scene.image, scene.where)
 
 
@@ -87,12 +88,12 @@ def _bytes(file: Path | bytes, where: str) -> bytes:
 
 
 def picture_shape(scene: Scene) -> tuple[int, int]:
-    """Height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
+    """Return height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
     return header(scene)[0]
 
 
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
-    """`picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
+    """Read `picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
     if isinstance(stream, Path):  # PIL would wait for ever at a pipe
         folders.size_of(stream, scene.where, "a picture file")
@@ -108,7 +109,7 @@ _ORIENTATION = 0x0112
 
 
 def mask_where(scene: Scene) -> str:
-    """The place of the mask of a scene in words, for messages."""
+    """Return the place of the mask of a scene in words, for messages."""
     return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 

@@ -1,4 +1,4 @@
-"""What the values or colours of mask files stand for: classes 0 .. C-1, and `IGNORED` where a pixel has none.
+"""Label maps: the classes 0 .. C-1 of the values or colours in mask files, and `IGNORED` where a pixel has none.
 
 Published sets number their files each in a way of their own; each function here is one of these ways. 255 stands for no
 class in files of numbers throughout, as it does in all of these sets.
@@ -7,8 +7,11 @@ class in files of numbers throughout, as it does in all of these sets.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -79,16 +82,16 @@ class Labels:
 
     @property
     def coloured(self) -> bool:
-        """Whether files say it by colours: a palette PNG must then be read with its palette."""
+        """True where files hold colours: a palette PNG must then be read with its palette."""
         return bool(self.palette)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What masks that are made with it depend on, for the names of caches."""
+        """All that masks made with it depend on, for the names of caches."""
         return (self.names, self.colours, self.values, self.palette)
 
     def classes(self, mask: np.ndarray, where: str) -> np.ndarray:
-        """The classes of a mask as it is in its file: numbers (h, w), uint8 or uint16, or RGB uint8 (h, w, 3).
+        """Return the classes of a mask as it is in its file: numbers (h, w), uint8 or uint16, or RGB uint8 (h, w, 3).
 
         Returns uint8 (h, w). A grey mask may be stored as RGB, and colours that are grey as numbers. Raises UserError
         that names what is not in the table, with counts of pixels and the first place of each.
@@ -182,13 +185,13 @@ class Labels:
 
 
 def _codes(mask: np.ndarray) -> np.ndarray:
-    """RGB (h, w, 3) as one number a pixel, uint32 (h, w)."""
+    """Pack RGB (h, w, 3) into one number a pixel, uint32 (h, w)."""
     wide = mask.astype(np.uint32)
     return wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]
 
 
 def numbered(names: Sequence[str], ignored: Sequence[int] = (), colours: Sequence[Sequence[int]] = ()) -> Labels:
-    """Files of numbers: `names` are those of 0, 1, ... in turn, except the values `ignored`, which stand for no class.
+    """Make labels of files of numbers: `names` are those of 0, 1, ... in turn, without the values `ignored`.
 
     So 0 .. 10 with 11 ignored are eleven names, and 1 .. 150 with 0 ignored are 150. 255 is ignored in any case. Raises
     ValueError as `Labels` does.
@@ -206,7 +209,7 @@ def numbered(names: Sequence[str], ignored: Sequence[int] = (), colours: Sequenc
 
 
 def from_palette(palette: Mapping[str, Sequence[int]], ignored: Sequence[Sequence[int]] = ()) -> Labels:
-    """Coloured files: the name of each class with its red, green and blue, and colours that stand for no class.
+    """Make labels of coloured files: the name of each class with its colour, and colours that stand for no class.
 
     Raises ValueError as `Labels` does.
     """
@@ -217,7 +220,7 @@ def from_palette(palette: Mapping[str, Sequence[int]], ignored: Sequence[Sequenc
 
 
 def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
-    """Which values (value,) or colours (red, green, blue) a mask holds, as it is in its file; of very many some."""
+    """Return the values (value,) or colours (red, green, blue) of a mask as it is in its file; of very many some."""
     if mask.ndim == 2:
         return {(value,) for value in np.unique(mask).tolist()}
     found = np.unique(_codes(mask)).tolist()
@@ -225,7 +228,7 @@ def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
 
 
 def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
-    """Files of which nothing else is known: each of the values or colours `found` by `codes_in`, but 255, is a class.
+    """Make labels where nothing else is known: each value or colour `found` by `codes_in`, but 255, is a class.
 
     Names are the values or colours. Raises ValueError where these are not 2 to 255.
     """
@@ -244,11 +247,12 @@ def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
 
 
 def _colours(colours: Sequence[Sequence[int]]) -> tuple[Colour, ...]:
-    return tuple(tuple(int(part) for part in colour) for colour in colours)  # type: ignore[misc]
+    # Those of other than three parts are refused by `Labels`.
+    return tuple(cast(Colour, tuple(int(part) for part in colour)) for colour in colours)
 
 
 def bit_colours(count: int) -> tuple[Colour, ...]:
-    """The colours that Pascal VOC gives the numbers 0 .. count-1, at most 256 and no two alike.
+    """Return the colours that Pascal VOC gives the numbers 0 .. count-1, at most 256 and no two alike.
 
     Its bits, lowest first, become the bits of red, green and blue in turn, highest first (the development kit of
     Everingham et al., "The Pascal Visual Object Classes Challenge", IJCV 2010).
@@ -263,56 +267,68 @@ def bit_colours(count: int) -> tuple[Colour, ...]:
 
 
 @functools.cache
+def _published() -> dict[str, Any]:
+    """Read names, numbers and colours (six digits, RGB) of the classes of published sets."""
+    return json.loads(Path(__file__).with_name("published_classes.json").read_text("utf-8"))
+
+
+def _with_colours(key: str) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
+    """Return names and colours of the classes of a published set."""
+    return tuple(_published()[key]), _colours([bytes.fromhex(code) for code in _published()[key].values()])
+
+
+@functools.cache
 def cityscapes(train_ids: bool = False) -> Labels:
-    """The 19 classes of Cityscapes (Cordts et al., CVPR 2016) that are scored, of the 34 numbers in `_labelIds` files.
+    """Return the 19 scored classes of Cityscapes (Cordts et al., CVPR 2016), of 34 numbers in `_labelIds` files.
 
     With `train_ids` the files hold 0 .. 18 already, as `_labelTrainIds` do.
     """
-    names, colours = tuple(_CITYSCAPES), tuple(_CITYSCAPES.values())
+    names, colours = _with_colours("cityscapes")
     if train_ids:
         return numbered(names, colours=colours)
-    classes = {value: number for number, value in enumerate(_CITYSCAPES_IDS)}
+    classes = {value: number for number, value in enumerate(_published()["cityscapes_ids"])}
     values = [(value, classes.get(value, IGNORED)) for value in (*range(34), IGNORED)]
     return Labels(names, colours, tuple(values))
 
 
 @functools.cache
 def camvid11() -> Labels:
-    """CamVid (Brostow et al., Pattern Recognition Letters 2009) in the 11 classes of SegNet, with 11 for no class."""
-    return numbered(tuple(_CAMVID), (11,), tuple(_CAMVID.values()))
+    """Return CamVid (Brostow et al., PRL 2009) in the 11 classes of SegNet, with 11 for no class."""
+    names, colours = _with_colours("camvid")
+    return numbered(names, (11,), colours)
 
 
 @functools.cache
 def camvid_colours() -> Labels:
-    """The same classes in CamVid's own files (`_L.png`), where 31 kinds of things have colours and black is none."""
-    entries = [(bytes.fromhex(code), n) for n, codes in enumerate(_CAMVID_COLOURS.values()) for code in codes.split()]
-    palette = [(tuple(code), number) for code, number in entries]
-    return Labels(tuple(_CAMVID), tuple(_CAMVID.values()), palette=(*palette, ((0, 0, 0), IGNORED)))
+    """Return these classes in CamVid's own files (`_L.png`): 31 kinds of things have colours, black is none."""
+    kinds = _published()["camvid_kinds"].values()
+    coded = [(bytes.fromhex(code), number) for number, some in enumerate(kinds) for code in some.values()]
+    palette = zip((*_colours([code for code, _ in coded]), (0, 0, 0)), (*(n for _, n in coded), IGNORED), strict=True)
+    return Labels(*_with_colours("camvid"), palette=tuple(palette))
 
 
 @functools.cache
 def ade20k() -> Labels:
-    """The 150 classes of the scene parsing benchmark of ADE20K (Zhou et al., CVPR 2017): 1 .. 150, 0 for no class."""
-    packed = bytes.fromhex("".join(_ADE20K_COLOURS))
-    colours = [tuple(packed[place : place + 3]) for place in range(0, len(packed), 3)]
-    return numbered(_listed(_ADE20K), (0,), colours)
+    """Return the 150 classes of the benchmark of ADE20K (Zhou et al., CVPR 2017): 1 .. 150, 0 for no class."""
+    names, colours = _with_colours("ade20k")
+    return numbered(names, (0,), colours)
 
 
 @functools.cache
 def voc() -> Labels:
-    """Pascal VOC's 20 classes and its background, 0 .. 20: the indices of its palette PNGs, 255 along outlines."""
-    names = _listed(_VOC)
+    """Return Pascal VOC's 20 classes and its background, 0 .. 20: indices of its palette PNGs, 255 along outlines."""
+    names = _published()["voc"]
     return numbered(names, colours=bit_colours(len(names)))
 
 
 @functools.cache
 def coco_stuff() -> Labels:
-    """The 171 classes of COCO-Stuff (Caesar et al., CVPR 2018) in its `stuffthingmaps`.
+    """Return the 171 classes of COCO-Stuff (Caesar et al., CVPR 2018) in its `stuffthingmaps`.
 
     These hold the id of a class less one. Of 182 ids eleven were never given to a pixel; they are ignored. The set has
     no colours of its own that differ; these are VOC's for the ids.
     """
-    every = _listed(_COCO_STUFF)
+    every = _published()["coco_stuff"]
     gone = [place for place, name in enumerate(every) if name.startswith("-")]
     kept = [place for place in range(len(every)) if place not in gone]
     colours = bit_colours(len(every) + 1)
@@ -321,114 +337,6 @@ def coco_stuff() -> Labels:
 
 @functools.cache
 def coco_stuff_train_ids() -> Labels:
-    """The 171 classes of COCO-Stuff numbered without gaps, as files called `_labelTrainIds` have them."""
+    """Return the 171 classes of COCO-Stuff numbered without gaps, as files called `_labelTrainIds` have them."""
     known = coco_stuff()
     return numbered(known.names, colours=known.colours)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
-_CITYSCAPES: dict[str, Colour] = {
-    "road": (128, 64, 128),
-    "sidewalk": (244, 35, 232),
-    "building": (70, 70, 70),
-    "wall": (102, 102, 156),
-    "fence": (190, 153, 153),
-    "pole": (153, 153, 153),
-    "traffic light": (250, 170, 30),
-    "traffic sign": (220, 220, 0),
-    "vegetation": (107, 142, 35),
-    "terrain": (152, 251, 152),
-    "sky": (70, 130, 180),
-    "person": (220, 20, 60),
-    "rider": (255, 0, 0),
-    "car": (0, 0, 142),
-    "truck": (0, 0, 70),
-    "bus": (0, 60, 100),
-    "train": (0, 80, 100),
-    "motorcycle": (0, 0, 230),
-    "bicycle": (119, 11, 32),
-}
-
-_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-"""The number of each of these in `_labelIds` files."""
-
-_CAMVID: dict[str, Colour] = {
-    "sky": (128, 128, 128),
-    "building": (128, 0, 0),
-    "pole": (192, 192, 128),
-    "road": (128, 64, 128),
-    "pavement": (60, 40, 222),
-    "tree": (128, 128, 0),
-    "sign": (192, 128, 128),
-    "fence": (64, 64, 128),
-    "car": (64, 0, 128),
-    "pedestrian": (64, 64, 0),
-    "bicyclist": (0, 128, 192),
-}
-
-_CAMVID_COLOURS = {
-    "sky": "808080",
-    "building": "800000 c00080 008040 400040 40c000",  # building, archway, bridge, tunnel, wall
-    "pole": "c0c080 000040",  # column or pole, traffic cone
-    "road": "804080 8000c0 c00040",  # road, lane markings
-    "pavement": "0000c0 40c080 8080c0",  # pavement, parking block, road shoulder
-    "tree": "808000 c0c000",  # tree, other vegetation
-    "sign": "c08080 808040 004040",  # sign, text, traffic light
-    "fence": "404080",
-    "car": "400080 4080c0 c080c0 c04080 804040",  # car, SUV or pickup, lorry or bus, train, other that moves
-    "pedestrian": "404000 c08040 4000c0 408040",  # pedestrian, child, cart or pram, animal
-    "bicyclist": "0080c0 c000c0",  # bicyclist, motorcycle
-}
-"""Which of its 31 colours make each of the 11 classes, as in SegNet."""
-
-_VOC = """\
-background, aeroplane, bicycle, bird, boat, bottle, bus, car, cat, chair, cow, diningtable, dog, horse, motorbike, \
-person, pottedplant, sheep, sofa, train, tvmonitor"""
-
-_ADE20K = """\
-wall, building, sky, floor, tree, ceiling, road, bed, windowpane, grass, cabinet, sidewalk, person, earth, door, \
-table, mountain, plant, curtain, chair, car, water, painting, sofa, shelf, house, sea, mirror, rug, field, armchair, \
-seat, fence, desk, rock, wardrobe, lamp, bathtub, railing, cushion, base, box, column, signboard, chest of drawers, \
-counter, sand, sink, skyscraper, fireplace, refrigerator, grandstand, path, stairs, runway, case, pool table, pillow, \
-screen door, stairway, river, bridge, bookcase, blind, coffee table, toilet, flower, book, hill, bench, countertop, \
-stove, palm, kitchen island, computer, swivel chair, boat, bar, arcade machine, hovel, bus, towel, light, truck, \
-tower, chandelier, awning, streetlight, booth, television receiver, airplane, dirt track, apparel, pole, land, \
-bannister, escalator, ottoman, bottle, buffet, poster, stage, van, ship, fountain, conveyer belt, canopy, washer, \
-plaything, swimming pool, stool, barrel, basket, waterfall, tent, bag, minibike, cradle, oven, ball, food, step, \
-tank, trade name, microwave, pot, animal, bicycle, lake, dishwasher, screen, blanket, sculpture, hood, sconce, vase, \
-traffic light, tray, ashcan, fan, pier, crt screen, plate, monitor, bulletin board, shower, radiator, glass, clock, \
-flag"""
-
-_ADE20K_COLOURS = (
-    "787878b4787806e6e650323204c8037878508c8c8ccc05ffe6e6e604fa07e005ffebff0796053d78784608ff33ff06528fff8cccff04"
-    "ff3307cc46030066c83de6faff06330b66ffff0747ff09e00907e6dcdcdcff095c7009ff08ffd607ffe0ffb8060aff47ff290a07ffff"
-    "e0ff086608ffff3d06ffc207ff7a0800ff14ff0829ff05990633ffeb0cffa0961400a3ff8c8c8cfa0a0f14ff001fff00ff1f00ffe000"
-    "99ff000000ffff470000ebff00adff1f00ff0bc8c8ff520000fff5003dff00ff7000ff85ff0000ffa300ff6600c2ff00008fff33ff00"
-    "0052ff00ff2900ffad0a00ffadff0000ff99ff5c00ff00ffff00f5ff0066ffad00ff0014ffb8b8001fff00ff3d0047ffff00cc00ffc2"
-    "00ff52000aff0070ff3300ff00c2ff007aff00ffa3ff990000ff0aff70008fff005200ffa3ff00ffeb0008b8aa8500ff00ff5cb800ff"
-    "ff001f00b8ff00d6ffff00705cff0000e0ff70e0ff46b8a0a300ff9900ff47ff00ff00a3ffcc00ff008f00ffeb85ff00ff00ebf500ff"
-    "ff007afff5000abed4d6ff0000ccff1400ffffff000099ff0029ff00ffcc2900ff29ff00ad00ff00f5ff4700ff7a00ff00ffb8005cff"
-    "b8ff000085ffffd60019c2c266ff005c00ff"
-)
-"""Of the benchmark's tool kit, six digits each; two classes share one."""
-
-_COCO_STUFF = """\
-person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, -street sign, \
-stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, -hat, backpack, \
-umbrella, -shoe, -eye glasses, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, \
-baseball glove, skateboard, surfboard, tennis racket, bottle, -plate, wine glass, cup, fork, knife, spoon, bowl, \
-banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, \
--mirror, dining table, -window, -desk, toilet, -door, tv, laptop, mouse, remote, keyboard, cell phone, microwave, \
-oven, toaster, sink, refrigerator, -blender, book, clock, vase, scissors, teddy bear, hair drier, toothbrush, \
--hair brush, banner, blanket, branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, ceiling-other, \
-ceiling-tile, cloth, clothes, clouds, counter, cupboard, curtain, desk-stuff, dirt, door-stuff, fence, floor-marble, \
-floor-other, floor-stone, floor-tile, floor-wood, flower, fog, food-other, fruit, furniture-other, grass, gravel, \
-ground-other, hill, house, leaves, light, mat, metal, mirror-stuff, moss, mountain, mud, napkin, net, paper, \
-pavement, pillow, plant-other, plastic, platform, playingfield, railing, railroad, river, road, rock, roof, rug, \
-salad, sand, sea, shelf, sky-other, skyscraper, snow, solid-other, stairs, stone, straw, structural-other, table, \
-tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, wall-stone, \
-wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"""
-"""Ids 1 .. 182 in turn; those with a stroke before them were never given to a pixel."""

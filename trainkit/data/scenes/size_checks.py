@@ -1,4 +1,4 @@
-"""Whether a crop and scales fit the pictures that they are meant for."""
+"""Crops and scales that do not fit the pictures they are meant for."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ CROP_LIMIT = 1 << 26
 """Most pixels of a crop; 8,192 along each side."""
 
 
-def check_crop(where: str, shapes: np.ndarray, crop: Sequence[int], base: np.ndarray, largest: float) -> None:
-    """Raise UserError where a crop is larger than every picture of `shapes` (n, 2), scaled by `base` (n,) and by the
-    `largest` scale: all crops would be padded, always."""
+def crop_errors(
+    where: str, shapes: np.ndarray, crop: Sequence[int], base: np.ndarray, largest: float
+) -> Iterator[UserError]:
+    """Yield an error for each side of a crop that is larger than every picture of `shapes` (n, 2), scaled by `base`
+    (n,) and by the `largest` scale: all crops would be padded, always."""
     scaled = np.rint(shapes * (base * largest)[:, None]).astype(np.int64)
     for axis, word in enumerate(("high", "wide")):
         if (scaled[:, axis] < crop[axis]).all():
             most = int(scaled[:, axis].max())
             found = f"{crop[axis]} pixels {word}, more than each of {len(shapes)} pictures at their largest scale"
             remedy = "lower data.crop, or raise data.augment.scales or data.short_side"
-            raise UserError(where, found, f"at most {most}, at scale {largest:g}", remedy)
+            yield UserError(where, found, f"at most {most}, at scale {largest:g}", remedy)
 
 
-def check_scale(where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float) -> None:
-    """Raise UserError where pictures of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
+def scale_errors(
+    where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float
+) -> Iterator[UserError]:
+    """Yield an error where pictures of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
     shorter side of less than `LEAST` pixels."""
     sides = shapes.min(1) * base * smallest
     if len(small := np.flatnonzero(sides < LEAST)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
         found = f"{len(small)} of {len(shapes)} pictures less than {LEAST} pixels short at scale {smallest:g}: {listed}"
-        raise UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
+        yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
 
 
 def odd_scales(
     key: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, factors: Sequence[float]
 ) -> Iterator[str]:
-    """Sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
+    """Yield sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
     pictures of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
     """
     where = f"{key}.msf (data.eval_scales)"
-    try:
-        check_scale(where, ids, shapes, base, min(1.0, *factors))
-    except UserError as error:
-        yield str(error)
+    yield from map(str, scale_errors(where, ids, shapes, base, min(1.0, *factors)))
     pixels = shapes.prod(1) * (base * max(factors)) ** 2
     if large := int((pixels > CROP_LIMIT).sum()):
         yield f"{where}: {large} of {len(ids)} pictures have more than {CROP_LIMIT} pixels at scale {max(factors):g}"

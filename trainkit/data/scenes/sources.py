@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,11 +100,11 @@ class SceneSource:
         return len(self.scenes)
 
     def ids(self) -> list[str]:
-        """The name of each scene, without reading any."""
+        """Return the name of each scene, without reading any."""
         return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]
 
     def pictures(self) -> Source:
-        """The pictures alone, in the order of the scenes, to be packed. All are of class 0."""
+        """Return the pictures alone, in the order of the scenes, to be packed. All are of class 0."""
 
         def records() -> Iterator[Record]:
             for scene in self.scenes:
@@ -119,7 +118,7 @@ class SceneSource:
 
 
 def open_scenes(text: str, part: str = "train", root: str | None = None) -> SceneSource:
-    """The scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
+    """Open the scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
 
     Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
     list begin; without it they begin in the folder of the list. Nothing is downloaded.
@@ -149,7 +148,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None) -> Scen
 
 
 def missing(text: str, root: str | None = None) -> str | None:
-    """A sentence about scenes that a recipe names and that are not there yet, or about where their paths begin."""
+    """Return a sentence about scenes of a recipe that are not there yet, or about where their paths begin."""
     if text.startswith(sources.SAMPLE):
         return None
     if (said := sources.missing(text)) is not None or root is None or locate(root).is_dir():
@@ -169,7 +168,7 @@ def _table(path: Path, split: str | None, part: str) -> SceneSource:
 def _list(file: Path, root: Path) -> SceneSource:
     if not root.is_dir():
         raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
-    there = _There()
+    there = _FileListing()
     scenes: list[Scene] = []
     wrong: dict[str, list[str]] = {}
     first: dict[str, int] = {}
@@ -181,9 +180,9 @@ def _list(file: Path, root: Path) -> SceneSource:
         if len(cells) != 2:
             wrong.setdefault("lines not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
             continue
-        names = [_inside(cell, root) for cell in cells]
-        if None in names:
-            outside = cells[names.index(None)]
+        names = [name for cell in cells if (name := _inside(cell, root)) is not None]
+        if len(names) < len(cells):
+            outside = next(cell for cell in cells if _inside(cell, root) is None)
             wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
             continue
         if linked := [name for name in names if there.leads_out(root, name)]:
@@ -222,7 +221,7 @@ _HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("lab
 
 
 def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a list with their numbers from 1, without empty ones, divided at the comma, else tab, else space."""
+    """Yield the lines of a list and their numbers from 1, without empty ones, cut at comma, else tab, else space."""
     if file.stat().st_size > LIST_LIMIT:
         raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {LIST_LIMIT}")
     number = 0
@@ -246,7 +245,7 @@ def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _inside(name: str, root: Path) -> str | None:
-    """A path of a list as one below the root, None where it is not."""
+    """Return a path of a list as one below the root, None where it is not."""
     if not folders.is_writable(name):
         return None
     if not {"", ".", ".."} & set(name.split("/")):
@@ -262,8 +261,8 @@ def _inside(name: str, root: Path) -> str | None:
     return pure.as_posix()
 
 
-class _There:
-    """Which files are there, by listing each folder once: asking file by file takes a network's disk minutes."""
+class _FileListing:
+    """Files that are there, by listing each folder once: asking file by file takes a network's disk minutes."""
 
     def __init__(self) -> None:
         self._listed: dict[str, frozenset[str]] = {}
@@ -302,9 +301,10 @@ class _There:
 
 
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
-    for known, read in ((_is_cityscapes, _cityscapes), (_is_voc, _voc)):
-        if known(root):
-            return read(root, split, part)
+    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+        return _cityscapes(root, split, part)
+    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
+        return _voc(root, split, part)
     every = _pairs_of_folders(root, split)
     splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
     if not splits:
@@ -329,7 +329,7 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
 
 
 def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
-    """The split that is meant. Raises UserError where it is not there, or where several are and none is named."""
+    """Choose the split that is meant. Raises UserError where it is not there, or several are and none is named."""
     for wanted in _aliases(split or part):
         if wanted in splits:
             return wanted, splits[wanted]
@@ -342,7 +342,7 @@ def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) 
 
 
 def _aliases(name: str) -> tuple[str, ...]:
-    """Names of a split, the given one first."""
+    """Return names of a split, the given one first."""
     return (name, *(other for words in _PARTS if name in words for other in words if other != name))
 
 
@@ -351,7 +351,7 @@ def _words() -> frozenset[str]:
 
 
 def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
-    """Folders that may be of pictures and masks, by split; where there are no splits by the name of nothing."""
+    """Return folders that may be of pictures and masks, by split; where there are no splits by the name of nothing."""
     below = _folders(root)
     found: dict[str, list[tuple[Path, Path]]] = {}
     for name, folder in below.items():
@@ -376,7 +376,6 @@ def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
 
 
 def _has_pictures(folder: Path) -> bool:
-    """Whether there is one in the folder or below; stops at the first."""
     return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(folder) for name in names)
 
 
@@ -387,7 +386,7 @@ def _folders(folder: Path) -> dict[str, Path]:
 
 
 def _files(root: Path) -> dict[str, Path]:
-    """Files in a folder and those below, by their path below it, in the order of names; hidden ones are left out.
+    """List files in a folder and those below, by their path below it, in the order of names; hidden ones are left out.
 
     What is called as a picture and is none is among them, to be refused when it is read. Raises UserError for names of
     pictures that cannot be written.
@@ -402,7 +401,7 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
-    """Scenes of pictures and masks of one name, the suffix apart, and sentences about what fits none.
+    """Return scenes of pictures and masks of one name, the suffix apart, and sentences about what fits none.
 
     Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
     pictures or masks would.
@@ -438,7 +437,7 @@ def _other(files: Mapping[str, Path]) -> list[str]:
 
 
 def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[str] | None = None) -> dict[str, str]:
-    """The file of each name without suffix, and without `tail` where it has one."""
+    """Return the file of each name without suffix, and without `tail` where it has one."""
     found: dict[str, str] = {}
     twice: list[str] = []
     for name in files:
@@ -451,13 +450,9 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
             twice.append(f"{found[stem]} and {name}")
         found.setdefault(stem, name)
     if twice:
-        found = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
-        raise UserError(where, found, "one of each name, the suffix apart")
+        said = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
+        raise UserError(where, said, "one of each name, the suffix apart")
     return found
-
-
-def _is_cityscapes(root: Path) -> bool:
-    return (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir()
 
 
 def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
@@ -477,14 +472,10 @@ def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 
-def _is_voc(root: Path) -> bool:
-    return (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir()
-
-
 def _voc(root: Path, split: str | None, part: str) -> SceneSource:
     lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
     name, file = _chosen(lists, split, part, root)
-    there = _There()
+    there = _FileListing()
     augmented = root / "SegmentationClassAug"
     masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
     scenes, gone = [], {"pictures not there": [], "masks not there": []}
@@ -510,13 +501,8 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
 
 
 def _named(file: Path) -> Labels:
-    """The classes that a `names.json` says: a list of names, or names each with a colour."""
-    try:
-        if file.stat().st_size > 1 << 20:
-            raise UserError(str(file), f"{file.stat().st_size} bytes", "a list of names")
-        said: Any = json.loads(file.read_text("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
+    """Return the classes that a `names.json` says: a list of names, or names each with a colour."""
+    said = folders.read_json(file, 1 << 20, "JSON")
     try:
         if isinstance(said, list) and all(isinstance(name, str) for name in said):
             return label_maps.numbered(said)
@@ -539,7 +525,7 @@ def _made(
     left_out: tuple[str, ...] = (),
     labels: Labels | None = None,
 ) -> SceneSource:
-    """A source of files. Where the layout says nothing about the classes, the names of the masks may."""
+    """Return a source of files. Where the layout says nothing about the classes, the names of the masks may."""
     masks = [scene.mask for scene in scenes if isinstance(scene.mask, Path)]
     images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
     if labels is None:

@@ -10,14 +10,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trainkit import rng
 from trainkit.data import leakage
 from trainkit.data.images import augment
 from trainkit.data.leakage import Held
 from trainkit.data.scenes.augment import Cuts, SceneAugment, cut_map, cut_picture
 from trainkit.data.scenes.label_maps import Colour
+from trainkit.data.split import EvalSplit, TrainSplit, spread
 from trainkit.data.storage import boundary_distance
-from trainkit.data.storage.boundary_distance import Distance, Distances
+from trainkit.data.storage.boundary_distance import Distances
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError
@@ -63,14 +63,14 @@ class SceneSet:
         return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
 
     def held(self) -> Held:
-        """What it can be compared with other sets by: its pictures."""
+        """Return what it is compared with other sets by: its pictures."""
         known, rest = self.counts[:-1], int(self.counts[-1])
         return leakage.held_in(
             self.pictures, self.rows, classes=self.names, counts=known, unit="pixels", unlabelled=rest
         )
 
     def pixels(self, place: int) -> np.ndarray:
-        """A picture, uint8 (3, height, width), in the memory order in which it is at hand.
+        """Return a picture, uint8 (3, height, width), in the memory order in which it is at hand.
 
         Raises UserError where it was damaged.
         """
@@ -85,46 +85,19 @@ class SceneSet:
         return found
 
     def mask(self, place: int) -> np.ndarray:
-        """Classes of its pixels, uint8 (height, width), not to be written to."""
+        """Return classes of its pixels, uint8 (height, width), not to be written to."""
         return self.masks.mask(int(self.rows[place]))
 
     def some(self, most: int) -> SceneSet:
-        """At most so many of the pictures, spread evenly over the set: the same ones in every run."""
-        if self.size <= most:
-            return self
-        chosen = [(2 * k + 1) * self.size // (2 * most) for k in range(most)]
-        return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen))
+        """Return at most so many of the pictures, spread evenly over the set: the same ones in every run."""
+        chosen = spread(self.size, most)
+        return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
 
-@dataclass(frozen=True, eq=False)
-class SceneCrops:
-    """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
+class _OfScenes:
+    """Members that crops and whole pictures have of their set."""
 
-    Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
-    the numbers of the distortion, `augment`. Where `distance` is set also distance, float32 (B, *crop), in pixels of
-    the crop; its cap is one of the picture's pixels, and scaled like the rest.
-    """
-
-    name: str
     scenes: SceneSet
-    seed: int
-    crop: tuple[int, int]
-    augment: SceneAugment
-    base: np.ndarray
-    """float64 (size,), factor on the size of each picture beside the one that is drawn."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    distance: Distance | None = None
-
-    @property
-    def at_once(self) -> None:
-        """Crops are read in batches of any size."""
-        return None
-
-    @property
-    def protocol(self) -> None:
-        """None: crops are trained on."""
-        return None
 
     @property
     def size(self) -> int:
@@ -141,6 +114,30 @@ class SceneCrops:
         """Pixels of each class in the whole pictures, int64 (classes,)."""
         return self.scenes.counts[:-1]
 
+    def held(self) -> Held:
+        """Return what its pictures are compared with other sets by."""
+        return self.scenes.held()
+
+
+@dataclass(frozen=True, eq=False)
+class SceneCrops(_OfScenes, TrainSplit):
+    """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
+
+    Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
+    the numbers of the distortion, `augment`. Where the set has distance maps also distance, float32 (B, *crop), in
+    pixels of the crop; its cap is one of the picture's pixels, and scaled like the rest.
+    """
+
+    name: str
+    scenes: SceneSet
+    seed: int
+    crop: tuple[int, int]
+    augment: SceneAugment
+    base: np.ndarray
+    """float64 (size,), factor on the size of each picture beside the one that is drawn."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
     @functools.cached_property
     def views(self) -> int:
         """1 where every crop is its whole picture, unchanged; else 0: they cannot be numbered."""
@@ -148,28 +145,13 @@ class SceneCrops:
         still = block.scales == (1.0, 1.0) and (self.base == 1).all() and not block.flip and block.distort is None
         return 1 if still and (self.scenes.shapes == self.crop).all() else 0
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when a batch takes more than there are.
-        """
-        if not 1 <= batch_size <= self.size:
-            raise UserError("batch_size", str(batch_size), f"1 to {self.size}, the number of pictures in {self.name}")
-        updates = self.size // batch_size
-        rows = rng.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        return rows.astype(np.int64).reshape(updates, batch_size)
-
-    def held(self) -> Held:
-        """What its pictures can be compared with other sets by."""
-        return self.scenes.held()
-
     def cuts(self, rows: np.ndarray, epoch: int) -> Cuts:
-        """What is cut of each of `rows` in an epoch."""
+        """Draw the cuts of `rows` in an epoch."""
         shapes, base = self.scenes.shapes[rows], self.base[rows]
         return self.augment.cuts(self.seed, epoch, rows, shapes, base, self.crop)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
+        """Read crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
 
         Raises UserError where a row was damaged.
         """
@@ -177,12 +159,13 @@ class SceneCrops:
         cuts, count = self.cuts(indices, epoch), len(indices)
         image = torch.empty((count, 3, *self.crop), dtype=torch.uint8)
         mask = np.empty((count, *self.crop), np.uint8)
-        distance = None if self.distance is None else np.empty((count, *self.crop), np.float32)
+        maps = self.scenes.distances
+        distance = None if maps is None else np.empty((count, *self.crop), np.float32)
         for i, place in enumerate(indices.tolist()):
             cut_picture(self.scenes.pixels(place), cuts, i, image[i], self._fill)
             cut_map(self.scenes.mask(place), cuts, i, mask[i], IGNORED)
-            if distance is not None:
-                self._cut_distance(place, cuts, i, distance[i])
+            if maps is not None and distance is not None:
+                _cut_distance(maps, int(self.scenes.rows[place]), cuts, i, distance[i])
         batch = {
             "image": image,
             "mask": torch.from_numpy(mask),
@@ -196,27 +179,27 @@ class SceneCrops:
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """Photometric distortion, then (pixels / 255 - mean) / std."""
+        """Apply the photometric distortion, then (pixels / 255 - mean) / std."""
         image = batch["image"]
-        if "augment" in batch:
-            image = self.augment.colours.apply(image, batch["augment"], self.mean)
+        if "augment" in batch and (colours := self.augment.colours) is not None:
+            image = colours.apply(image, batch["augment"], self.mean)
         done = {key: value for key, value in batch.items() if key != "augment"}
         return done | {"image": augment.normalise(image, self.mean, self.std)}
-
-    def _cut_distance(self, place: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
-        # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
-        levels = np.empty(self.crop, np.uint8)
-        cap = round(self.distance.cap / boundary_distance.STEP)
-        cut_map(self.scenes.distances.levels(int(self.scenes.rows[place])), cuts, i, levels, cap)
-        np.multiply(levels, np.float32(boundary_distance.STEP * cuts.factor[i]), out=out)
 
     @functools.cached_property
     def _fill(self) -> torch.Tensor:
         return torch.tensor([round(255 * one) for one in self.mean], dtype=torch.uint8)
 
 
+def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
+    # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
+    levels = np.empty(out.shape, np.uint8)
+    cut_map(maps.levels(row), cuts, i, levels, round(maps.settings.cap / boundary_distance.STEP))
+    np.multiply(levels, np.float32(boundary_distance.STEP * cuts.factor[i]), out=out)
+
+
 @dataclass(frozen=True, eq=False)
-class WholeScenes:
+class WholeScenes(_OfScenes, EvalSplit):
     """Whole pictures to be scored, at the size in which they are packed.
 
     Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, H, W); scales, float32 (B, S); mirrors,
@@ -243,49 +226,21 @@ class WholeScenes:
         """One, where pictures differ in size; None: any number."""
         return None if (self.scenes.shapes == self.scenes.shapes[0]).all() else 1
 
-    @property
-    def views(self) -> int:
-        """One: nothing is augmented."""
-        return 1
-
-    @property
-    def size(self) -> int:
-        """Number of pictures."""
-        return self.scenes.size
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
-        return self.scenes.digest
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class, int64 (classes,)."""
-        return self.scenes.counts[:-1]
-
     @functools.cached_property
     def protocol(self) -> ScenesProtocol:
-        """What pictures and classes are called."""
+        """Names of pictures and classes."""
         return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
 
-    def held(self) -> Held:
-        """What its pictures can be compared with other sets by."""
-        return self.scenes.held()
-
     def some(self, most: int) -> WholeScenes:
-        """At most so many of the pictures, spread evenly over the set."""
+        """Return at most so many of the pictures, spread evenly over the set."""
         return replace(self, scenes=self.scenes.some(most))
 
     def picture(self, row: int) -> np.ndarray:
-        """Pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
+        """Return pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
         return np.ascontiguousarray(self.scenes.pixels(row).transpose(1, 2, 0))
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """What is scored is not trained on: raises ValueError."""
-        raise ValueError(f"{self.name} is a split to be scored")
-
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """The pictures at `indices`, which are of one size, and how each is to be seen.
+        """Read the pictures at `indices`, which are of one size, and how each is to be seen.
 
         Raises UserError where one was damaged, ValueError where sizes differ.
         """
@@ -311,5 +266,5 @@ class WholeScenes:
         return batch | ({"overlay": torch.ones(count, dtype=torch.bool)} if self.kind == "overlays" else {})
 
     def on_device(self, batch: Batch) -> Batch:
-        """(pixels / 255 - mean) / std."""
+        """Normalise: (pixels / 255 - mean) / std."""
         return {**batch, "image": augment.normalise(batch["image"], self.mean, self.std)}

@@ -18,15 +18,15 @@ import numpy as np
 
 from trainkit.data import hub, sources
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, label_maps, size_checks
+from trainkit.data.scenes import audit, files, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
+from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store, map_store, mask_store
-from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.import_images import Progress, threads
-from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
@@ -41,13 +41,11 @@ _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
 _LISTED = 5
-MUCH = 0.5
-"""Share of pixels without a class from which a set is odd."""
 
 
 @dataclass(frozen=True)
-class Set:
-    """A set that is to be looked at."""
+class NamedSet:
+    """A set whose files are to be read, and how its masks are."""
 
     name: str
     """The key of a recipe that names it; else its place."""
@@ -61,32 +59,8 @@ class Set:
         return self.name if self.name == self.source.where else f"{self.name} ({self.source.where})"
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What was seen of a set when all its files were read. Pictures that cannot be used have no row."""
-
-    words: str
-    """Which set it is, for messages."""
-    names: tuple[str, ...]
-    """Of the classes, in the order of their numbers."""
-    ids: tuple[str, ...]
-    """Name of each picture in its source."""
-    shapes: np.ndarray
-    """int64 (n, 2), height and width of each."""
-    counts: np.ndarray
-    """int64 (n, classes + 1), pixels of each class, and last of those without one."""
-    pictures: np.ndarray
-    """uint64 (n,), fingerprint of the pixels of each; of one that was not decoded that of its file."""
-    masks: np.ndarray
-    """uint64 (n,), fingerprint of the classes of each."""
-    damage: tuple[str, ...]
-    """Sentences about what cannot be used, one for each kind of mistake."""
-    turned: tuple[str, ...] = ()
-    """Names of pictures that an EXIF orientation turns or mirrors without a change of their size."""
-
-
 def holds_scenes(path: Path | str) -> bool:
-    """Whether `path` is a recipe, a list, or something with pictures and masks in a layout that is known."""
+    """Return whether `path` is a recipe, a list, or holds pictures and masks in a known layout."""
     text = str(path)
     if Path(text).suffix.lower() in _RECIPES | _LISTS or text.startswith(scene_sources.SAMPLE):
         return True
@@ -122,24 +96,24 @@ def verify(
     except UserError as error:
         return [str(error)]
     others = [one for place in against for one in _alone(place, names)]
-    looked = _looked([*sets, *others], on_progress)
-    own = dict(zip((one.name for one in sets), looked, strict=False))
+    audits = _audits([*sets, *others], on_progress)
+    own = dict(zip((one.name for one in sets), audits, strict=False))
     for one, seen in zip(sets, own.values(), strict=True):
         said += [f"{seen.words}: {text}" for text in seen.damage]
         if len(seen.ids) and not seen.counts[:, :-1].any():
             said.append(f"{seen.words}: no pixel with a class; expected some labelled pixels")
         odd = [f"{len(one.source.left_out)} left out: {few(one.source.left_out)}"] if one.source.left_out else []
-        said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *oddities(seen))]
+        said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *audit.oddities(seen))]
     if data is None:
-        before = [(seen, other) for place, seen in enumerate(looked[: len(sets)]) for other in looked[:place]]
+        before = [(seen, other) for place, seen in enumerate(audits[: len(sets)]) for other in audits[:place]]
     else:
         said += settings(data, own)
         before = []
         begin = "" if data.leakage == "refuse" else WARNING
         scored = [seen for key, seen in own.items() if TRAIN in own and key != TRAIN]
-        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := shared(seen, own[TRAIN]))]
-    pairs = (*before, *((seen, other) for seen in own.values() for other in looked[len(sets) :]))
-    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := shared(seen, other))]
+        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := audit.shared(seen, own[TRAIN]))]
+    pairs = (*before, *((seen, other) for seen in own.values() for other in audits[len(sets) :]))
+    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := audit.shared(seen, other))]
 
 
 def described(
@@ -149,7 +123,7 @@ def described(
     plugins: Sequence[str] = (),
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """What the sets of a recipe, or the set at `path` and its splits, are like, in lines: sizes, shares of the classes.
+    """Describe the sets of a recipe, or the set at `path` and its splits, in lines: sizes, shares of the classes.
 
     Masks are read, of pictures only the headers. Raises UserError where a set cannot be opened.
     """
@@ -158,7 +132,7 @@ def described(
     if lost and not sets:
         raise UserError(str(path), lost[0])
     lines = []
-    for one, seen in zip(sets, _looked(sets, on_progress, decode=False), strict=True):
+    for one, seen in zip(sets, _audits(sets, on_progress, decode=False), strict=True):
         total = seen.counts.sum(0)
         labelled = max(int(total[:-1].sum()), 1)
         lines += ["", seen.words] if lines else [seen.words]
@@ -171,16 +145,12 @@ def described(
         }
         lines += [f"  {key:14} {value}" for key, value in facts.items()]
         damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
-        lines += [f"  {_warned(text)}; trainkit data verify says which" for text in damage]
+        lines += [f"  {WARNING}{text}; trainkit data verify says which" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in pictures")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
             lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
-    return lines + [_warned(text) for text in lost]
-
-
-def _warned(text: str) -> str:
-    return WARNING + text.removeprefix(WARNING)
+    return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
 
 
 def _sizes(shapes: np.ndarray) -> str:
@@ -191,19 +161,19 @@ def _sizes(shapes: np.ndarray) -> str:
     return least if (shapes == shapes[0]).all() else f"smallest {least}, median {middle}, largest {most}"
 
 
-def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Looked:
+def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Audit:
     """Read all pictures and masks of a set; without `decode`, of pictures only the headers."""
-    bad: dict[str, _Bad] = {}
+    bad: dict[str, list[_Mistake]] = {}
     good: list[_Seen] = []
     for seen in map_store.each(partial(_see, labels=one.labels, decode=decode), one.source.scenes, threads()):
         if isinstance(seen, _Seen):
             good.append(seen)
         else:
-            bad.setdefault(seen.what, _Bad()).add(seen)
+            bad.setdefault(seen.what, []).append(seen)
         if on_seen is not None:
             on_seen()
     classes, total = len(one.labels.names), len(one.source.scenes)
-    return Looked(
+    return Audit(
         one.words,
         one.labels.names,
         tuple(seen.id for seen in good),
@@ -211,16 +181,9 @@ def look(one: Set, *, decode: bool = True, on_seen: Callable[[], None] | None = 
         np.asarray([seen.counts for seen in good], np.int64).reshape(-1, classes + 1),
         np.asarray([seen.picture for seen in good], np.uint64),
         np.asarray([seen.mask for seen in good], np.uint64),
-        tuple(mistakes.told(what, total) for what, mistakes in bad.items()),
+        tuple(_told(what, mistakes, total) for what, mistakes in bad.items()),
         tuple(seen.id for seen in good if seen.turned),
     )
-
-
-def of_packed(words: str, masks: PackedMasks, packed_pictures: Packed) -> Looked:
-    """What is seen of a set in its packed form, without reading a picture: for `oddities` and `shared`."""
-    contents, prints = np.asarray(packed_pictures.contents()), np.asarray(masks.fingerprints)
-    shapes, counts = np.asarray(masks.shapes, np.int64), np.asarray(masks.counts)
-    return Looked(words, masks.names, tuple(masks.ids()), shapes, counts, contents, prints, ())
 
 
 @dataclass(frozen=True)
@@ -246,27 +209,18 @@ class _Mistake:
     """Values or colours that stand for no class, and the pixels of each."""
 
 
-@dataclass
-class _Bad:
-    """Mistakes of one kind."""
-
-    said: list[str] = field(default_factory=list)
-    advice: str = ""
-    pixels: Counter[str] = field(default_factory=Counter)
-    files: Counter[str] = field(default_factory=Counter)
-
-    def add(self, mistake: _Mistake) -> None:
-        self.said.append(mistake.said)
-        self.advice = self.advice or mistake.advice
-        self.pixels.update(mistake.codes)
-        self.files.update(dict.fromkeys(mistake.codes, 1))
-
-    def told(self, what: str, total: int) -> str:
-        codes = [f"{code} ({count} pixels of {self.files[code]})" for code, count in self.pixels.most_common()]
-        which = f", {few(codes, 8)}" if codes else ""
-        more = [f"and {len(self.said) - _LISTED} more"] if len(self.said) > _LISTED else []
-        lines = (*self.said[:_LISTED], *more, *([self.advice] if self.advice else []))
-        return f"{len(self.said)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
+def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
+    """Return mistakes of one kind as a sentence, the first of them listed."""
+    pixels: Counter[str] = Counter()
+    for one in mistakes:
+        pixels.update(one.codes)
+    among = Counter(code for one in mistakes for code in one.codes)
+    codes = [f"{code} ({count} pixels of {among[code]})" for code, count in pixels.most_common()]
+    which = f", {few(codes, 8)}" if codes else ""
+    more = [f"and {len(mistakes) - _LISTED} more"] if len(mistakes) > _LISTED else []
+    advice = [one.advice for one in mistakes if one.advice][:1]
+    lines = (*(one.said for one in mistakes[:_LISTED]), *more, *advice)
+    return f"{len(mistakes)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
 
 
 def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
@@ -275,20 +229,18 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         # By a quarter (5 to 8) shows in the size, unless that is square.
         turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     except UserError as error:
-        return _Mistake("pictures cannot be used", _short(error))
+        return _Mistake("pictures cannot be used", f"{error.where}: {error.found}")
     try:
         mask = files.read_mask(scene, labels.coloured)
     except UserError as error:
-        return _Mistake("masks cannot be read", _short(error))
+        return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
     if mask.shape[:2] != shape:
         said = mask_store.of_another_size(scene, shape, mask.shape[:2])
         return _Mistake("masks are of another size than their pictures", said)
     try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
-        advice = "; ".join(
-            text for text in (f"expected {error.expected}" if error.expected else "", error.remedy) if text
-        )
+        advice = "; ".join(filter(None, (f"expected {error.expected}" if error.expected else "", error.remedy)))
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
         return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
     counts = mask_store.counted(classes, len(labels.names))
@@ -296,19 +248,15 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
 
 
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
-    """Height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
+    """Return height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
     if not decode:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
     return pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
 
 
-def _short(error: UserError) -> str:
-    return f"{error.where}: {error.found}"
-
-
 def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
-    """Values or colours of a mask that stand for no class, and the pixels of each; of many the commonest."""
+    """Return values or colours of a mask that stand for no class, and the pixels of each; of many the commonest."""
     found, counts = np.unique(mask.reshape(-1, *mask.shape[2:]), axis=0, return_counts=True)
     known = {key for key, _ in (labels.palette or labels.values)}
     strange = {}
@@ -320,85 +268,22 @@ def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
     return dict(list(strange.items())[:32])
 
 
-def oddities(seen: Looked) -> list[str]:
-    """Sentences about what is odd but usable in a set."""
-    notes, ids, labelled = [], seen.ids, seen.counts[:, :-1]
-    if not len(ids):
-        return notes
-    if absent := [name for name, pixels in zip(seen.names, labelled.sum(0), strict=True) if not pixels]:
-        notes.append(f"{len(absent)} of {len(seen.names)} classes have no pixel: {few(absent, 20)}")
-    there = (labelled > 0).sum(1)
-    if len(bare := np.flatnonzero(there == 0)):
-        notes.append(f"{len(bare)} of {len(ids)} pictures have no pixel with a class: {few(ids[i] for i in bare)}")
-    if len(single := np.flatnonzero(there == 1)):
-        listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
-        notes.append(f"{len(single)} of {len(ids)} pictures are of one class all over: {listed}")
-    if seen.turned:
-        notes.append(
-            f"{len(seen.turned)} of {len(ids)} pictures are turned or mirrored by their EXIF orientation, and their "
-            f"sizes do not tell whether their masks are as well: {few(seen.turned)}"
-        )
-    share = seen.counts[:, -1].sum() / seen.counts.sum()
-    if MUCH <= share < 1:
-        notes.append(f"{share:.1%} of the pixels have no class")
-    if twice := _twice(seen.pictures):
-        others = sum(seen.masks[a] != seen.masks[b] for a, b in twice)
-        said = f", {others} of them with another mask" if others else ""
-        listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} pictures are there before{said}: {listed}")
-    # A mask of several classes that fits two pictures to the pixel was rather copied than drawn.
-    several = np.where(there > 1, seen.masks, np.arange(len(ids), dtype=np.uint64))
-    if twice := [(a, b) for a, b in _twice(several) if there[b] > 1 and seen.pictures[a] != seen.pictures[b]]:
-        listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} masks are those of other pictures: {listed}")
-    return notes
-
-
-def _twice(prints: np.ndarray) -> list[tuple[int, int]]:
-    """Places of those that were there before: of the first of each, and its own."""
-    first: dict[int, int] = {}
-    pairs = ((first.setdefault(content, place), place) for place, content in enumerate(prints.tolist()))
-    return [(before, place) for before, place in pairs if before != place]
-
-
-def shared(seen: Looked, other: Looked) -> str | None:
-    """A sentence about pictures of a set that are in another one too; None where none are."""
-    first = dict(zip(reversed(other.pictures.tolist()), reversed(other.ids), strict=True))
-    same = [
-        (id, first[content]) for id, content in zip(seen.ids, seen.pictures.tolist(), strict=True) if content in first
-    ]
-    if not same:
-        return None
-    listed = few(f"{one} = {two}" for one, two in same)
-    return f"{len(same)} of its {len(seen.ids)} pictures are in {other.words}: {listed}"
-
-
-def settings(data: Scenes, looked: Mapping[str, Looked]) -> list[str]:
-    """Sentences about a crop and scales of a recipe that do not fit the pictures of its sets, which its keys name."""
+def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
+    """Return sentences about a crop and scales of a recipe that do not fit the pictures of its sets, by their keys."""
     said = []
-    for key, seen in looked.items():
+    for key, seen in audits.items():
         if not len(seen.ids):
             continue
         shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
-        base, train = data.base(shapes), key == TRAIN
-        checks: list[Callable[[], None]] = []
-        if train:
-            largest = data.augment.scales[1]
-            checks.append(partial(size_checks.check_crop, "data.crop", shapes, data.crop, base, largest))
-        least = data.augment.scales[0] if train else 1.0
-        checks.append(partial(size_checks.check_scale, key, seen.ids, shapes, base, least))
-        for check in checks:
-            try:
-                check()
-            except UserError as error:
-                said.append(str(error))
-        if not train:
-            said += [f"{WARNING}{t}" for t in size_checks.odd_scales(key, seen.ids, shapes, base, data.eval_scales)]
+        said += map(str, data.size_errors(key, seen.ids, shapes))
+        if key != TRAIN:
+            odd = size_checks.odd_scales(key, seen.ids, shapes, data.base(shapes), data.eval_scales)
+            said += [f"{WARNING}{text}" for text in odd]
     return said
 
 
 def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
-    """The data block of a recipe of scenes. Raises UserError where it is one of something else."""
+    """Return the data block of a recipe of scenes. Raises UserError where it is one of something else."""
     from trainkit.config import loader
 
     data = loader.load(path, (), plugins).data
@@ -408,7 +293,7 @@ def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
     return data
 
 
-def _looked(sets: Sequence[Set], on_progress: Progress | None, decode: bool = True) -> list[Looked]:
+def _audits(sets: Sequence[NamedSet], on_progress: Progress | None, decode: bool = True) -> list[Audit]:
     done, total = 0, sum(len(one.source.scenes) for one in sets)
 
     def on_seen() -> None:
@@ -417,46 +302,42 @@ def _looked(sets: Sequence[Set], on_progress: Progress | None, decode: bool = Tr
         if on_progress:
             on_progress(done, total)
 
-    return [look(one, decode=decode, on_seen=on_seen) for one in sets]
+    return [audit_files(one, decode=decode, on_seen=on_seen) for one in sets]
 
 
-def _named(data: Scenes) -> tuple[list[Set], list[str]]:
-    """The sets of a recipe, and sentences about those that cannot be opened or have other classes."""
-    sets: list[Set] = []
+def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
+    """Open the sets of a recipe; and sentences about those that cannot be opened or have other classes."""
+    sets: list[NamedSet] = []
     lost, first = [], None
-    places = {TRAIN: data.train} | {f"data.evaluate.{name}": place for name, place in data.evaluate.items()}
-    for key, place in places.items():
+    for name, place in {"train": data.train, **data.evaluate}.items():
+        key = key_of(name)
         try:
-            source = scene_sources.open_scenes(place, "train" if key == TRAIN else "val", data.root)
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root)
         except UserError as error:
             lost.append(f"{key}: {error}")
             continue
         labels = data.labels(source.labels) or first
-        if labels is None:
-            found = "nothing says what the values in its masks stand for"
-            lost.append(f"{key} ({source.where}): {found}; name them in data.names, or data.palette")
-            continue
-        first = first or labels
-        if labels.names != first.names:
-            found = f"{len(labels.names)} classes: {few(labels.names, 20)}"
-            lost.append(f"{key} ({source.where}): {found}; expected {len(first.names)}: {few(first.names, 20)}")
-        sets.append(Set(key, source, labels))
+        if error := data.class_error(key, source, labels, first):
+            lost.append(str(error))
+        if labels is not None:
+            first = first or labels
+            sets.append(NamedSet(key, source, labels))
     return sets, lost
 
 
-def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[Set], list[str]]:
-    """The set at a path, or its splits, and sentences about those that cannot be opened. Raises UserError for none."""
+def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet], list[str]]:
+    """Open the set at a path, or its splits; and tell of those that cannot be opened. Raises UserError for none."""
     opened, lost = _opened(str(path))
-    sets: list[Set] = []
+    sets: list[NamedSet] = []
     for source in opened:
         labels, odd = _labels(source, names)
         lost += odd
         if labels is not None:
-            sets.append(Set(source.where, source, labels))
+            sets.append(NamedSet(source.where, source, labels))
     return sets, lost
 
 
-def _alone(path: Path | str, names: Sequence[str] | None) -> list[Set]:
+def _alone(path: Path | str, names: Sequence[str] | None) -> list[NamedSet]:
     sets, lost = _found(path, names)
     if not sets:
         raise UserError(str(path), lost[0] if lost else "no pictures with masks")
@@ -464,7 +345,7 @@ def _alone(path: Path | str, names: Sequence[str] | None) -> list[Set]:
 
 
 def _opened(text: str) -> tuple[list[SceneSource], list[str]]:
-    """Each split at a path, else the path as it is, and sentences about splits that are there and cannot be opened.
+    """Open each split at a path, else the path as it is; and tell of splits that are there and cannot be opened.
 
     Raises UserError where there is neither.
     """
@@ -488,7 +369,7 @@ def _opened(text: str) -> tuple[list[SceneSource], list[str]]:
 
 
 def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | None, list[str]]:
-    """What the masks of a set hold: as named, as the layout says, or as it looks; and sentences about that."""
+    """Return the classes of a set: as named, as the layout says, or as it looks; and sentences about that."""
     if names is not None:
         try:
             return label_maps.numbered(names), []
@@ -511,7 +392,7 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
 
 
 def _codes(scene: Scene) -> set[tuple[int, ...]]:
-    """Values of a mask, or its colours; nothing where it cannot be read."""
+    """Return values of a mask, or its colours; nothing where it cannot be read."""
     try:
         return label_maps.codes_in(files.read_mask(scene))
     except UserError:

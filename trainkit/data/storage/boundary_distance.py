@@ -1,4 +1,4 @@
-"""How far every pixel is from the nearest boundary between two classes: computed once, kept compressed, never stale.
+"""Distance of every pixel to the nearest boundary between two classes: computed once, kept compressed, never stale.
 
 A boundary runs along the edges that two neighbouring pixels (left and right, or above and below) of different classes
 share. The distance is that from the centre of a pixel to the nearest point of these edges, in pixels: 0.5 beside a
@@ -14,7 +14,6 @@ A map of 480 x 360 (CamVid) takes 11 ms to compute and 19 kB to keep, and is rea
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -27,8 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from trainkit.data.storage import cache, hashed_folder, map_store
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage import cache, map_store
+from trainkit.data.storage.hashed_folder import REBUILD, Form
+from trainkit.data.storage.image_store import is_packed
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError
@@ -60,15 +60,15 @@ class Distance:
     cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
     """Largest distance, in pixels of the picture as it is packed; what is farther away is given this. At most 63.75."""
     ignored: Literal["boundary", "no"] = "no"
-    """Whether the border with pixels that are not labelled is a boundary too. `boundary` is for sets that leave a rim
-    unlabelled around every object (Pascal VOC): its classes hardly ever touch."""
+    """`boundary`: the border with pixels that are not labelled is a boundary too. For sets that leave a rim unlabelled
+    around every object (Pascal VOC): its classes hardly ever touch."""
 
     def __post_init__(self) -> None:
         self.cap = float(self.cap)  # 16 and 16.0 name the same maps
 
 
 def from_mask(mask: np.ndarray, settings: Distance) -> np.ndarray:
-    """Distance from the centre of each pixel of a mask, uint8 (height, width), to the nearest boundary.
+    """Compute the distance from the centre of each pixel of a mask, uint8 (height, width), to the nearest boundary.
 
     float32 (height, width), in pixels, exact and at most `settings.cap`, which is given where no boundary is that near.
     """
@@ -88,57 +88,32 @@ def _quarters(mask: np.ndarray, settings: Distance) -> np.ndarray:
 
 
 def _squares(mask: np.ndarray, settings: Distance) -> np.ndarray:
-    """Four times the squared distances that are at most `cap`, exactly, and something larger elsewhere: uint16.
+    """Compute four times the squared distances, float64: whole numbers.
 
     On a grid of half pixels the centres of pixels have odd coordinates, the corners even ones. The point of an edge
-    that is nearest to a centre is its middle or one of its ends, so these are all that is looked for: first along each
-    line of the grid, then over the lines within reach.
+    that is nearest to a centre is its middle or one of its ends, so these are all that is looked for.
     """
+    from scipy import ndimage
+
     height, width = mask.shape
-    reach = math.ceil(2 * settings.cap)
     across, down = mask[:, 1:] != mask[:, :-1], mask[1:] != mask[:-1]
     if settings.ignored == "no":
         known = mask != IGNORED
         across &= known[:, 1:] & known[:, :-1]
         down &= known[1:] & known[:-1]
-    middles = np.zeros((height, 2 * width + 1), bool)  # lines through the centres of pixels
-    middles[:, 2:-1:2] = across
-    between = np.zeros((max(height - 1, 0), 2 * width + 1), bool)  # lines between rows of pixels
-    between[:, 1::2] = down
-    between[:, :-1:2] |= down
-    between[:, 2::2] |= down
-    between[:, 2:-1:2] |= across[1:] | across[:-1]
-    on, off = _along(middles, reach), _along(between, reach)
-    best = on.copy()
-    for away in range(1, reach + 1):
-        lines, rows, square = (off, away // 2 + 1, away**2) if away % 2 else (on, away // 2, away**2)
-        if rows >= height:
-            break
-        count = height - rows
-        # At most 129 ** 2 + 128 ** 2, so uint16 holds every sum.
-        np.minimum(best[rows:], lines[:count] + np.uint16(square), out=best[rows:])
-        np.minimum(best[:count], lines[-count:] + np.uint16(square), out=best[:count])
-    return best
-
-
-def _along(points: np.ndarray, reach: int) -> np.ndarray:
-    """Squared distances along each line from its odd places to the nearest point, (reach + 1) ** 2 at most, uint16."""
-    length = points.shape[1]
-    # int32, since a picture may be wider than int16 counts.
-    place = np.arange(length, dtype=np.int32)
-    before = np.maximum.accumulate(np.where(points, place, np.int32(-reach - 1)), axis=1)[:, 1::2]
-    behind = np.where(points, place, np.int32(length + reach + 1))[:, ::-1]
-    behind = np.minimum.accumulate(behind, axis=1)[:, ::-1][:, 1::2]
-    nearest = np.minimum(place[1::2] - before, behind - place[1::2])
-    return (np.minimum(nearest, reach + 1) ** 2).astype(np.uint16)
+    free = np.ones((2 * height + 1, 2 * width + 1), bool)
+    for k in range(3):  # one end of each edge, its middle, the other end
+        free[k : 2 * height - 1 + k : 2, 2:-1:2] &= ~across
+        free[2:-1:2, k : 2 * width - 1 + k : 2] &= ~down
+    if free.all():  # of which the transform says nothing
+        return np.full(mask.shape, np.inf)
+    return np.rint(np.asarray(ndimage.distance_transform_edt(free))[1::2, 1::2] ** 2)
 
 
 class Distances(CompressedMaps):
     """The distance maps of a set of masks, opened for reading."""
 
-    def __init__(self, path: Path | str):
-        """Open and check: sizes of all files, hashes of the small ones, shapes. Raises UserError."""
-        super().__init__(Path(path), _read_manifest(Path(path)))
+    FORM = Form(FORMAT, VERSION, "a folder of distance maps")
 
     @property
     def of(self) -> str:
@@ -147,11 +122,11 @@ class Distances(CompressedMaps):
 
     @property
     def settings(self) -> Distance:
-        """How they were made."""
+        """Settings that they were made by."""
         return Distance(**self.manifest["settings"])
 
     def map(self, row: int) -> np.ndarray:
-        """Distances of a row, float32 (height, width), in pixels of the packed mask, to a quarter of a pixel.
+        """Read the distances of a row, float32 (height, width), in pixels of the packed mask, to a quarter of a pixel.
 
         Raises UserError where it was damaged.
         """
@@ -161,9 +136,32 @@ class Distances(CompressedMaps):
         """The same in steps of `STEP` pixels, uint8, not to be written to: cheaper where only a part is needed."""
         return self.bytes_of(row)
 
+    def where(self, row: int) -> str:
+        """Describe a row's place, for messages."""
+        return f"{self.path}, row {row}"
+
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the number of rows, the digest of the masks, and the settings."""
+        return [json.dumps([manifest[key] for key in ("rows", "of", "settings")], sort_keys=True)]
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> tuple[str, ...]:
+        settings = manifest.get("settings")
+        wrong = {
+            "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 0,
+            "of": type(manifest.get("of")) is not str,
+            "settings": not isinstance(settings, dict) or set(settings) != {"cap", "ignored"},
+        }
+        self.refuse_entries(manifest, wrong)
+        try:
+            Distance(**manifest["settings"])
+        except (TypeError, ValueError):
+            self.refuse_entries(manifest, {"settings": True})
+        return map_store.FILES
+
 
 def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
-    """The distance maps of masks, made where they are not there yet. Processes that start together make them once.
+    """Make the distance maps of masks where they are not there yet. Processes that start together make them once.
 
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
@@ -175,7 +173,7 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
         _write(folder, masks, settings)
         _log.info("distances of %d masks of %s, once: %.1f s", len(masks), masks.path, time.perf_counter() - begin)
 
-    cache.make_once(folder, lambda path: (path / "manifest.json").is_file(), make)
+    cache.make_once(folder, is_packed, make)
     found = Distances(folder)
     check_fits(found, masks, settings)
     return found
@@ -189,18 +187,6 @@ def check_fits(found: Distances, masks: PackedMasks, settings: Distance) -> None
         raise UserError(str(found.path), f"distances by {found.settings}", f"{settings}", REBUILD)
 
 
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    """One SHA-256 for a folder of maps, from what they are of, the settings and the hashes of its files."""
-    said, files = [manifest[key] for key in ("rows", "of", "settings")], manifest["files"]
-    lines = [
-        FORMAT,
-        str(VERSION),
-        json.dumps(said, sort_keys=True),
-        *(f"{n} {files[n]['sha256']}" for n in sorted(files)),
-    ]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
 def _write(folder: Path, masks: PackedMasks, settings: Distance) -> None:
     def one(row: int) -> tuple[tuple[int, int], bytes]:
         # Half-steps go up: 4 d = 2 sqrt(4 d^2) rounded, without a second pass of division.
@@ -210,25 +196,4 @@ def _write(folder: Path, masks: PackedMasks, settings: Distance) -> None:
     with map_store.Writer(folder) as writer:
         for shape, stream in map_store.each(one, range(len(masks)), threads()):
             writer.add(shape, stream)
-        manifest = {"format": FORMAT, "version": VERSION, "of": masks.digest, "settings": asdict(settings)}
-        writer.finish(manifest, digest_of)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "a folder of distance maps", "trainkit")
-    file, settings = str(path / "manifest.json"), manifest.get("settings")
-    wrong = {
-        "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 0,
-        "of": type(manifest.get("of")) is not str,
-        "settings": not isinstance(settings, dict) or set(settings) != {"cap", "ignored"},
-    }
-    for key in wrong:
-        if wrong[key]:
-            raise UserError(file, f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
-    try:
-        Distance(**settings)
-    except (TypeError, ValueError):
-        raise UserError(file, f"settings: {settings!r}"[:200], remedy=REBUILD) from None
-    hashed_folder.check_entries(path, manifest, map_store.FILES)
-    hashed_folder.check_digest(path, manifest, digest_of(manifest))
-    return manifest
+        writer.finish(Distances, {"of": masks.digest, "settings": asdict(settings)})

@@ -31,9 +31,9 @@ def pack_once(
     group: str | None = None,
     store: Literal["auto", "decoded", "encoded"] = "auto",
 ) -> Packed:
-    """The packed form of a source, made when it is not there yet. Processes that start together make it once.
+    """Pack a source where it is not packed yet. Processes that start together pack it once.
 
-    `size`, `fit`, `group` and `store` as in `importing.import_pictures`, whose UserErrors this raises.
+    `size`, `fit`, `group` and `store` as in `import_images.import_pictures`, whose UserErrors this raises.
     """
     # How it is read is part of it: the form of the source, its split, what is done to pictures.
     made = [
@@ -86,8 +86,8 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
 
 
 def cache_root() -> Path:
-    """Where sets are packed: `$TRAINKIT_CACHE`, else beside the data that `$TRAINKIT_DATA` names where that can be
-    written, else the user's cache.
+    """Return the folder of packed sets: `$TRAINKIT_CACHE`, else beside the data that `$TRAINKIT_DATA` names where that
+    can be written, else the user's cache.
     """
     if chosen := os.environ.get("TRAINKIT_CACHE"):
         return Path(chosen).expanduser().absolute()
@@ -97,8 +97,8 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """The path of something in the cache; that of an earlier version, which packed beside data wherever that was,
-    where it has made it and `$TRAINKIT_CACHE` names no other place.
+    """Return the path of something in the cache; that of an earlier version, which packed beside data wherever that
+    was, where it has made it and `$TRAINKIT_CACHE` names no other place.
     """
     before = data_root() / _BESIDE / name
     return before if os.path.exists(before) and not os.environ.get("TRAINKIT_CACHE") else cache_root() / name
@@ -114,7 +114,7 @@ def _writable(folder: Path) -> bool:
 
 
 def key(made: list[Any], files: Iterable[Path]) -> str:
-    """Names a packed set by how and from what it is made: any file that was changed, replaced or added gives another.
+    """Name a packed set by how and from what it is made: any file that was changed, replaced or added gives another.
 
     The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
     carried over from a file that is replaced.

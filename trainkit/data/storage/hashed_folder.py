@@ -1,22 +1,24 @@
-"""Folders that can say whether they are what was written: a manifest has the hashes of all files, and a digest."""
+"""Folders whose manifest has the hashes of all files and a digest: written aside, verified when they are opened."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from trainkit.data import folders
 from trainkit.errors import UserError
+from trainkit.files import sync_folder
 
 MANIFEST_LIMIT = 1 << 20
 """Largest manifest that is read, in bytes."""
@@ -24,6 +26,7 @@ MANIFEST_LIMIT = 1 << 20
 HASHED_AT_OPEN = 64 << 20
 """Largest file whose SHA-256 is compared whenever the folder is opened, in bytes."""
 
+_CHANGED = "is not what was written (SHA-256 differs)"
 REBUILD = "remove the folder and import the set again"
 RENAME = f"rename them in its source, {REBUILD}"
 
@@ -35,33 +38,23 @@ def sha256(path: Path) -> str:
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """What to raise about a file that cannot be read."""
+    """Return the UserError about a file that cannot be read."""
     text = " ".join(str(error).split())[:120] or type(error).__name__
     return UserError(str(path), f"cannot be read ({text})", remedy=REBUILD)
 
 
 def mapped(path: Path) -> np.ndarray:
-    """The array of an .npy file, memory-mapped. Raises UserError where it cannot be read; objects are not."""
+    """Map the array of an .npy file. Raises UserError where it cannot be read; objects are not."""
     try:
-        # Not `np.load`, which would take an archive of arrays for one too.
-        return np.lib.format.open_memmap(path, mode="r")
+        # Not `np.load`, which would take an archive of arrays for one too. As a plain array: slicing a memmap object
+        # takes several times as long.
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
     except (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError, TypeError) as error:
         raise unreadable(path, error) from None
 
 
-def lines(path: Path, count: int) -> list[str]:
-    """The first so many lines of a file. Raises UserError where it cannot be read, or has fewer."""
-    try:
-        found = path.read_text("utf-8").split("\n")[:count]
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error) from None
-    if len(found) < count:
-        raise UserError(str(path), f"{len(found)} lines", f"{count}", REBUILD)
-    return found
-
-
 def listed(path: Path) -> tuple[str, ...]:
-    """The names in a JSON file that is a list of them. Raises UserError where it is not, or where tables hold none."""
+    """Read a JSON file that is a list of names. Raises UserError for others, and for names that tables cannot hold."""
     try:
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -72,29 +65,148 @@ def listed(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def read_manifest(path: Path, form: str, version: int, what: str, make: str) -> dict[str, Any]:
-    """The manifest of the folder `path`, of this `form` and `version`. Raises UserError when there is none.
+@dataclass(frozen=True)
+class Form:
+    """A kind of hashed folder."""
 
-    `what` is such a folder in words, `make` the command that makes one.
-    """
-    file = path / "manifest.json"
-    try:
-        if file.stat().st_size > MANIFEST_LIMIT:
-            raise UserError(str(file), "more than 1 MB", "a manifest", REBUILD)
-        manifest = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        found = "no manifest.json" if path.exists() else "does not exist"
-        raise UserError(str(path), found, what, f"make one with {make}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=REBUILD) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != form:
-        raise UserError(str(file), f"not the manifest of {what}", f'"format": "{form}"')
-    if manifest.get("version") != version:
-        raise UserError(str(file), f"version {manifest.get('version')}"[:100], str(version), "import the set again")
-    return manifest
+    format: str
+    version: int
+    described: str
+    """Such a folder in words."""
+    command: str = "trainkit"
+    """The command that makes one."""
 
 
-def check_entries(path: Path, manifest: Mapping[str, Any], needed: Iterable[str]) -> None:
+class HashedFolder(ABC):
+    """A hashed folder opened for reading. Pickles as its path, so spawned workers map the files themselves."""
+
+    FORM: ClassVar[Form]
+
+    def __init__(self, path: Path | str):
+        """Check manifest, digest, sizes of all files and hashes of the small ones, and map them. Raises UserError."""
+        self.path = Path(path)
+        self.manifest = manifest = self._read_manifest()
+        _check_entries(self.path, manifest, self._check_manifest(manifest))
+        if manifest.get("digest") != self.digest_of(manifest):
+            raise self.damaged("manifest.json", "its digest does not fit its entries")
+        for name, entry in manifest["files"].items():
+            try:
+                size = (self.path / name).stat().st_size
+            except OSError:
+                raise self.damaged(name, "is missing") from None
+            if size != entry["bytes"]:
+                raise self.damaged(name, f"{size} bytes", f"{entry['bytes']}")
+            if size <= HASHED_AT_OPEN and sha256(self.path / name) != entry["sha256"]:
+                raise self.damaged(name, _CHANGED)
+        self._map()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "manifest": self.manifest}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self.manifest = state["path"], state["manifest"]
+        self._map()
+
+    def _read_manifest(self) -> dict[str, Any]:
+        file, form = self.path / "manifest.json", self.FORM
+        try:
+            if file.stat().st_size > MANIFEST_LIMIT:
+                raise UserError(str(file), "more than 1 MB", "a manifest", REBUILD)
+            manifest = json.loads(file.read_text("utf-8"))
+        except FileNotFoundError:
+            found = "no manifest.json" if self.path.exists() else "does not exist"
+            raise UserError(str(self.path), found, form.described, f"make one with {form.command}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=REBUILD) from None
+        if not isinstance(manifest, dict) or manifest.get("format") != form.format:
+            raise UserError(str(file), f"not the manifest of {form.described}", f'"format": "{form.format}"')
+        if (version := manifest.get("version")) != form.version:
+            raise UserError(str(file), f"version {version}"[:100], str(form.version), "import the set again")
+        return manifest
+
+    @classmethod
+    @abstractmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> Sequence[str]:
+        """Return lines that the digest is of, beside the hashes of the files."""
+
+    @classmethod
+    def digest_of(cls, manifest: Mapping[str, Any]) -> str:
+        """Compute the SHA-256 of a folder from what its manifest says of it and the hashes of its files."""
+        files = ((name, entry["sha256"]) for name, entry in sorted(manifest["files"].items()))
+        lines = [cls.FORM.format, str(cls.FORM.version), *cls.identity(manifest), *(f"{n} {hash}" for n, hash in files)]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @abstractmethod
+    def _check_manifest(self, manifest: dict[str, Any]) -> Iterable[str]:
+        """Return the names of the files that there must be. Raises UserError for entries that cannot be."""
+
+    @abstractmethod
+    def _map(self) -> None:
+        """Open the arrays; files are there and of the right sizes."""
+
+    def damaged(self, name: str, found: str, expected: str = "") -> UserError:
+        """Return the UserError about one of the files."""
+        return UserError(str(self.path / name), found, expected, REBUILD)
+
+    def refuse_entries(self, manifest: Mapping[str, Any], wrong: Mapping[str, bool], expected: str = "") -> None:
+        """Raise UserError for the first entry of a manifest that is marked as wrong."""
+        for key in wrong:
+            if wrong[key]:
+                raise self.damaged("manifest.json", f"{key}: {manifest.get(key)!r}"[:200], expected)
+
+    def array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Map an .npy file. Raises UserError where it holds another array."""
+        array = mapped(self.path / name)
+        if array.shape != shape or array.dtype != dtype:
+            raise self.damaged(name, f"{array.dtype} {array.shape}", f"{dtype} {shape}")
+        return array
+
+    def flat(self, name: str, dtype: DTypeLike = np.uint8) -> np.ndarray:
+        """Map a file of numbers end to end. Raises UserError where it cannot be read."""
+        if self.manifest["files"][name]["bytes"] == 0:
+            return np.empty(0, dtype)
+        try:
+            return np.asarray(np.memmap(self.path / name, dtype=dtype, mode="r"))
+        except (OSError, ValueError) as error:
+            raise unreadable(self.path / name, error) from None
+
+    def pieces(self, name: str, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Map a file of rows end to end, and `offsets.npy`, int64 (rows + 1,), where each begins. Raises UserError."""
+        data, offsets = self.flat(name), self.array("offsets.npy", "int64", (rows + 1,))
+        if offsets[0] != 0 or offsets[-1] != data.size or (offsets[1:] < offsets[:-1]).any():
+            raise self.damaged("offsets.npy", f"offsets do not fit {name}")
+        return data, offsets
+
+    def lines(self, name: str, count: int) -> list[str]:
+        """Read the first `count` lines of a file. Raises UserError where it cannot be read, or has fewer."""
+        try:
+            found = (self.path / name).read_text("utf-8").split("\n")[:count]
+        except (OSError, UnicodeDecodeError) as error:
+            raise unreadable(self.path / name, error) from None
+        if len(found) < count:
+            raise self.damaged(name, f"{len(found)} lines", f"{count}")
+        return found
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the whole."""
+        return self.manifest["digest"]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(entry["bytes"] for entry in self.manifest["files"].values())
+
+    def changed(self) -> list[str]:
+        """Return sentences about files that are not what was written. Reads every byte."""
+        return [
+            f"{self.path / name}: {_CHANGED}"
+            for name, entry in self.manifest["files"].items()
+            if sha256(self.path / name) != entry["sha256"]
+        ]
+
+
+def _check_entries(path: Path, manifest: Mapping[str, Any], needed: Iterable[str]) -> None:
     """Raise UserError where a manifest does not list the `needed` files, and these alone, with size and SHA-256.
 
     They are a fixed list, so a manifest cannot point outside its folder.
@@ -108,69 +220,33 @@ def check_entries(path: Path, manifest: Mapping[str, Any], needed: Iterable[str]
             raise UserError(file, f"files.{name}: {entry!r}"[:200], "bytes and sha256", REBUILD)
 
 
-def check_digest(path: Path, manifest: Mapping[str, Any], digest: str) -> None:
-    """Raise UserError where the digest in a manifest is not that of its entries."""
-    if manifest["digest"] != digest:
-        raise UserError(str(path / "manifest.json"), "its digest does not fit its entries", remedy=REBUILD)
+class RowFolder(HashedFolder):
+    """A hashed folder of rows, each with a name in `ids.txt`."""
+
+    def __len__(self) -> int:
+        return self.manifest["rows"]
+
+    def ids(self) -> list[str]:
+        """Read the name of every row in its source."""
+        return self.lines("ids.txt", len(self))
+
+    def where(self, row: int) -> str:
+        """Describe a row's place, for messages."""
+        try:
+            return f"{self.path}, row {row} ({self.ids()[row]})"
+        except (UserError, IndexError):
+            return f"{self.path}, row {row}"
 
 
-class Hashed(ABC):
-    """Such a folder opened for reading. Pickles as its path, so spawned workers map the files themselves."""
+class FolderWriter:
+    """Writes a hashed folder aside and renames it when it is whole; nothing is left of a failure."""
 
-    def __init__(self, path: Path, manifest: dict[str, Any]):
-        """Compare the sizes of all files and the hashes of the small ones, and map them. Raises UserError."""
-        self.path, self.manifest = path, manifest
-        for name, entry in manifest["files"].items():
-            file = path / name
-            try:
-                size = file.stat().st_size
-            except OSError:
-                raise UserError(str(file), "is missing", remedy=REBUILD) from None
-            if size != entry["bytes"]:
-                raise UserError(str(file), f"{size} bytes", f"{entry['bytes']}", REBUILD)
-            if size <= HASHED_AT_OPEN and sha256(file) != entry["sha256"]:
-                raise UserError(str(file), "is not what was written (SHA-256 differs)", remedy=REBUILD)
-        self._map()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "manifest": self.manifest}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self.manifest = state["path"], state["manifest"]
-        self._map()
-
-    @abstractmethod
-    def _map(self) -> None:
-        """Open the arrays; files are there and of the right sizes."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the whole."""
-        return self.manifest["digest"]
-
-    @property
-    def bytes(self) -> int:
-        """Size of all files."""
-        return sum(entry["bytes"] for entry in self.manifest["files"].values())
-
-    def changed(self) -> list[str]:
-        """Sentences about files that are not what was written. Reads every byte."""
-        return [
-            f"{self.path / name}: is not what was written (SHA-256 differs)"
-            for name, entry in self.manifest["files"].items()
-            if sha256(self.path / name) != entry["sha256"]
-        ]
-
-
-class Aside:
-    """Writes such a folder aside and renames it when it is whole; nothing is left of a failure."""
-
-    def __init__(self, out: Path, names: Iterable[str]):
+    def __init__(self, out: Path | str, names: Iterable[str] = ()):
         """`names` are the files that are open while it is written. Raises UserError where `out` is there already."""
-        if out.exists():
+        self.out, self._names = Path(out), names
+        if self.out.exists():
             raise UserError(str(out), "exists", "a folder that is not there yet", "remove it or choose another")
-        self.out, self._names = out, names
-        self.folder = out.with_name(f".{out.name}.partial-{uuid.uuid4().hex[:8]}")
+        self.folder = self.out.with_name(f".{self.out.name}.partial-{uuid.uuid4().hex[:8]}")
 
     def __enter__(self) -> Self:
         try:
@@ -192,24 +268,24 @@ class Aside:
         if isinstance(error, OSError):
             raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from error
 
-    def _publish(self, manifest: dict[str, Any], digest_of: Callable[[dict[str, Any]], str]) -> None:
-        """Add sizes, hashes and the digest to the manifest, make all durable, and give the folder its name."""
+    def save(self, name: str, array: np.ndarray) -> None:
+        """Write one more array of the folder."""
+        np.save(self.folder / name, array, allow_pickle=False)
+
+    def save_lines(self, name: str, lines: Iterable[str]) -> None:
+        """Write names one a line; line breaks in one would shift all behind it."""
+        lines = (line.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for line in lines)
+        (self.folder / name).write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+
+    def publish(self, kind: type[HashedFolder], manifest: Mapping[str, Any]) -> None:
+        """Write the manifest with form, sizes, hashes and digest, make all durable, and give the folder its name."""
         for file in self._files.values():
             file.close()
-        entries = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(self.folder.iterdir())}
-        manifest["files"] = entries
-        manifest["digest"] = digest_of(manifest)
-        (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1), "utf-8")
-        for path in self.folder.iterdir():
-            _sync(path)
-        _sync(self.folder)
+        files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(self.folder.iterdir())}
+        whole = {"format": kind.FORM.format, "version": kind.FORM.version, **manifest, "files": files}
+        whole["digest"] = kind.digest_of(whole)
+        (self.folder / "manifest.json").write_text(json.dumps(whole, indent=1), "utf-8")
+        for path in (*self.folder.iterdir(), self.folder):
+            sync_folder(path)
         self.folder.rename(self.out)
-        _sync(self.out.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(self.out.parent)

@@ -29,6 +29,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ import numpy as np
 from trainkit.data.formats import image_decode
 from trainkit.data.loader import thread_pool
 from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, RowFolder
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
 
@@ -64,35 +65,23 @@ _PROTOCOLS = {"Pairs": Pairs, "Templates": Templates, "Identification": Identifi
 
 
 def is_packed(path: Path) -> bool:
-    """Whether `path` is a folder with the manifest of a packed set."""
+    """Return True for a folder with a manifest."""
     return (path / "manifest.json").is_file()
 
 
 def content(pixels: np.ndarray) -> int:
-    """A 64-bit fingerprint of a picture's pixels, uint8 (3, height, width)."""
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(pixels), digest_size=8).digest(), "little")
+    """Compute a 64-bit fingerprint of an image's pixels, uint8 (3, height, width)."""
+    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8).digest(), "little")
 
 
-def digest_of(files: Mapping[str, Mapping[str, Any]], shape: Sequence[int]) -> str:
-    """One SHA-256 for a packed set, from the hashes of its files."""
-    lines = [FORMAT, str(VERSION), "x".join(map(str, shape)), *(f"{n} {files[n]['sha256']}" for n in sorted(files))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-class Packed(hashed_folder.Hashed):
+class Packed(RowFolder):
     """A packed set opened for reading."""
 
-    def __init__(self, path: Path | str):
-        """Open and check: sizes of all files, hashes of the small ones, shapes, labels. Raises UserError."""
-        super().__init__(Path(path), _read_manifest(Path(path)))
-        self._check_arrays()
-
-    def __len__(self) -> int:
-        return self.manifest["rows"]
+    FORM = Form(FORMAT, VERSION, "a packed set", "trainkit data import")
 
     @property
     def store(self) -> Store:
-        """How the pictures are kept."""
+        """Form in which the images are kept."""
         return self.manifest["store"]
 
     @property
@@ -122,19 +111,8 @@ class Packed(hashed_folder.Hashed):
         """Names of the groups (people, videos, alphabets); empty where the source knew none."""
         return () if self.groups is None else hashed_folder.listed(self.path / "groups.json")
 
-    def ids(self) -> list[str]:
-        """The name of every row in its source."""
-        return hashed_folder.lines(self.path / "ids.txt", len(self))
-
-    def where(self, row: int) -> str:
-        """A row's place in words, for messages."""
-        try:
-            return f"{self.path}, row {row} ({self.ids()[row]})"
-        except (OSError, IndexError, UnicodeDecodeError):
-            return f"{self.path}, row {row}"
-
     def protocol(self) -> Protocol | None:
-        """How this set is scored; None for a training set."""
+        """Protocol by which this set is evaluated; None for a training set."""
         name = self.manifest["protocol"]
         if name is None:
             return None
@@ -148,14 +126,14 @@ class Packed(hashed_folder.Hashed):
             raise UserError(str(self.path), f"damaged protocol ({error})", remedy=REBUILD) from None
 
     def encoded(self, row: int) -> bytes:
-        """The picture of a row as it is stored; pixels of a decoded set."""
+        """Return the image of a row as it is stored; pixels of a decoded set."""
         if self.store == "decoded":
             return self._images[row].tobytes()
         begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
         return self._images[begin:end].tobytes()
 
     def picture(self, row: int) -> np.ndarray:
-        """Pixels of one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
+        """Read one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
         if self.store == "decoded":
             return np.ascontiguousarray(self.fetch(np.asarray([row]))[0].transpose(1, 2, 0))
         if not 0 <= row < len(self):
@@ -163,8 +141,8 @@ class Packed(hashed_folder.Hashed):
         return self._decode(row)
 
     def pictures(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Pixels of `rows` of any set, each as `picture` gives it, read by several threads."""
-        found: list[Any] = [None] * len(rows)
+        """Read `rows` of any set by several threads, each as `picture` does."""
+        found = [np.empty(0, np.uint8)] * len(rows)
 
         def read(part: slice) -> None:
             found[part] = [self.picture(row) for row in rows[part].tolist()]
@@ -173,31 +151,34 @@ class Packed(hashed_folder.Hashed):
         return found
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
-        """Pixels of `rows` of a set of one size, a fresh uint8 array (rows, 3, height, width).
+        """Read `rows` of a set of one size, a fresh uint8 array (rows, 3, height, width).
 
         Raises UserError at a row that was damaged, ValueError where pictures keep their own sizes.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise ValueError(f"rows {rows.min()} .. {rows.max()} of a set of {len(self)}")
-        if self.size is None:
+        if (size := self.size) is None:
             raise ValueError(f"{self.path}: pictures of their own sizes are read one by one, with picture()")
-        images = np.empty((len(rows), 3, *self.size), np.uint8)
+        images = np.empty((len(rows), 3, *size), np.uint8)
 
         def read(part: slice) -> None:
-            (self._copy if self.store == "decoded" else self._decode_all)(rows[part], images[part])
+            if self.store == "decoded":
+                self._copy(rows[part], images[part])
+            else:
+                self._decode_all(rows[part], images[part], image_decode.Room.of_thread(size))
 
         alike, turns = (_COPIED, 1) if self.store == "decoded" else (_DECODED, _TURNS)
-        thread_pool.in_parts(read, len(rows), max(1, alike // (3 * self.size[0] * self.size[1])), turns)
+        thread_pool.in_parts(read, len(rows), max(1, alike // (3 * size[0] * size[1])), turns)
         return images
 
     def _copy(self, rows: np.ndarray, images: np.ndarray) -> None:
         np.take(self._images, rows, axis=0, out=images, mode="clip")  # with another mode it would copy them twice
         for position in np.flatnonzero(self._known[rows] == _NEW):
-            self._check_row(int(rows[position]), images[position])
+            self._check_row(int(rows[position]), images[position].data)
 
-    def _decode_all(self, rows: np.ndarray, images: np.ndarray) -> None:
-        room, stored = image_decode.Room.of_thread(self.size), self._images
+    def _decode_all(self, rows: np.ndarray, images: np.ndarray, room: image_decode.Room) -> None:
+        stored = self._images
         # Asked of all rows at once, and the same few words for each: what Python does for a picture keeps other threads
         # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
         decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
@@ -215,7 +196,7 @@ class Packed(hashed_folder.Hashed):
             room.put(pixels, images[some])
 
     def _decode(self, row: int, room: np.ndarray | None = None) -> np.ndarray:
-        """Pixels of an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
+        """Decode an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
         if self._known[row] == _NEW:
             self._check_row(row, self.encoded(row))
         if self._known[row] == _PLAIN and self._decoder is not None:
@@ -234,7 +215,7 @@ class Packed(hashed_folder.Hashed):
             raise UserError(self.where(row), error.found, error.expected, REBUILD) from None
 
     def _proves(self, row: int, pixels: np.ndarray) -> bool:
-        """Whether these are the pixels that were imported; where not, this decoder is not asked again."""
+        """Return True for the pixels that were imported; where they are others, this decoder is not asked again."""
         if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self._contents[row]):
             self._proved += 1
             return True
@@ -242,32 +223,36 @@ class Packed(hashed_folder.Hashed):
         self._decoder = None
         return False
 
-    def _check_row(self, row: int, data: bytes | np.ndarray) -> None:
+    def _check_row(self, row: int, data: bytes | memoryview) -> None:
         # CRC-32 takes 16 us for a 112 px picture, more than reading it; so each process checks a row once.
         if zlib.crc32(data) != int(self._checksums[row]):
             raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
-        plain = self.store == "encoded" and (shape := image_decode.plain_jpeg(data)) and self.size in (None, shape)
+        plain = isinstance(data, bytes) and (shape := image_decode.plain_jpeg(data)) and self.size in (None, shape)
         self._known[row] = _PLAIN if plain else _CHECKED
 
     def _map(self) -> None:
-        # Views as plain arrays: a piece of a mapped one takes numpy six times as long.
-        if self.store == "decoded":
-            self._images = hashed_folder.mapped(self.path / "images.npy").view(np.ndarray)
-        else:
-            empty = self.manifest["files"]["images.bin"]["bytes"] == 0
-            mapped = None if empty else np.memmap(self.path / "images.bin", dtype=np.uint8, mode="r")
-            self._images = np.empty(0, np.uint8) if empty else mapped.view(np.ndarray)
-            self._offsets = hashed_folder.mapped(self.path / "offsets.npy").view(np.ndarray)
-        self.labels = hashed_folder.mapped(self.path / "labels.npy")
-        self.groups: np.ndarray | None = (
-            hashed_folder.mapped(self.path / "groups.npy") if "groups.npy" in self.manifest["files"] else None
-        )
-        self._checksums = hashed_folder.mapped(self.path / "checksums.npy")
-        self._known = np.zeros(len(self), np.uint8)
-        self._proved = 0
+        rows = len(self)
+        if self.store == "encoded":
+            self._images, self._offsets = self.pieces("images.bin", rows)
+        elif self.size is not None:
+            self._images = self.array("images.npy", "uint8", (rows, 3, *self.size))
+        self._checksums = self.array("checksums.npy", "uint32", (rows,))
+        self._known, self._proved = np.zeros(rows, np.uint8), 0
+        self.labels = self.array("labels.npy", "int64", (rows,))
+        self._check_numbers("label", self.labels, 0 if self.classes else -1, self.classes - 1)
+        self.groups: np.ndarray | None = None
+        if "groups.npy" in self.manifest["files"]:
+            self.groups = self.array("groups.npy", "int64", (rows,))
+            self._check_numbers("group", self.groups, 0, len(self.group_names) - 1)
+
+    def _check_numbers(self, what: str, numbers: np.ndarray, least: int, most: int) -> None:
+        """Raise UserError naming the first row whose number is not from `least` to `most`."""
+        if len(numbers) and (numbers.min() < least or numbers.max() > most):
+            row = int(np.flatnonzero((numbers < least) | (numbers > most))[0])
+            raise UserError(self.where(row), f"{what} {numbers[row]}", f"{least} to {most}", REBUILD)
 
     @functools.cached_property
-    def _decoder(self) -> pictures.Decoder | None:
+    def _decoder(self) -> image_decode.Decoder | None:
         return image_decode.plain_decoder()
 
     @functools.cached_property
@@ -275,74 +260,37 @@ class Packed(hashed_folder.Hashed):
         return self.contents()
 
     def contents(self) -> np.ndarray:
-        """Fingerprint of each row's pixels, uint64 (rows,)."""
+        """Map the fingerprint of each row's pixels, uint64 (rows,)."""
         return hashed_folder.mapped(self.path / "contents.npy")
 
-    def _check_arrays(self) -> None:
-        rows = len(self)
-        expected: dict[str, tuple[np.ndarray, tuple[int, ...], str]] = {
-            "labels.npy": (self.labels, (rows,), "int64"),
-            "checksums.npy": (self._checksums, (rows,), "uint32"),
-        }
-        if self.store == "decoded":
-            expected["images.npy"] = (self._images, (rows, 3, *self.size), "uint8")
-        else:
-            expected["offsets.npy"] = (self._offsets, (rows + 1,), "int64")
-        if self.groups is not None:
-            expected["groups.npy"] = (self.groups, (rows,), "int64")
-        for name, (array, shape, dtype) in expected.items():
-            if array.shape != shape or array.dtype != dtype:
-                found = f"{array.dtype} {array.shape}"
-                raise UserError(str(self.path / name), found, f"{dtype} {shape}", REBUILD)
-        if self.store == "encoded" and (
-            self._offsets[0] != 0
-            or self._offsets[-1] != self._images.size
-            or (self._offsets[1:] < self._offsets[:-1]).any()
-        ):
-            raise UserError(str(self.path / "offsets.npy"), "offsets do not fit images.bin", remedy=REBUILD)
-        lowest = 0 if self.classes else -1
-        if rows and (self.labels.min() < lowest or self.labels.max() >= max(self.classes, 0)):
-            row = int(np.flatnonzero((self.labels < lowest) | (self.labels >= self.classes))[0])
-            raise UserError(
-                self.where(row), f"label {self.labels[row]}", f"{lowest} to {max(self.classes, 0) - 1}", REBUILD
-            )
-        if self.groups is not None and rows:
-            last = len(self.group_names) - 1
-            strange = np.flatnonzero((self.groups < 0) | (self.groups > last))
-            if len(strange):
-                row = int(strange[0])
-                raise UserError(self.where(row), f"group {self.groups[row]}", f"0 to {last}", REBUILD)
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the numbers of rows and classes, and the size of images."""
+        return ["x".join(map(str, (manifest["rows"], manifest["classes"], *_sides(manifest["image_size"]))))]
 
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / "manifest.json"
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "a packed set", "trainkit data import")
-    types = {"store": str, "rows": int, "classes": int, "files": dict, "digest": str}
-    for key, kind in types.items():
-        if type(manifest.get(key)) is not kind:
-            raise UserError(str(file), f"{key}: {manifest.get(key)!r}"[:200], kind.__name__, REBUILD)
-    _check_size(file, manifest)
-    protocol = manifest.get("protocol")
-    needed = {"labels.npy", "checksums.npy", "contents.npy", "ids.txt", "names.json"}
-    needed |= {"images.npy"} if manifest["store"] == "decoded" else {"images.bin", "offsets.npy"}
-    if protocol is not None:
-        if protocol not in _PROTOCOLS:
-            raise UserError(str(file), f"protocol {protocol!r}"[:200], " or ".join(_PROTOCOLS), REBUILD)
-        needed |= {f"protocol.{field}.npy" for field in _PROTOCOLS[protocol].__dataclass_fields__}
-    manifest["protocol"] = protocol
-    entries = manifest["files"]
-    needed |= {"groups.npy", "groups.json"} if "groups.npy" in entries else set()
-    if manifest["store"] not in ("decoded", "encoded"):
-        raise UserError(str(file), f"store: {manifest['store']!r}"[:200], "decoded or encoded", REBUILD)
-    hashed_folder.check_entries(path, manifest, needed)
-    if min(manifest["rows"], manifest["classes"]) < 0:
-        raise UserError(str(file), "a negative count", remedy=REBUILD)
-    hashed_folder.check_digest(path, manifest, digest_of(entries, _shape(manifest)))
-    return manifest
+    def _check_manifest(self, manifest: dict[str, Any]) -> set[str]:
+        store, protocol = manifest.get("store"), manifest.setdefault("protocol", None)
+        for key in ("rows", "classes"):
+            count = manifest.get(key)
+            self.refuse_entries(manifest, {key: type(count) is not int or count < 0}, "a count")
+        self.refuse_entries(manifest, {"store": store not in ("decoded", "encoded")}, "decoded or encoded")
+        self.refuse_entries(manifest, {"protocol": protocol not in (None, *_PROTOCOLS)}, " or ".join(_PROTOCOLS))
+        size, expected = manifest.get("image_size", ""), "a side, [height, width] or null"
+        self.refuse_entries(
+            manifest, {"image_size": not _is_size(size) or (size is None and store == "decoded")}, expected
+        )
+        large = math.prod(_size(size) or ()) > image_decode.PIXEL_CAP
+        self.refuse_entries(manifest, {"image_size": large}, f"at most {image_decode.PIXEL_CAP} pixels")
+        needed = {"labels.npy", "checksums.npy", "contents.npy", "ids.txt", "names.json"}
+        needed |= {"images.npy"} if store == "decoded" else {"images.bin", "offsets.npy"}
+        if protocol is not None:
+            needed |= {f"protocol.{field}.npy" for field in _PROTOCOLS[protocol].__dataclass_fields__}
+        files = manifest.get("files")
+        return needed | ({"groups.npy", "groups.json"} if isinstance(files, dict) and "groups.npy" in files else set())
 
 
 def describe(size: tuple[int, int] | None) -> str:
-    """A size in words: `32 x 64` (height x width), or `their own sizes`."""
+    """Describe a size: `32 x 64` (height x width), or `their own sizes`."""
     return "their own sizes" if size is None else f"{size[0]} x {size[1]}"
 
 
@@ -355,26 +303,18 @@ def _entry(size: tuple[int, int] | None) -> int | list[int] | None:
     return None if size is None else size[0] if size[0] == size[1] else list(size)
 
 
-def _check_size(file: Path, manifest: Mapping[str, Any]) -> None:
-    entry = manifest.get("image_size", "")
-    sides = [] if entry is None else entry if isinstance(entry, list) and len(entry) == 2 else [entry]
-    expected = "a side, [height, width] or null"
-    if not all(type(side) is int and side >= 1 for side in sides):
-        raise UserError(str(file), f"image_size: {entry!r}"[:200], expected, REBUILD)
-    if sides and sides[0] * sides[-1] > image_decode.PIXEL_CAP:
-        raise UserError(str(file), f"image_size: {entry!r}"[:200], f"at most {image_decode.PIXEL_CAP} pixels", REBUILD)
-    if not sides and manifest["store"] != "encoded":
-        raise UserError(str(file), f"image_size: null in store {manifest['store']!r}"[:200], expected, REBUILD)
+def _is_size(entry: object) -> bool:
+    """Return True for a side, two sides, or None."""
+    sides = entry if isinstance(entry, list) and len(entry) == 2 else [entry]
+    return entry is None or all(type(side) is int and side >= 1 for side in sides)
 
 
-def _shape(manifest: Mapping[str, Any]) -> tuple[int, ...]:
-    size = manifest["image_size"]
-    sides = () if size is None else (size,) if isinstance(size, int) else tuple(size)
-    return manifest["rows"], manifest["classes"], *sides
+def _sides(entry: int | list[int] | None) -> list[int]:
+    return [] if entry is None else [entry] if isinstance(entry, int) else entry
 
 
-class Writer(hashed_folder.Aside):
-    """Writes a packed set aside and renames it when it is whole; nothing is left of a failure."""
+class Writer(FolderWriter):
+    """Writes a packed set."""
 
     def __init__(self, out: Path, *, size: tuple[int, int] | None, store: Store):
         if size is None and store == "decoded":
@@ -388,20 +328,28 @@ class Writer(hashed_folder.Aside):
     def __enter__(self) -> Self:
         super().__enter__()
         self._images = self._files[self._file]
-        if self.store == "decoded":
-            self._images.write(_header(0, self.size))
+        self._images.write(self._header())
         return self
 
+    def _header(self) -> bytes:
+        """Return a npy header of fixed length, so that the number of rows can be put in when it is known."""
+        if self.store == "encoded" or self.size is None:
+            return b""
+        text = (
+            f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({self.rows}, 3, {self.size[0]}, {self.size[1]}), }}"
+        )
+        return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
+
     def add(self, pixels: np.ndarray, encoded: bytes | None = None) -> None:
-        """One picture: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
+        """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
         if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
             raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of pictures of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
-        if self.store == "encoded" and encoded is None:
-            encoded = image_decode.encode(pixels.transpose(1, 2, 0))
-        data = pixels if self.store == "decoded" else encoded
+        data = (
+            pixels.tobytes() if self.store == "decoded" else encoded or image_decode.encode(pixels.transpose(1, 2, 0))
+        )
         self._images.write(data)
-        self._offsets.append(self._offsets[-1] + len(memoryview(data).cast("B")))
+        self._offsets.append(self._offsets[-1] + len(data))
         self._checksums.append(zlib.crc32(data))
         self._contents.append(content(pixels))
         self.rows += 1
@@ -424,24 +372,20 @@ class Writer(hashed_folder.Aside):
             raise ValueError(f"{self.rows} pictures, {len(groups)} groups")
         if self.store == "decoded":
             self._images.seek(0)
-            self._images.write(_header(self.rows, self.size))
+            self._images.write(self._header())
         else:
-            self._save("offsets.npy", np.asarray(self._offsets, np.int64))
-        self._save("labels.npy", np.asarray(labels, np.int64))
-        self._save("checksums.npy", np.asarray(self._checksums, np.uint32))
-        self._save("contents.npy", np.asarray(self._contents, np.uint64))
-        # Line breaks in a name would shift all names after it.
-        lines = (name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for name in ids)
-        (self.folder / "ids.txt").write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+            self.save("offsets.npy", np.asarray(self._offsets, np.int64))
+        self.save("labels.npy", np.asarray(labels, np.int64))
+        self.save("checksums.npy", np.asarray(self._checksums, np.uint32))
+        self.save("contents.npy", np.asarray(self._contents, np.uint64))
+        self.save_lines("ids.txt", ids)
         (self.folder / "names.json").write_bytes(json.dumps(list(class_names)).encode("utf-8"))
         if groups is not None:
-            self._save("groups.npy", np.asarray(groups, np.int64))
+            self.save("groups.npy", np.asarray(groups, np.int64))
             (self.folder / "groups.json").write_bytes(json.dumps(list(group_names)).encode("utf-8"))
         for field in protocol.__dataclass_fields__ if protocol is not None else ():
-            self._save(f"protocol.{field}.npy", getattr(protocol, field))
+            self.save(f"protocol.{field}.npy", getattr(protocol, field))
         manifest = {
-            "format": FORMAT,
-            "version": VERSION,
             "store": self.store,
             "rows": self.rows,
             "classes": len(class_names),
@@ -449,14 +393,5 @@ class Writer(hashed_folder.Aside):
             "protocol": None if protocol is None else type(protocol).__name__,
             "made_from": made_from,
         }
-        self._publish(manifest, lambda made: digest_of(made["files"], _shape(made)))
+        self.publish(Packed, manifest)
         return Packed(self.out)
-
-    def _save(self, name: str, array: np.ndarray) -> None:
-        np.save(self.folder / name, array, allow_pickle=False)
-
-
-def _header(rows: int, size: tuple[int, int]) -> bytes:
-    # A npy header of fixed length, so that the number of rows can be put in when it is known.
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({rows}, 3, {size[0]}, {size[1]}), }}"
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"

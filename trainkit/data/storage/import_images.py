@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 
@@ -18,6 +16,7 @@ from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Record, Source
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Store, Writer
+from trainkit.data.storage.map_store import each
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.evaluation_protocols import Protocol
 
@@ -33,7 +32,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True)
 class Report:
-    """What an import made of its source."""
+    """The outcome of an import."""
 
     out: Path
     kind: str
@@ -47,6 +46,16 @@ class Report:
     """Sentences about what is odd but usable, and about what was skipped."""
     groups: int = 0
     """How many people, videos or alphabets the pictures are of, where that is known."""
+
+
+class Options(TypedDict, total=False):
+    """Options that every import of images takes; see `import_pictures`."""
+
+    damaged: Literal["fail", "skip"]
+    damaged_most: float
+    store: Literal["auto", "decoded", "encoded"]
+    on_progress: Progress | None
+    protocol: Protocol | None
 
 
 def import_pictures(
@@ -65,7 +74,7 @@ def import_pictures(
 ) -> Report:
     """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
 
-    Pictures are brought to `size` (height, width) as `fit` says (`pictures.fit`); with `size` None they keep their
+    Pictures are brought to `size` (height, width) as `fit` says (`image_decode.fit`); with `size` None they keep their
     own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
     picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
@@ -73,7 +82,6 @@ def import_pictures(
     its rows have no class.
     Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
-    out = Path(out)
     source = source if isinstance(source, Source) else sources.open_source(source, network=True)
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
@@ -83,64 +91,81 @@ def import_pictures(
         raise UserError(source.where, found, expected)
     if store == "auto":
         small = size is not None and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
-        store = "decoded" if small else "encoded"
+        form: Store = "decoded" if small else "encoded"
+    else:
+        form = store
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
-    labels: list[int | str] = []
-    groups: list[str | None] = []
-    ids: list[str] = []
-    shapes: list[tuple[int, int]] = []
-    bad: list[str] = []
-    with Writer(out, size=size, store=store) as writer:
+    with Writer(Path(out), size=size, store=form) as writer:
+        rows = _Rows(writer, skip=damaged == "skip")
         for done, made in enumerate(_prepare(source, recipe), start=1):
-            if isinstance(made, UserError):
-                bad.append(str(made))
-                if damaged == "fail" and len(bad) == _COUNTED:
-                    break
-            elif damaged == "skip" or not bad:
-                record, pixels, encoded = made
-                writer.add(pixels, encoded)
-                labels.append(record.label)
-                groups.append(record.group)
-                ids.append(record.id)
-                shapes.append(pixels.shape[1:])
+            if not rows.add(made):
+                break
             if on_progress:
                 on_progress(done, source.size)
-        if bad and (damaged == "fail" or len(bad) > damaged_most * source.size):
+        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * source.size):
             remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
-            raise unusable(source.where, bad, remedy)
-        if not ids:
-            raise UserError(source.where, "no picture is usable", remedy="; ".join(bad[:3]))
+            raise unusable(source.where, rows.bad, remedy)
+        return rows.finish(source, protocol)
+
+
+class _Rows:
+    """The rows of a packed set while it is written, and sentences about unusable pictures."""
+
+    def __init__(self, writer: Writer, skip: bool):
+        self._writer, self._skip = writer, skip
+        self._labels: list[int | str] = []
+        self._groups: list[str | None] = []
+        self._ids: list[str] = []
+        self._shapes: list[tuple[int, int]] = []
+        self.bad: list[str] = []
+
+    def add(self, made: _Made | UserError) -> bool:
+        """Write a picture, or note why there is none; False where no more need be read."""
+        if isinstance(made, UserError):
+            self.bad.append(str(made))
+            return self._skip or len(self.bad) < _COUNTED
+        if self._skip or not self.bad:
+            record, pixels, encoded = made
+            self._writer.add(pixels, encoded)
+            self._labels.append(record.label)
+            self._groups.append(record.group)
+            self._ids.append(record.id)
+            self._shapes.append((pixels.shape[1], pixels.shape[2]))
+        return True
+
+    def finish(self, source: Source, protocol: Protocol | None) -> Report:
+        """Publish the set. Raises UserError where it has no row."""
+        if not self._ids:
+            raise UserError(source.where, "no picture is usable", remedy="; ".join(self.bad[:3]))
+        numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
         if protocol is None:
-            numbers, names, renumbered = number(labels)
+            numbers, names, renumbered = number(self._labels)
             if source.names:
                 names = [source.names[int(name)] for name in names]
-        else:
-            numbers, names, renumbered = np.full(len(ids), -1, np.int64), [], False
-        result = writer.finish(
+        result = self._writer.finish(
             labels=numbers,
             class_names=names,
-            ids=ids,
-            **_group_numbers(source, groups, ids),
+            ids=self._ids,
+            **_group_numbers(source, self._groups, self._ids),
             protocol=protocol,
             made_from=f"{source.kind} {Path(source.where).name}",
         )
-    notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in bad]
-    if renumbered:
-        notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
-    if size is None:
-        notes.append(_spread(shapes))
-    notes += oddities(result)
-    return Report(
-        out,
-        source.kind,
-        len(result),
-        result.classes,
-        result.store,
-        result.digest,
-        renumbered,
-        notes,
-        len(result.group_names),
-    )
+        notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
+        if renumbered:
+            notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+        if result.size is None:
+            notes.append(_spread(self._shapes))
+        return Report(
+            result.path,
+            source.kind,
+            len(result),
+            result.classes,
+            result.store,
+            result.digest,
+            renumbered,
+            notes + oddities(result),
+            len(result.group_names),
+        )
 
 
 def import_faces(
@@ -150,25 +175,11 @@ def import_faces(
     image_size: int = 112,
     align: bool = False,
     resize: Resize = "no",
-    damaged: Literal["fail", "skip"] = "fail",
-    damaged_most: float = 1.0,
-    store: Literal["auto", "decoded", "encoded"] = "auto",
-    on_progress: Progress | None = None,
-    protocol: Protocol | None = None,
+    **options: Unpack[Options],
 ) -> Report:
     """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
-    return import_pictures(
-        source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True),
-        out,
-        size=(image_size, image_size),
-        fit=resize,
-        align=align,
-        damaged=damaged,
-        damaged_most=damaged_most,
-        store=store,
-        on_progress=on_progress,
-        protocol=protocol,
-    )
+    source = source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True)
+    return import_pictures(source, out, size=(image_size, image_size), fit=resize, align=align, **options)
 
 
 def import_evaluation(
@@ -177,26 +188,15 @@ def import_evaluation(
     *,
     image_size: int = 112,
     resize: Resize = "no",
-    damaged: Literal["fail", "skip"] = "fail",
-    damaged_most: float = 1.0,
-    on_progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> Report:
     """Convert an evaluation set of any kind to the packed form, protocol included. Raises as `import_faces` does."""
-    source, protocol = evaluation_sets.recognise(Path(path)).read()
-    return import_faces(
-        source,
-        out,
-        image_size=image_size,
-        resize=resize,
-        damaged=damaged,
-        damaged_most=damaged_most,
-        on_progress=on_progress,
-        protocol=protocol,
-    )
+    source, options["protocol"] = evaluation_sets.recognise(Path(path)).read()
+    return import_faces(source, out, image_size=image_size, resize=resize, **options)
 
 
 def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
-    """Class numbers 0, 1, ... for labels in their own order; the labels as names; whether integers had to change."""
+    """Return class numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""
     distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
     place = {label: position for position, label in enumerate(distinct)}
     renumbered = any(not isinstance(label, str) and label != position for label, position in place.items())
@@ -204,14 +204,13 @@ def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
 
 
 def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Any]:
-    known = {group for group in groups if group is not None}
+    known = [group for group in groups if group is not None]
     if not known:
         return {}
-    if None in groups:
+    if len(known) < len(groups):
         raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every picture, or for none")
-    names = sorted(known)
-    place = {name: position for position, name in enumerate(names)}
-    return {"groups": np.asarray([place[group] for group in groups], np.int64), "group_names": names}
+    names, numbers = np.unique(np.asarray(known, object), return_inverse=True)
+    return {"groups": numbers.astype(np.int64), "group_names": names.tolist()}
 
 
 def _spread(shapes: list[tuple[int, int]]) -> str:
@@ -222,7 +221,7 @@ def _spread(shapes: list[tuple[int, int]]) -> str:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What is done to every picture."""
+    """Preparation of every image."""
 
     size: tuple[int, int] | None
     fit: Fit
@@ -243,17 +242,13 @@ def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
         except UserError as error:
             return error
 
-    # PIL releases the interpreter lock while it decodes, so threads suffice. Chunks bound the memory, of which
-    # pictures of their own sizes may take up to 150 MB each.
-    workers = threads()
-    records = source.records()
-    with ThreadPoolExecutor(workers) as pool:
-        while chunk := list(islice(records, (2 if recipe.size is None else 64) * workers)):
-            yield from pool.map(one, chunk)
+    # PIL releases the interpreter lock while it decodes, so threads suffice. Pictures of their own sizes may take up to
+    # 150 MB each.
+    return each(one, source.records(), threads(), 2 if recipe.size is None else 64)
 
 
 def threads() -> int:
-    """How many threads read files: the cores that this process may use, 8 at the most."""
+    """Return the number of threads that read files: the cores that this process may use, 8 at the most."""
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
@@ -283,7 +278,7 @@ def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
 
 
 def oddities(data: Packed) -> list[str]:
-    """Sentences about what is odd but usable: people with one picture, one picture under two people."""
+    """Return sentences about what is odd but usable: people with one picture, one picture under two people."""
     notes = []
     names = data.class_names
     if data.classes:
@@ -294,7 +289,7 @@ def oddities(data: Packed) -> list[str]:
         missing = np.flatnonzero(counts == 0)
         if len(missing):
             notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
-        pairs = leakage.across(np.asarray(data.contents()), np.asarray(data.labels))
+        pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
         if len(pairs):
             ids = data.ids()
             listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
@@ -303,7 +298,7 @@ def oddities(data: Packed) -> list[str]:
 
 
 def info(path: Path | str) -> dict[str, Any]:
-    """What a packed set is: numbers, digest, and how many pictures its classes have."""
+    """Describe a packed set: numbers, digest, and how many images its classes have."""
     data = Packed(path)
     facts: dict[str, Any] = {
         "path": str(data.path),
@@ -329,7 +324,7 @@ def info(path: Path | str) -> dict[str, Any]:
 
 
 def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
-    """Read everything in a packed set and compare it with what was written. Sentences; empty when all is well.
+    """Read everything in a packed set and compare it with what was written. Returns sentences; empty when all is well.
 
     Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
     with `warning: `: classes with one picture, one picture under two classes, pictures and groups that are also in one
@@ -351,11 +346,10 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
                 pass  # row by row, to name each
         return [text for row in rows for text in _damage(data, row)]
 
-    with ThreadPoolExecutor(threads()) as pool:
-        for chunk, found in enumerate(pool.map(read, range(0, len(data), _CHUNK)), start=1):
-            problems += found
-            if on_progress:
-                on_progress(min(chunk * _CHUNK, len(data)), len(data))
+    for chunk, found in enumerate(each(read, range(0, len(data), _CHUNK), threads()), start=1):
+        problems += found
+        if on_progress:
+            on_progress(min(chunk * _CHUNK, len(data)), len(data))
     odd = oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
     return problems + [f"warning: {note}" for note in odd]
 

@@ -16,7 +16,7 @@ and what else a kind of map brings. The lengths of a map follow from its shape, 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from trainkit.data.formats import image_decode
-from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, RowFolder
 from trainkit.errors import UserError
 
 FILES = ("checksums.npy", "maps.bin", "offsets.npy", "shapes.npy")
@@ -39,21 +38,14 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class CompressedMaps(hashed_folder.Hashed):
+class CompressedMaps(RowFolder):
     """Such a folder opened for reading."""
 
     shapes: np.ndarray
     """int32 (rows, 2), height and width of each map."""
 
-    def __len__(self) -> int:
-        return self.manifest["rows"]
-
-    def where(self, row: int) -> str:
-        """A row's place in words, for messages."""
-        return f"{self.path}, row {row}"
-
     def bytes_of(self, row: int) -> np.ndarray:
-        """The map of a row, uint8 (height, width), not to be written to. Raises UserError where it was damaged."""
+        """Unpack the map of a row, uint8 (height, width), not to be written to. Raises UserError for a damaged one."""
         if not 0 <= row < len(self):
             raise ValueError(f"row {row} of a set of {len(self)}")
         stream = self._maps[int(self._offsets[row]) : int(self._offsets[row + 1])].tobytes()
@@ -73,60 +65,46 @@ class CompressedMaps(hashed_folder.Hashed):
         return np.frombuffer(data, np.uint8).reshape(height, width)
 
     def _map(self) -> None:
-        rows, size = len(self), self.manifest["files"]["maps.bin"]["bytes"]
-        self._maps = np.memmap(self.path / "maps.bin", dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
-        self._offsets = self._array("offsets.npy", "int64", (rows + 1,))
-        self.shapes = self._array("shapes.npy", "int32", (rows, 2))
-        self._checksums = self._array("checksums.npy", "uint32", (rows,))
+        rows = len(self)
+        self._maps, self._offsets = self.pieces("maps.bin", rows)
+        self.shapes = self.array("shapes.npy", "int32", (rows, 2))
+        self._checksums = self.array("checksums.npy", "uint32", (rows,))
         self._checked = np.zeros(rows, bool)
-        if self._offsets[0] != 0 or self._offsets[-1] != size or (np.diff(self._offsets) < 0).any():
-            raise UserError(str(self.path / "offsets.npy"), "offsets do not fit maps.bin", remedy=REBUILD)
         sizes = self.shapes.astype(np.int64).prod(1)
         if rows and (self.shapes.min() < 1 or sizes.max() > image_decode.PIXEL_CAP):
-            raise UserError(str(self.path / "shapes.npy"), "sizes that no picture has", remedy=REBUILD)
-
-    def _array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A mapped array of the folder. Raises UserError where it is another than it should be."""
-        array = hashed_folder.mapped(self.path / name)
-        if array.shape != shape or array.dtype != dtype:
-            raise UserError(str(self.path / name), f"{array.dtype} {array.shape}", f"{dtype} {shape}", REBUILD)
-        return array
+            raise self.damaged("shapes.npy", "sizes that no picture has")
 
 
-class Writer(hashed_folder.Aside):
-    """Writes such a folder aside and renames it when it is whole; nothing is left of a failure."""
+class Writer(FolderWriter):
+    """Writes such a folder."""
 
     def __init__(self, out: Path):
         super().__init__(out, ["maps.bin"])
         self._offsets, self._checksums, self._shapes = [0], [], []
 
     def add(self, shape: tuple[int, int], stream: bytes) -> None:
-        """One map: its height and width, and what `compress` made of it."""
+        """Add one map: its height and width, and its stream from `compress`."""
         self._files["maps.bin"].write(stream)
         self._offsets.append(self._offsets[-1] + len(stream))
         self._checksums.append(zlib.crc32(stream))
         self._shapes.append(shape)
 
-    def save(self, name: str, array: np.ndarray) -> None:
-        """One more array of the folder."""
-        np.save(self.folder / name, array, allow_pickle=False)
-
-    def finish(self, manifest: dict[str, Any], digest_of: Callable[[dict[str, Any]], str]) -> None:
+    def finish(self, kind: type[CompressedMaps], manifest: Mapping[str, Any]) -> None:
         """Write everything but the maps, make it durable, and give it its name."""
         self.save("offsets.npy", np.asarray(self._offsets, np.int64))
         self.save("shapes.npy", np.asarray(self._shapes, np.int32).reshape(-1, 2))
         self.save("checksums.npy", np.asarray(self._checksums, np.uint32))
-        self._publish(manifest | {"rows": len(self._shapes)}, digest_of)
+        self.publish(kind, {**manifest, "rows": len(self._shapes)})
 
 
 def compress(values: np.ndarray) -> bytes:
-    """The stream of a map, uint8 (height, width)."""
+    """Compress a map, uint8 (height, width)."""
     return zlib.compress(np.ascontiguousarray(values, np.uint8).data, LEVEL)
 
 
-def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
-    """What `function` makes of each item, in their order, by so many threads and with few items in memory."""
+def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int, waiting: int = 4) -> Iterator[Made]:
+    """Yield the results of `function` in the order of items, by `threads`, each with `waiting` items in memory."""
     items = iter(items)
     with ThreadPoolExecutor(threads) as pool:
-        while chunk := list(islice(items, 4 * threads)):
+        while chunk := list(islice(items, waiting * threads)):
             yield from pool.map(function, chunk)

@@ -26,8 +26,9 @@ import numpy as np
 
 from trainkit.data.scenes import files
 from trainkit.data.scenes.augment import nearest
-from trainkit.data.storage import cache, hashed_folder, map_store
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage import cache, map_store
+from trainkit.data.storage.hashed_folder import Form
+from trainkit.data.storage.image_store import is_packed
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError, listing, number_of
@@ -48,20 +49,20 @@ _NAMED = 20
 
 
 def fingerprint(mask: np.ndarray) -> int:
-    """64 bits of BLAKE2b over the shape and the classes of a mask."""
+    """Compute 64 bits of BLAKE2b over the shape and the classes of a mask."""
     state = hashlib.blake2b(repr(mask.shape).encode(), digest_size=8)
     state.update(np.ascontiguousarray(mask, np.uint8).data)
     return int.from_bytes(state.digest(), "little")
 
 
 def counted(mask: np.ndarray, classes: int) -> np.ndarray:
-    """Pixels of each class of a mask, and last of those without a label: int64 (classes + 1,)."""
+    """Count the pixels of each class of a mask, and last those without a label: int64 (classes + 1,)."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
     return np.append(counts[:classes], counts[IGNORED])
 
 
 def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A mask at `size` (height, width): every pixel has the class of the one that its centre lies in."""
+    """Resize a mask to `size` (height, width): every pixel has the class of the one that its centre lies in."""
     if mask.shape == tuple(size):
         return mask
     rows, columns = map(nearest, mask.shape, size)
@@ -69,7 +70,7 @@ def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]:
-    """Height and width of each picture, and sentences about masks of another size and about what has no header.
+    """Return height and width of each picture, and sentences about masks of another size or without a header.
 
     Reads headers alone.
     """
@@ -90,7 +91,7 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
 
 
 def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
-    """A sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
+    """Return a sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
     said = f"{mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
     turned = " (is that turned by its EXIF orientation?)" if mask == picture[::-1] else ""
     return f"{files.mask_where(scene)}: {said}{turned}"
@@ -104,9 +105,7 @@ class PackedMasks(CompressedMaps):
     fingerprints: np.ndarray
     """uint64 (rows,), `fingerprint` of each mask."""
 
-    def __init__(self, path: Path | str):
-        """Open and check: sizes of all files, hashes of the small ones, that they fit together. Raises UserError."""
-        super().__init__(Path(path), _read_manifest(Path(path)))
+    FORM = Form(FORMAT, VERSION, "a packed set of masks")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,19 +123,8 @@ class PackedMasks(CompressedMaps):
         size = self.manifest["size"]
         return None if size is None else (size[0], size[1])
 
-    def ids(self) -> list[str]:
-        """The name of every row in its source."""
-        return hashed_folder.lines(self.path / "ids.txt", len(self))
-
-    def where(self, row: int) -> str:
-        """A row's place in words, for messages."""
-        try:
-            return f"{self.path}, row {row} ({self.ids()[row]})"
-        except (OSError, IndexError, UnicodeDecodeError):
-            return f"{self.path}, row {row}"
-
     def mask(self, row: int) -> np.ndarray:
-        """Classes of the pixels of a row, uint8 (height, width), not to be written to; `IGNORED` where there is none.
+        """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
 
         Raises UserError where it was damaged.
         """
@@ -145,11 +133,31 @@ class PackedMasks(CompressedMaps):
     def _map(self) -> None:
         super()._map()
         rows, classes = len(self), len(self.names)
-        self.counts = self._array("counts.npy", "int64", (rows, classes + 1))
-        self.fingerprints = self._array("fingerprints.npy", "uint64", (rows,))
+        self.counts = self.array("counts.npy", "int64", (rows, classes + 1))
+        self.fingerprints = self.array("fingerprints.npy", "uint64", (rows,))
         sizes = self.shapes.astype(np.int64).prod(1)
         if (np.asarray(self.counts) < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
-            raise UserError(str(self.path / "counts.npy"), "counts that do not fit the sizes of masks", remedy=REBUILD)
+            raise self.damaged("counts.npy", "counts that do not fit the sizes of masks")
+
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return the number of rows and the names of the classes."""
+        return [json.dumps([manifest["rows"], manifest["names"]])]
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
+        wrong = {
+            "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,
+            "names": not isinstance(names, list)
+            or not 1 <= len(names) <= IGNORED
+            or not all(isinstance(name, str) for name in names),
+            "colours": not isinstance(colours, list)
+            or len(colours) not in (0, len(names))
+            or not all(_is_numbers(colour, 3, 255) for colour in colours),
+            "size": size is not None and not _is_numbers(size, 2, 1 << 24),
+        }
+        self.refuse_entries(manifest, wrong)
+        return [*map_store.FILES, "counts.npy", "fingerprints.npy", "ids.txt"]
 
 
 def pack_masks_once(
@@ -157,7 +165,7 @@ def pack_masks_once(
     labels: Labels,
     size: tuple[int, int] | None = None,
 ) -> PackedMasks:
-    """The masks of a source in the packed form, made when they are not there yet. Processes make them once together.
+    """Pack the masks of a source where they are not packed yet. Processes that start together make them once.
 
     `labels` says what the values or colours of files stand for. With `size` (height, width) masks are `resized`.
 
@@ -172,15 +180,8 @@ def pack_masks_once(
         _write(folder, source, labels, size)
         _log.info("packed the masks of %s in %.1f s, once", source.where, time.perf_counter() - begin)
 
-    cache.make_once(folder, lambda path: (path / "manifest.json").is_file(), make)
+    cache.make_once(folder, is_packed, make)
     return PackedMasks(folder)
-
-
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    """One SHA-256 for a packed set of masks, from the names of its classes and the hashes of its files."""
-    said, files = [manifest["rows"], manifest["names"]], manifest["files"]
-    lines = [FORMAT, str(VERSION), json.dumps(said), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _write(
@@ -219,17 +220,14 @@ def _write(
         refuse(source.where, bad, "masks that cannot be used")
         writer.save("counts.npy", np.asarray(counts, np.int64).reshape(-1, classes + 1))
         writer.save("fingerprints.npy", np.asarray(prints, np.uint64))
-        lines = (name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for name in ids)
-        (writer.folder / "ids.txt").write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+        writer.save_lines("ids.txt", ids)
         manifest = {
-            "format": FORMAT,
-            "version": VERSION,
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
             "made_from": f"{source.kind} {Path(source.where).name}",
         }
-        writer.finish(manifest, digest_of)
+        writer.finish(PackedMasks, manifest)
 
 
 def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
@@ -237,28 +235,6 @@ def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
     if bad:
         remedy = "trainkit data verify names all of them"
         raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "a packed set of masks", "trainkit")
-    names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
-    wrong = {
-        "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,
-        "names": not isinstance(names, list)
-        or not 1 <= len(names) <= IGNORED
-        or not all(isinstance(name, str) for name in names),
-        "colours": not isinstance(colours, list)
-        or len(colours) not in (0, len(names))
-        or not all(_is_numbers(colour, 3, 255) for colour in colours),
-        "size": size is not None and not _is_numbers(size, 2, 1 << 24),
-    }
-    for key in wrong:
-        if wrong[key]:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
-    needed = [*map_store.FILES, "counts.npy", "fingerprints.npy", "ids.txt"]
-    hashed_folder.check_entries(path, manifest, needed)
-    hashed_folder.check_digest(path, manifest, digest_of(manifest))
-    return manifest
 
 
 def _is_numbers(value: object, length: int, most: int) -> bool:

@@ -30,7 +30,7 @@ import numpy as np
 
 from trainkit.data import folders
 from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD
+from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
 
@@ -49,7 +49,7 @@ _CHECKED = {"images": "image", "labels": "labels", "originals": "original labels
 
 
 def is_packed(path: Path) -> bool:
-    """Whether `path` is a folder with the manifest of packed volumes."""
+    """Return True for a folder with the manifest of packed volumes."""
     try:
         with (path / "manifest.json").open("rb") as file:
             head = file.read(hashed_folder.MANIFEST_LIMIT)
@@ -59,7 +59,7 @@ def is_packed(path: Path) -> bool:
 
 
 def fingerprint(array: np.ndarray) -> int:
-    """64 bits of BLAKE2b over the shape and float32 values of a volume in `zyx` order.
+    """Compute 64 bits of BLAKE2b over the shape and float32 values of a volume in `zyx` order.
 
     Equal for one volume in two sets, however its axes were stored or resampled there.
     """
@@ -70,7 +70,7 @@ def fingerprint(array: np.ndarray) -> int:
 
 
 def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
-    """For each label from 0 to the largest present, where its voxels are in the flattened array, ascending int32.
+    """Find for each label from 0 to the largest present its places in the flattened array, ascending int32.
 
     Of more than `cap` voxels every n-th is kept. Label 0 gets none: patches away from organs are drawn uniformly.
     """
@@ -88,7 +88,7 @@ def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
 
 @dataclass(frozen=True)
 class CaseInfo:
-    """What is known of one case, shapes and spacings in stored order (depth, height, width)."""
+    """Facts of one case, shapes and spacings in stored order (depth, height, width)."""
 
     id: str
     patient: str
@@ -107,15 +107,10 @@ class CaseInfo:
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more."""
 
 
-class PackedVolumes(hashed_folder.Hashed):
-    """A packed set of volumes opened for reading."""
+class PackedVolumes(HashedFolder):
+    """A packed set of volumes opened for reading. Contents of large files are compared case by case, by `check`."""
 
-    def __init__(self, path: Path | str):
-        """Open and check: sizes of all files, hashes of the small ones, and that all fit together. Raises UserError.
-
-        The contents of large files are compared case by case, by `check`.
-        """
-        super().__init__(Path(path), _read_manifest(Path(path)))
+    FORM = Form(FORMAT, VERSION, "packed volumes", "trainkit data import --volumes")
 
     def __len__(self) -> int:
         return self.manifest["cases"]
@@ -137,47 +132,47 @@ class PackedVolumes(hashed_folder.Hashed):
 
     @property
     def resampled(self) -> bool:
-        """Whether the prepared grids are others than those of the files."""
+        """True where the prepared grids are others than those of the files."""
         return self.manifest["resampled"] is not None
 
     @property
     def preparation(self) -> Preparation:
-        """How the volumes were prepared, and others must be for the same network."""
+        """Preparation of the volumes, which others need for the same network."""
         asked = self.manifest["resampled"]
         return Preparation(self.axes, None if asked is None else tuple(asked))
 
     def case(self, i: int) -> CaseInfo:
-        """What is known of case `i`."""
+        """Return the facts of case `i`."""
         return self._cases[i]
 
     def ids(self) -> list[str]:
-        """The id of every case."""
+        """Return the id of every case."""
         return [case.id for case in self._cases]
 
     def patients(self) -> list[str]:
-        """The patient of every case."""
+        """Return the patient of every case."""
         return [case.patient for case in self._cases]
 
     def where(self, i: int) -> str:
-        """A case's place in words, for messages."""
+        """Describe a case's place, for messages."""
         return f"{self.path}, case {i} ({self._cases[i].id})"
 
     def image(self, i: int) -> np.ndarray:
-        """The prepared image of case `i`, float16 (depth, height, width), a view of the file."""
+        """Return the prepared image of case `i`, float16 (depth, height, width), a view of the file."""
         return self._images[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
 
     def label(self, i: int) -> np.ndarray:
-        """The labels of case `i` on the grid of its prepared image, uint8, a view of the file."""
+        """Return the labels of case `i` on the grid of its prepared image, uint8, a view of the file."""
         return self._labels[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
 
     def truth(self, i: int) -> np.ndarray:
-        """The labels of case `i` as annotated, on the grid of its file, uint8, a view of the file."""
+        """Return the labels of case `i` as annotated, on the grid of its file, uint8, a view of the file."""
         if self._originals is None:
             return self.label(i)
         return self._originals[self._annotated[i] : self._annotated[i + 1]].reshape(self._cases[i].original_shape)
 
     def foreground(self, i: int, label: int) -> np.ndarray:
-        """Places of the voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
+        """Return the places of voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
 
         All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for label 0 and for absent organs.
         """
@@ -185,12 +180,12 @@ class PackedVolumes(hashed_folder.Hashed):
         return self._foreground[first:last]
 
     def present(self, i: int) -> np.ndarray:
-        """Labels above 0 that case `i` has on its prepared grid, int64, ascending."""
+        """Return the labels above 0 that case `i` has on its prepared grid, int64, ascending."""
         start = i * len(self.names)
         return np.flatnonzero(np.diff(self._places[start : start + len(self.names) + 1]))
 
     def fingerprints(self) -> np.ndarray:
-        """`fingerprint` of each image as it was in its file, uint64 (cases,), for finding one volume in two sets."""
+        """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""
         return self._fingerprints
 
     def check(self, i: int) -> None:
@@ -230,43 +225,47 @@ class PackedVolumes(hashed_folder.Hashed):
         if self.resampled:
             sizes[_ORIGINALS] = self._annotated[-1]
         elif self._annotated != self._voxels:
-            raise UserError(str(path), "shapes that differ, of volumes that were not resampled", remedy=REBUILD)
+            raise self.damaged("cases.json", "shapes that differ, of volumes that were not resampled")
         for name, size in sizes.items():
             found = self.manifest["files"][name]["bytes"]
             expected = size * np.dtype(_FILES.get(name, np.uint8)).itemsize
             if found != expected:
-                raise UserError(str(self.path / name), f"{found} bytes", f"{expected} by cases.json", REBUILD)
+                raise self.damaged(name, f"{found} bytes", f"{expected} by cases.json")
 
     def _map(self) -> None:
         self._read_cases()
-        self._images = self._load("images.bin")
-        self._labels = self._load("labels.bin")
-        self._foreground = self._load("foreground.bin")
-        self._originals = self._load(_ORIGINALS) if self.resampled else None
+        self._images, self._labels, self._foreground = (self.flat(name, _FILES[name]) for name in _FILES)
+        self._originals = self.flat(_ORIGINALS) if self.resampled else None
 
-    def _load(self, name: str) -> np.ndarray:
-        dtype = _FILES.get(name, np.uint8)
-        if self.manifest["files"][name]["bytes"] == 0:
-            return np.empty(0, dtype)
-        try:
-            # As a plain array: slicing a memmap object costs several times as much.
-            return np.asarray(np.memmap(self.path / name, dtype=dtype, mode="r"))
-        except (OSError, ValueError) as error:
-            raise hashed_folder.unreadable(self.path / name, error) from None
+    @classmethod
+    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+        """Return names and grid of a set; not from where it came."""
+        return [json.dumps([manifest[key] for key in ("cases", "names", "axes", "spacing", "resampled")])]
+
+    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+        wrong = {
+            "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
+            "names": not _is_names(manifest.get("names")),
+            "axes": manifest.get("axes") not in AXES,
+            "spacing": not _is_spacing(manifest.get("spacing")),
+            "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
+        }
+        self.refuse_entries(manifest, wrong)
+        return [*_FILES, "cases.json", *([] if manifest["resampled"] is None else [_ORIGINALS])]
 
 
-class Writer(hashed_folder.Aside):
-    """Writes packed volumes aside and renames the folder when it is whole; nothing is left of a failure."""
+class Writer(FolderWriter):
+    """Writes packed volumes."""
 
     def __init__(self, out: Path | str, *, how: Preparation):
-        super().__init__(Path(out), [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
+        super().__init__(out, [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
         self.how = how
         self._entries: list[dict[str, Any]] = []
 
     def add(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
     ) -> None:
-        """One case: its image float16 and labels uint8 on the prepared grid, and, where resampled, as annotated."""
+        """Add one case: its image float16 and labels uint8 on the prepared grid, and, where resampled, as annotated."""
         if image.shape != case.shape or label.shape != case.shape or image.dtype != np.float16:
             raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
         if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
@@ -314,8 +313,6 @@ class Writer(hashed_folder.Aside):
         text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
         (self.folder / "cases.json").write_text(text, "utf-8")
         manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
             "cases": len(self._entries),
             "names": list(names),
             "axes": self.how.axes,
@@ -323,41 +320,14 @@ class Writer(hashed_folder.Aside):
             "resampled": None if self.how.spacing is None else list(self.how.spacing),
             "made_from": made_from,
         }
-        self._publish(manifest, digest_of)
+        self.publish(PackedVolumes, manifest)
         return PackedVolumes(self.out)
 
 
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    """One SHA-256 for a packed set, from its names, its grid and the hashes of its files; not from where it came."""
-    said = [manifest[key] for key in ("cases", "names", "axes", "spacing", "resampled")]
-    files = manifest["files"]
-    lines = [FORMAT, str(VERSION), json.dumps(said), *(f"{name} {files[name]['sha256']}" for name in sorted(files))]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    make = "trainkit data import --volumes"
-    manifest = hashed_folder.read_manifest(path, FORMAT, VERSION, "packed volumes", make)
-    wrong = {
-        "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
-        "names": not _is_names(manifest.get("names")),
-        "axes": manifest.get("axes") not in AXES,
-        "spacing": not _is_spacing(manifest.get("spacing")),
-        "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
-        "digest": type(manifest.get("digest")) is not str,
-    }
-    for key in wrong:
-        if wrong[key]:
-            raise UserError(str(path / "manifest.json"), f"{key}: {manifest.get(key)!r}"[:200], remedy=REBUILD)
-    originals = [_ORIGINALS] if manifest["resampled"] is not None else []
-    hashed_folder.check_entries(path, manifest, [*_FILES, "cases.json", *originals])
-    hashed_folder.check_digest(path, manifest, digest_of(manifest))
-    return manifest
-
-
 def _is_names(value: object) -> bool:
-    named = isinstance(value, list) and 2 <= len(value) <= LABEL_LIMIT and all(isinstance(name, str) for name in value)
-    return named and len(set(value)) == len(value)
+    if not isinstance(value, list) or not 2 <= len(value) <= LABEL_LIMIT:
+        return False
+    return all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
 
 
 def _is_spacing(value: object) -> bool:
@@ -369,26 +339,34 @@ def _is_spacing(value: object) -> bool:
 
 
 def _case(entry: Any, classes: int) -> CaseInfo:
-    shapes = [_counts(entry[key], 3) for key in ("shape", "original_shape")]
-    if not all(length >= 1 for shape in shapes for length in shape):
-        raise ValueError(f"shape {shapes}")
-    if not _is_spacing(entry["spacing"]) or not _is_spacing(entry["original_spacing"]):
-        raise ValueError(f"spacing {entry['spacing']}")
     volumes = tuple(float(volume) for volume in entry["volumes_mm3"])
     if len(volumes) != classes:
         raise ValueError(f"volumes of {len(volumes)} labels")
     return CaseInfo(
         id=str(entry["id"]),
         patient=str(entry["patient"]),
-        shape=tuple(shapes[0]),
-        spacing=tuple(map(float, entry["spacing"])),
-        original_shape=tuple(shapes[1]),
-        original_spacing=tuple(map(float, entry["original_spacing"])),
+        shape=_shape(entry["shape"]),
+        spacing=_spacing(entry["spacing"]),
+        original_shape=_shape(entry["original_shape"]),
+        original_spacing=_spacing(entry["original_spacing"]),
         floor=float(entry["floor"]),
         volumes_mm3=volumes,
         clinical=dict(entry["clinical"]),
         facts=dict(entry["facts"]),
     )
+
+
+def _shape(value: Any) -> tuple[int, int, int]:
+    depth, height, width = _counts(value, 3)
+    if min(depth, height, width) < 1:
+        raise ValueError(f"shape {value}")
+    return depth, height, width
+
+
+def _spacing(value: Any) -> tuple[float, float, float]:
+    if not _is_spacing(value):
+        raise ValueError(f"spacing {value}")
+    return float(value[0]), float(value[1]), float(value[2])
 
 
 def _counts(value: Any, length: int) -> list[int]:

@@ -17,10 +17,9 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction, Side
-from trainkit.data import leakage as duplicates
-from trainkit.data import sources
 from trainkit.data.leakage import Held
 from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, residency
@@ -105,20 +104,14 @@ class Volumes:
                 raise ValueError(f"patient is {self.patient!r}, no regular expression ({error})") from None
             if parts != 1:
                 raise ValueError(f"patient is {self.patient!r}; one part in parentheses is needed, others as (?:...)")
-        if HELD_OUT in self.evaluate.values() and self.fold is None:
-            raise ValueError(f"evaluate names {HELD_OUT}, and fold does not say which part that is")
-        if self.fold is not None and self.evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
-            raise ValueError(f"evaluate.{HELD_OUT} is another set than the fold; choose another name")
-        sources.check_names(self.evaluate)
+        check_evaluate(self.evaluate, self.fold is not None, "fold", "patients")
 
     def open(self, seed: int) -> Opened:
         """Find, check and where needed import the files, and decide where volumes are while training.
 
         Raises UserError naming file and case, labels that differ, patients and volumes that are in two splits.
         """
-        places = dict(self.evaluate)
-        if self.fold is not None and HELD_OUT not in places.values():
-            places[HELD_OUT] = HELD_OUT
+        places = evaluated(self.evaluate, self.fold is not None)
         # All are found before the first is imported: a misspelt path should not show after half an hour.
         found = {"train": self._found(self.train, "train")}
         found |= {name: self._found(place, "val") for name, place in places.items() if place != HELD_OUT}
@@ -152,10 +145,9 @@ class Volumes:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        found = sources.all_missing(self.train, self.evaluate)
-        if self.clinical is not None and not locate(self.clinical).is_file():
-            found["data.clinical"] = f"{locate(self.clinical)} does not exist"
-        return [f"{key}: {sentence}" for key, sentence in found.items()]
+        absent = self.clinical is not None and not locate(self.clinical).is_file()
+        also = {"data.clinical": f"{locate(self.clinical or '')} does not exist" if absent else None}
+        return missing(self.train, self.evaluate, also=also)
 
     def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, list[str] | None]:
         """What a path leads to: an imported set, or files and the names of their labels."""
@@ -225,11 +217,9 @@ class Volumes:
             raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
-        trained = train.held()
-        shared = [(f"data.evaluate.{n}", duplicates.leaks(trained, split.held())) for n, split in scored.items()]
-        found = [(where, leak.said) for where, leaks in shared for leak in leaks]
+        held = {name: split.held() for name, split in scored.items()}
         remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
-        sources.report_leaks(found, self.leakage, "each patient and each volume in one split", remedy)
+        check_leaks(train.held(), held, self.leakage, "each patient and each volume in one split", remedy)
 
     def _patches(
         self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Literal["train", "patches"]

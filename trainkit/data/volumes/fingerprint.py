@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainkit.data.formats import nifti
-from trainkit.data.formats.nifti import Header
+from trainkit.data.formats import volume_grid
+from trainkit.data.formats.nifti_header import Header
 from trainkit.data.storage.volume_store import CaseInfo
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.errors import few
@@ -90,7 +90,7 @@ def counted(labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray
 def codes(header: Header) -> str:
     """Where the axes of a file grow to: `RAS`, `LPS`, `RSA` ..."""
     letters = [""] * 3
-    grid = nifti.orientation(header.affine, "xyz")
+    grid = volume_grid.orientation(header.affine, "xyz")
     for world, (axis, flip) in enumerate(zip(grid.order, grid.flip, strict=True)):
         letters[axis] = ("RAS", "LPI")[flip][world]
     return "".join(letters)
@@ -98,7 +98,7 @@ def codes(header: Header) -> str:
 
 def tilt(header: Header) -> float:
     """Largest angle between an axis of the file and the world axis that it stands for, in degrees."""
-    grid = nifti.orientation(header.affine, "xyz")
+    grid = volume_grid.orientation(header.affine, "xyz")
     cosines = header.affine[:3, :3] / np.linalg.norm(header.affine[:3, :3], axis=0)
     aligned = [abs(float(cosines[world, axis])) for world, axis in enumerate(grid.order)]
     return round(math.degrees(math.acos(min(1.0, min(aligned)))), 2)

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from trainkit.data.formats import nifti
-from trainkit.data.formats.nifti import Header
+from trainkit.data.formats import nifti, volume_grid
+from trainkit.data.formats.nifti_header import Header
 from trainkit.data.sources import split_of
 from trainkit.data.storage import cache, image_store, volume_store
 from trainkit.data.storage.import_images import Progress, threads
@@ -181,8 +181,8 @@ def pack_volumes_once(
 
 
 def order(headers: Iterable[Header]) -> str:
-    """The order in which the axes of a set are stored, from its headers: see `nifti.slice_axis_order`."""
-    return nifti.slice_axis_order(np.asarray([nifti.ras_spacing(header) for header in headers]))
+    """The order in which the axes of a set are stored, from its headers: see `volume_grid.slice_axis_order`."""
+    return volume_grid.slice_axis_order(np.asarray([volume_grid.ras_spacing(header) for header in headers]))
 
 
 def holds_volumes(path: Path | str) -> bool:
@@ -241,7 +241,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
         facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
     if pairs:
         axes = order(pair.image for pair in pairs)
-        grids = [nifti.orientation(pair.image.affine, axes) for pair in pairs]
+        grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
         shapes = [[pair.image.shape[axis] for axis in grid.order] for pair, grid in zip(pairs, grids, strict=True)]
         spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
         facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
@@ -371,7 +371,7 @@ def _headers(case: Case) -> _Pair | UserError:
     try:
         image = nifti.read_header(case.image)
         label = None if case.label is None else nifti.read_header(case.label)
-        if label is not None and (differs := nifti.same_grid(label, image)) is not None:
+        if label is not None and (differs := volume_grid.same_grid(label, image)) is not None:
             raise UserError(str(case.label), differs, f"the grid of {case.image}")
     except UserError as error:
         return error
@@ -383,10 +383,10 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
     case = pair.case
     labels, _ = nifti.read_labels(case.label, classes)
     array, header = nifti.read_image(case.image)
-    if nifti.same_grid(pair.image, header) is not None:
+    if volume_grid.same_grid(pair.image, header) is not None:
         raise UserError(str(case.image), "changed while it was read")
     ready = preprocess.prepare(array, header, how)
-    print_ = volume_store.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+    print_ = volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
     highest = ready.facts["highest"]
     at_top = float(np.count_nonzero(array == highest)) / array.size
     del array
@@ -493,7 +493,7 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
                 array, header = nifti.read_image(case.image)
             except UserError:
                 return None  # a damaged file of the other set is that set's matter
-            return volume_store.fingerprint(nifti.orientation(header.affine, "zyx").apply(array))
+            return volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
 
         for case, value in zip(other.cases, _ordered(look, other.cases, threads()), strict=True):
             prints[value] = case.id

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trainkit.data.formats import nifti
+from trainkit.data.formats import nifti_header, volume_grid
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
-    from trainkit.data.formats.nifti import Header, Orientation
+    from trainkit.data.formats.nifti_header import Header
+    from trainkit.data.formats.volume_grid import Orientation
 
 VERSION = 1
 """Raised whenever the same file would be prepared to other numbers: sets in the cache are then made anew."""
@@ -90,9 +91,9 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     """Prepare an image, float32 in the axes of its file.
 
     A volume without contrast between its percentiles becomes zeros, with `std` 0 in its facts.
-    Raises UserError when the volume would have more voxels than `nifti.VOXEL_LIMIT` at the spacing asked for.
+    Raises UserError when the volume would have more voxels than `nifti_header.VOXEL_LIMIT` at the spacing asked for.
     """
-    orientation = nifti.orientation(header.affine, how.axes)
+    orientation = volume_grid.orientation(header.affine, how.axes)
     # In one order in memory, so that sums do not depend on how the axes of the file run.
     oriented = np.ascontiguousarray(orientation.apply(array), np.float32)
     spacing = _three(orientation.spacing(header))
@@ -109,7 +110,7 @@ def prepare_labels(labels: np.ndarray, header: Header, how: Preparation) -> np.n
 
     `header` is the image's: the two lie on one grid, up to rounding.
     """
-    orientation = nifti.orientation(header.affine, how.axes)
+    orientation = volume_grid.orientation(header.affine, how.axes)
     oriented = np.ascontiguousarray(orientation.apply(labels))
     spacing = _three(orientation.spacing(header))
     shape = _shape(oriented.shape, spacing, header, how)
@@ -236,10 +237,10 @@ def _shape(shape: Sequence[int], spacing: Sequence[float], header: Header, how: 
     if how.spacing is None:
         return tuple(int(n) for n in shape)
     exact = [n * s / t for n, s, t in zip(shape, spacing, how.spacing, strict=True)]
-    if np.prod(np.maximum(exact, 1)) > nifti.VOXEL_LIMIT:
+    if np.prod(np.maximum(exact, 1)) > nifti_header.VOXEL_LIMIT:
         asked = " x ".join(f"{mm:g}" for mm in how.spacing)
         found = f"{' x '.join(f'{n:.4g}' for n in exact)} voxels at {asked} mm"
-        raise UserError(str(header.path), found, f"at most {nifti.VOXEL_LIMIT}", "choose a larger spacing")
+        raise UserError(str(header.path), found, f"at most {nifti_header.VOXEL_LIMIT}", "choose a larger spacing")
     return tuple(max(1, round(n)) for n in exact)
 
 

@@ -1,1 +1,1 @@
-"""What the machine does while a run goes on."""
+"""Load of the machine while a run goes on: processor, memory, disk, network, GPU."""

@@ -1,4 +1,4 @@
-"""How much processor time the control groups of this process (its container) allow, and how much they refused."""
+"""Read the processor time that the control groups of this process (its container) allow, and that they refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Refused:
 
 
 class Groups:
-    """The group of a process and those above it: the tightest one decides. Version 1 and 2.
+    """Control group of a process and those above it, version 1 and 2: the tightest one decides.
 
     `proc` holds the process's own list of groups (`/proc/self/cgroup`); `root` is where groups are mounted.
     """
@@ -49,7 +49,7 @@ class Groups:
             self._folders = self._usage = _upwards(base, paths[""][1])
 
     def quota(self) -> float | None:
-        """Processors' worth of time that may be used; None without a limit."""
+        """Return the quota in processors; None without a limit."""
         found = []
         for folder in self._folders:
             with contextlib.suppress(ValueError):
@@ -57,7 +57,7 @@ class Groups:
         return min((quota for quota in found if quota is not None), default=None)
 
     def refused(self) -> list[Refused] | None:
-        """Counts of every group that has a quota; None where they cannot be read."""
+        """Return the counts of every group that has a quota; None where they cannot be read."""
         if not any(folder.is_dir() for folder in self._folders):
             self.absent["throttled_share"] = "no control groups are seen here"
             return None
@@ -95,7 +95,7 @@ class Groups:
 
 
 def share(before: list[Refused] | None, now: list[Refused] | None) -> float | None:
-    """Share of the processor time wanted between two readings that was refused, of the tightest group, 0 to 1.
+    """Return the share of the processor time wanted that was refused between two readings, of the tightest group.
 
     As many processors as stood still are counted at once, so the time refused is set against the time given; and it
     cannot be more than the share of periods in which anything was refused at all.
@@ -111,12 +111,12 @@ def share(before: list[Refused] | None, now: list[Refused] | None) -> float | No
 
 
 def _mounted(root: Path, name: str, names: str) -> Path:
-    """The folder of a controller of version 1: `cpu`, `cpu,cpuacct`, ..."""
+    """Return the folder of a controller of version 1: `cpu`, `cpu,cpuacct`, ..."""
     return next((root / n for n in (names, name) if (root / n).is_dir()), root / name)
 
 
 def _upwards(base: Path, path: str) -> list[Path]:
-    """The group's folder and those above it, up to the mount.
+    """Return the group's folder and those above it, up to the mount.
 
     In a container the path may be the host's, of which the mount shows the last part only, or nothing but its root.
     """

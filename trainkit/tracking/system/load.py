@@ -1,20 +1,23 @@
-"""The load of the machine while a run goes on: what this process, its workers and everyone else use of it.
+"""Read the load of the machine while a run goes on: what this process, its workers and all others use of it.
 
-What cannot be read here, for want of permission, of a counter or of a device, is left out, and `Load.absent` says why.
+Fields that cannot be read, for want of permission, of a counter or of a device, are left out; `Load.absent` says why.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
+
+import psutil
 
 from trainkit.tracking.system import cgroup
 from trainkit.tracking.system.cgroup import Groups
 from trainkit.tracking.system.nvml import Gpus
-from trainkit.tracking.system.processes import Counted, Procfs, Psutil, Source
+from trainkit.tracking.system.processes import Counted, Counters
 from trainkit.tracking.system.reading import Reading
 
 BUSIEST = 8
@@ -24,52 +27,48 @@ BUSIEST = 8
 class Load:
     """Reads the load, each time since the reading before; the first since it was made.
 
-    `root`, `cgroup` and `cpus` are where Linux shows its counters; `pid` is the process that is looked at, this one by
-    default; `disk` a folder on the disk whose space is told. One thread may use it at a time.
+    `cgroup` is the folder of control groups; `pid` a process, by default this one; `disk` a folder on the disk whose
+    space is read. One thread may use it at a time.
     """
 
     def __init__(
         self,
-        root: str | os.PathLike[str] = "/proc",
         cgroup: str | os.PathLike[str] = "/sys/fs/cgroup",
         now: Callable[[], float] = time.perf_counter,
         *,
-        cpus: str = "/sys/devices/system/cpu",
-        pid: int = 0,
+        pid: int | None = None,
         disk: str | os.PathLike[str] = os.sep,
         gpus: Gpus | None = None,
     ):
-        pid = pid or os.getpid()
         self._now, self._disk, self._gpus = now, disk, gpus or Gpus()
-        self._source: Source = Procfs(root, cpus, pid, now) if Path(root, str(pid), "stat").exists() else Psutil()
-        self._groups = Groups(cgroup, os.path.join(root, str(pid), "cgroup"))
+        self._source = Counters(pid, now)
+        self._groups = Groups(cgroup, os.path.join(psutil.PROCFS_PATH, str(pid or os.getpid()), "cgroup"))
         self._at = now()
         self._processors = self._source.processors()
         self._processes = self._source.processes()
         self._refused = self._groups.refused()
-        self._network = self._source.network()
+        self._network = _network()
         self._busy: float | None = None
         self._last: Reading | None = None
 
     @property
     def absent(self) -> dict[str, str]:
-        """Fields of a reading that cannot be had, and why."""
+        """Fields of a reading that cannot be read, and why."""
         return {**self._source.absent, **self._groups.absent, **self._gpus.absent}
 
     def cores(self) -> float:
-        """Processors' worth of time this process may use: the least of its affinity and its control groups' quotas."""
-        quota = self._groups.quota()
-        return float(self._source.allowed()) if quota is None else min(float(self._source.allowed()), quota)
+        """Return the number of processors this process may use: the least of its affinity and its groups' quotas."""
+        return _least(self._source, self._groups)
 
     def read(self) -> Reading:
-        """The load since the last reading."""
+        """Read the load since the last reading."""
         at, source = self._now(), self._source
         elapsed = at - self._at
         processors, processes, refused = source.processors(), source.processes(), self._groups.refused()
-        rss = [one.rss for one in processes.values()]
+        rss = [one.rss for one in processes.values() if one.rss is not None]
         reading = Reading(
             at=at,
-            rss_gb=None if any(one is None for one in rss) else sum(rss) / 1e9,
+            rss_gb=sum(rss) / 1e9 if len(rss) == len(processes) else None,
             gpus=self._gpus.read(lambda: {pid for pid, _ in processes} | self._ranks()),
         )
         if elapsed > 0:
@@ -91,9 +90,9 @@ class Load:
         return reading
 
     def metrics(self, reading: Reading) -> dict[str, float]:
-        """A reading under `system/`, with the names that MLflow uses where they mean the same.
+        """Return a reading as metrics `system/...`, with MLflow's names where they mean the same.
 
-        Memory, disk and network, which are in no reading, are as they stand now, and are told of the last one only.
+        Memory, disk and network, which are in no reading, are those of now, and only come with the last one.
         """
         found: dict[str, float | None] = {
             name: getattr(reading, name)
@@ -113,37 +112,44 @@ class Load:
 
     def _machine(self) -> dict[str, float]:
         found = {} if self._busy is None else {"cpu_utilization_percentage": 100 * self._busy}
-        if (memory := self._source.memory()) is not None:
-            found["system_memory_usage_megabytes"] = memory[0] / 1e6
-            found["system_memory_usage_percentage"] = 100 * memory[0] / memory[1]
-        if (network := self._source.network()) is not None and self._network is not None:
+        memory = psutil.virtual_memory()
+        found["system_memory_usage_megabytes"] = (memory.total - memory.available) / 1e6
+        found["system_memory_usage_percentage"] = 100 * (memory.total - memory.available) / memory.total
+        if (network := _network()) is not None and self._network is not None:
             found["network_receive_megabytes"] = (network[0] - self._network[0]) / 1e6
             found["network_transmit_megabytes"] = (network[1] - self._network[1]) / 1e6
-        try:
-            disk = os.statvfs(self._disk)
-        except (OSError, AttributeError):
-            return found
-        used, free = (disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize
-        found["disk_usage_megabytes"], found["disk_available_megabytes"] = used / 1e6, free / 1e6
-        if used + free:
-            found["disk_usage_percentage"] = 100 * used / (used + free)
+        with contextlib.suppress(OSError):
+            disk = psutil.disk_usage(os.fspath(self._disk))
+            found["disk_usage_megabytes"], found["disk_available_megabytes"] = disk.used / 1e6, disk.free / 1e6
+            if disk.used + disk.free:
+                found["disk_usage_percentage"] = 100 * disk.used / (disk.used + disk.free)
         return found
 
     def _ranks(self) -> set[int]:
-        return self._source.beside() if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else set()
+        return self._source.siblings() if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else set()
 
 
 def cores() -> float:
-    """Processors' worth of time this process may use, which in a container may be less than it sees."""
-    allowed = Procfs().allowed() if Path("/proc/self/stat").exists() else os.cpu_count() or 1
-    quota = Groups().quota()
-    return float(allowed) if quota is None else min(float(allowed), quota)
+    """Return the number of processors this process may use, which in a container may be less than it sees."""
+    return _least(Counters(), Groups())
+
+
+def _network() -> tuple[int, int] | None:
+    """Return the bytes received and sent so far, over all interfaces; None where that cannot be read."""
+    with contextlib.suppress(OSError):
+        if (counts := psutil.net_io_counters()) is not None:
+            return counts.bytes_recv, counts.bytes_sent
+    return None
+
+
+def _least(source: Counters, groups: Groups) -> float:
+    return min(float(source.allowed()), groups.quota() or math.inf)
 
 
 def _spent(
     before: Mapping[tuple[int, float], Counted], now: Mapping[tuple[int, float], Counted], elapsed: float
 ) -> dict[str, float | None]:
-    """Rates from the counts of this process, the first, and of its children.
+    """Return rates from the counts of this process, the first, and of its children.
 
     A child that ended between is in what its parent has reaped, the part that was counted while it lived included.
     """
@@ -173,12 +179,12 @@ def _spent(
 
 
 def _busy(before: Mapping[int, tuple[float, float]], now: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """Busy time between, by processor; without those that were not there before."""
+    """Return the busy time between two counts, by processor; without those that were not there before."""
     return {n: now[n][0] - before[n][0] for n in now if n in before}
 
 
 def _share(pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> float | None:
-    """Busy part of the time between two counts of each processor; None when no time has gone by."""
+    """Return the busy part of the time between two counts of each processor; None when no time has gone by."""
     busy = sum(b[0] - a[0] for a, b in pairs)
     total = sum(b[1] - a[1] for a, b in pairs)
     # Counts of idle time may step back a little as processors go to sleep.

@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library sees them; needs the package nvidia-ml-py.
+"""Read GPUs through NVIDIA's management library (nvidia-ml-py).
 
 CUDA and the library may count devices in different orders, so a device is found by its UUID.
 """
@@ -29,7 +29,7 @@ class Device:
     seen: int = 0
     """Time stamp of the newest sample of its use, in microseconds."""
     more: dict[str, float] = field(default_factory=dict)
-    """What MLflow's page shows beyond a `Gpu`, by metric name."""
+    """Values for MLflow beyond a `Gpu`, by metric name."""
 
 
 class Gpus:
@@ -39,26 +39,27 @@ class Gpus:
     """
 
     def __init__(self, library: Any = None, uuids: Callable[[], list[str] | None] | None = None):
-        self._library, self._uuids = library, uuids or _own_uuids
+        self._library: Any = library
+        self._uuids = uuids or _own_uuids
         self.absent: dict[str, str] = {}
         self._devices: list[Device] | None = None
 
     def read(self, own: Callable[[], set[int]]) -> tuple[Gpu, ...]:
-        """All devices now; `own` gives the ids of the processes of this run."""
+        """Read all devices; `own` returns the ids of the processes of this run."""
         if self._devices is None:
             self._devices = self._find()
         return tuple(self._of(device, own) for device in self._devices or ())
 
     def index(self, uuid: str) -> int:
-        """The number that torch gives a GPU."""
+        """Return the number that torch gives a GPU."""
         return next(d.index for d in self._devices or () if d.uuid == uuid)
 
     def metrics(self) -> dict[str, float]:
-        """What the last `read` found beyond a `Gpu`: memory and power in percent and watts."""
+        """Return the values of the last `read` beyond a `Gpu`: memory and power in percent and watts."""
         return {f"gpu_{d.index}_{name}": value for d in self._devices or () for name, value in d.more.items()}
 
     def _find(self) -> list[Device] | None:
-        """None while CUDA is not in use yet."""
+        """Find the devices; None while CUDA is not in use yet."""
         try:
             uuids = self._uuids()
         except Exception as error:
@@ -133,7 +134,7 @@ class Gpus:
         return answer
 
     def _used(self, device: Device) -> float:
-        """Mean of the samples since the last reading; the driver keeps those of some 15 seconds."""
+        """Return the mean of the samples since the last reading; the driver keeps those of some 15 seconds."""
         nv = self._library
         try:
             _, samples = nv.nvmlDeviceGetSamples(device.handle, nv.NVML_GPU_UTILIZATION_SAMPLES, device.seen)
@@ -141,7 +142,8 @@ class Gpus:
             if not samples:
                 raise LookupError
         except Exception:
-            return nv.nvmlDeviceGetUtilizationRates(device.handle).gpu / 100  # of the last moments alone
+            rates: Any = nv.nvmlDeviceGetUtilizationRates(device.handle)  # of the last moments alone
+            return rates.gpu / 100
         device.seen = max(s.timeStamp for s in samples)
         return sum(s.sampleValue.uiVal for s in samples) / len(samples) / 100
 

@@ -1,4 +1,4 @@
-"""The load of a machine at one moment: what a reading holds."""
+"""Hold the load of the machine at one moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of the machine (processor, memory, disk, network, GPU) while a run goes on."""
+"""Sample the load of the machine (processor, memory, disk, network, GPU) while a run goes on."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Sampler(threading.Thread):
             _log.warning("the load of the machine cannot be read any more: %s", error)
 
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
-        """The readings after a moment of `time.perf_counter`, oldest first, as far as they are kept."""
+        """Return the readings after a moment of `time.perf_counter`, oldest first, as far as they are kept."""
         with self._lock:
             return tuple(reading for reading in self._readings if reading.at > since)
 
     def absent(self) -> dict[str, str]:
-        """What of a reading cannot be had, and why."""
+        """Return fields of a reading that cannot be read, and why."""
         with self._lock:
             return dict(self._absent)
 

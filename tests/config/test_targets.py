@@ -8,20 +8,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from runs import PLUGIN, TOY, run, stop_after
 
-from trainkit.checkpoint import storage
 from trainkit.config import loader
 from trainkit.config.run_request import Order
+from trainkit.config.schema import Targets, targets_reached, targets_with_modes
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost
-from trainkit.targets import Targets, reached, settled
-from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import METRIC_NAME, Silent, Tracker
-from trainkit.training.run_logger import Witness
+from trainkit.tracking.tracker import METRIC_NAME, Tracker
+from trainkit.training.state import TrainState
 
 
 @pytest.fixture(autouse=True)
@@ -38,28 +35,28 @@ def loaded(*words: str):
 
 def test_targets_are_reached_from_below_or_from_above():
     asked = {"val/auc": Targets(at=[0.5, 0.75, 0.9]), "val/eer": Targets(at=[0.1, 0.25], mode="min")}
-    found = reached(asked, {"val/auc": 0.75, "val/eer": 0.25, "val/other": 1.0}, 12.5)
+    found = targets_reached(asked, {"val/auc": 0.75, "val/eer": 0.25, "val/other": 1.0}, 12.5)
     assert found == {"time_to/val/auc_0.5": 12.5, "time_to/val/auc_0.75": 12.5, "time_to/val/eer_0.25": 12.5}
-    assert reached(asked, {"val/auc": math.nan, "val/eer": math.nan}, 1.0) == {}
-    assert reached(asked, {}, 1.0) == {}
+    assert targets_reached(asked, {"val/auc": math.nan, "val/eer": math.nan}, 1.0) == {}
+    assert targets_reached(asked, {}, 1.0) == {}
 
 
 @pytest.mark.parametrize("value", [0, 1.0, -3.5, 1e-9, 1e22, 0.123456789, 100.0, 12345678.0])
 def test_the_name_of_a_target_is_that_of_a_metric_and_reads_back_as_its_value(value):
-    (name,) = reached({"val/dice.sr": Targets(at=[value])}, {"val/dice.sr": math.inf}, 1.0)
+    (name,) = targets_reached({"val/dice.sr": Targets(at=[value])}, {"val/dice.sr": math.inf}, 1.0)
     assert METRIC_NAME.fullmatch(name) and ".." not in name
     assert float(name.removeprefix("time_to/val/dice.sr_")) == value
 
 
 def test_a_list_takes_its_direction_from_a_rule_of_the_same_metric():
     rules = (None, SimpleNamespace(metric="val/eer", mode="min"))
-    found = settled({"val/eer": [0.1], "val/auc": [0.9], "val/far": Targets(at=[0.2], mode="min")}, rules)
+    found = targets_with_modes({"val/eer": [0.1], "val/auc": [0.9], "val/far": Targets(at=[0.2], mode="min")}, rules)
     assert {metric: targets.mode for metric, targets in found.items()} == {
         "val/eer": "min",
         "val/auc": "max",
         "val/far": "min",
     }
-    assert settled(found, ()) == found
+    assert targets_with_modes(found, ()) == found
 
 
 # In a recipe
@@ -179,20 +176,15 @@ def test_what_is_recorded_once_is_recorded_once(store):
 # What it costs
 
 
-def witness(tmp_path, before=None, **rates):
-    place = None if before is None else storage.write(tmp_path, 5, {"model": {"w": torch.ones(1)}}, before, "")
-    run = Witness(None, "", "", RunFolder(tmp_path), Silent(), True, lambda: False, checkpoint=place, allotted=rates)
-    run.clock = SimpleNamespace(elapsed=lambda: 1800.0)
-    return run
-
-
-def test_hours_are_counted_over_resumes_also_on_other_machines(tmp_path):
-    new = witness(tmp_path, None, **{"cost/core_hours": 8.0})
-    assert (new.elapsed(), new.spent()) == (1800.0, {"cost/core_hours": 4.0})
-    before = {"elapsed": 7200.0, "spent": {"cost/core_hours": 3.0, "cost/gpu_hours": 2.5}}
-    resumed = witness(tmp_path, before, **{"cost/core_hours": 8.0})
-    assert resumed.elapsed() == 9000.0
-    assert resumed.spent() == {"cost/core_hours": 7.0, "cost/gpu_hours": 2.5}
+def test_hours_are_counted_over_resumes_also_on_other_machines():
+    clock, rates = SimpleNamespace(elapsed=lambda: 1800.0), {"cost/core_hours": 8.0}
+    new = object.__new__(TrainState)
+    new.elapsed, new.spent = 0.0, {}
+    assert (new.total_elapsed(clock), new.total_spent(clock, rates)) == (1800.0, {"cost/core_hours": 4.0})
+    resumed = object.__new__(TrainState)
+    resumed.elapsed, resumed.spent = 7200.0, {"cost/core_hours": 3.0, "cost/gpu_hours": 2.5}
+    assert resumed.total_elapsed(clock) == 9000.0
+    assert resumed.total_spent(clock, rates) == {"cost/core_hours": 7.0, "cost/gpu_hours": 2.5}
 
 
 def test_cores_that_processes_share_count_once_and_a_quota_is_that_of_a_host():

@@ -1,9 +1,9 @@
 """The claims ledger: what five guides to faster training promise, and what this machine says to it.
 
-`claim_table` has one record for each statement about speed or memory. A claim is measured on the recipe that it was
-said of, or the nearest whose data are here (`claim_measurements`). What is measured is kept in `claims/` of the store,
+`table.yaml` has one record for each statement about speed or memory. A claim is measured on the recipe that it was
+said of, or the nearest whose data are here (`measurements`). What is measured is kept in `claims/` of the store,
 by machine and versions, as soon as it is known: an interrupted ledger goes on where it stopped, and one for another
-machine stands beside it. `docs/claims.md` is written from that by `trainkit claims --write`.
+machine stands beside it. `docs/claims.md` is written from that by `python -m benchmarks.claims --write`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import trainkit
+from benchmarks.claims.bench import GUIDES, Bench, Found, Unable
+from benchmarks.claims.table import CLAIMS, Cannot, Claim, Inside, Switch, Whole
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
-from trainkit.speed.claim_measurements import GUIDES, Bench, Cannot, Found, Inside, Switch, Unable, Whole
-from trainkit.speed.claim_table import CLAIMS, Claim
 from trainkit.tracking.store import Store
 
 LEAST = 1.01
@@ -190,8 +190,8 @@ _HEAD = """# The claims ledger
 
 Five guides to faster training promise factors; most of them were never measured. This page has every statement about
 speed or memory that they make, and what trainkit measured of it on the recipe that it was said of. It is written by
-`trainkit claims --write docs/claims.md` and never by hand; `trainkit claims` goes on with what is not measured yet,
-`trainkit claims people-norms` measures one.
+`python -m benchmarks.claims --write docs/claims.md` and never by hand; `python -m benchmarks.claims` goes on with what
+is not measured yet, `python -m benchmarks.claims people-norms` measures one.
 
 How to read it. A figure is how many times as good something is with what the guide advises, with its 95 % interval
 over paired repeats: of samples/s unless it says otherwise; of memory, before / after. A claim **holds** when its whole
@@ -300,7 +300,7 @@ def command(
     say: Callable[[str], Any],
     claims: Sequence[Claim] | None = None,
 ) -> int:
-    """`trainkit claims`: measure what is not known yet of all claims, or of those that are named by id or guide.
+    """Measure what is not known yet of all claims, or of those that are named by id or guide.
 
     `listed` says what is claimed and known, and measures nothing. Returns 0. Raises UserError.
     """
@@ -327,7 +327,9 @@ def _chosen(words: Sequence[str], claims: Sequence[Claim]) -> list[Claim]:
     if unknown:
         near = [name for word in unknown for name in difflib.get_close_matches(word, [*ids, *GUIDES], 3)]
         expected = f"perhaps {few(near)}" if near else f"a guide ({', '.join(GUIDES)}) or a claim"
-        raise UserError("claims", f"no claim {', '.join(unknown)}", expected, "`trainkit claims --list` shows them")
+        raise UserError(
+            "claims", f"no claim {', '.join(unknown)}", expected, "`python -m benchmarks.claims --list` shows them"
+        )
     return [claim for claim in claims if not words or claim.id in words or claim.guide in words]
 
 

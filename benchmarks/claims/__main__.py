@@ -1,0 +1,30 @@
+"""Measure what guides to faster training claim, on the recipe it was said of and on this machine.
+
+python -m benchmarks.claims                              measures what is not known yet
+python -m benchmarks.claims people-norms faces           one claim, and all of one guide
+python -m benchmarks.claims --list                       says what is claimed, and measures nothing
+python -m benchmarks.claims --write docs/claims.md       writes the table as markdown
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.claims import ledger
+from trainkit.cli.options import Plain, echo
+
+
+@click.command(cls=Plain, name="python -m benchmarks.claims")
+@click.argument("claim", nargs=-1)
+@click.option("--list", "listed", is_flag=True, help="Say what is claimed, and measure nothing.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as markdown to FILE.")
+@click.option("--quick", is_flag=True, help="Fewer repeats: to see that it works.")
+def main(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool) -> int:
+    """Measure what guides to faster training claim, on the recipe it was said of and on this machine."""
+    return ledger.command(claim, listed=listed, write=write, quick=quick, say=echo)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The statements of the guides, read from `table.yaml`, and the ways to measure them.
+
+A claim of a switch is measured by two trainings beside each other, that of a part by timing it, and one that follows
+from numbers alone is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+from benchmarks.claims import measurements
+from benchmarks.claims.bench import COMPILING, PATIENCE, REVISION, Bench, Found, Unable, found_ratio
+from trainkit.config.run_request import load
+from trainkit.diagnostics import benchmark, stepped_process
+
+TABLE = Path(__file__).with_suffix(".yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """Two trainings of the recipe in turns, that differ in some words. `{cores}` stands for the cores there are."""
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    both: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str | None], ...] = ()
+    """Variables of the second alone; the first has none of these."""
+    of: Literal["samples/s", "memory"] = "samples/s"
+    gpu: bool = False
+    """Whether it was said of a GPU alone."""
+    compiles: bool = False
+    cores: int = 1
+    """Least cores with which there is something to see."""
+    note: str = ""
+
+    recipe = True
+    seconds = 25.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        if bench.cores < self.cores:
+            raise Unable(f"{self.cores} processes that read batches need as many cores, and here are {bench.cores:g}")
+        before, after = (bench.words((*self.both, *words)) for words in (self.before, self.after))
+        blank = tuple((name, None) for name, _ in self.environment)
+        pairs = bench.pairs(guide, before, blank, after, self.environment, COMPILING if self.compiles else PATIENCE)
+        one, other = [a for a, _ in pairs], [b for _, b in pairs]
+        if self.of == "memory":
+            used = [block.memory_gb for block in one], [block.memory_gb for block in other]
+            found, unit = stepped_process.ratio(used[0], used[1]), "GB"
+            shown = max(used[0]), max(used[1])
+        else:
+            rates = [block.rate for block in one], [block.rate for block in other]
+            found, unit = stepped_process.ratio(rates[1], rates[0]), "samples/s"
+            shown = float(np.median(rates[0])), float(np.median(rates[1]))
+        said = f"{shown[0]:.4g} {unit} before, {shown[1]:.4g} after"
+        return found_ratio(found, f"{said}; {self.note}" if self.note else said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inside:
+    """Something timed in this process. `function` names one of `measurements`: (bench, guide) -> Found."""
+
+    function: str
+    gpu: bool = False
+    compiles: bool = False
+    recipe: bool = True
+    """Whether the figure is of the guide's recipe."""
+    seconds: float = 8.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        return getattr(measurements, self.function)(bench, guide)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """A whole training with an evaluation held more and less often: computed from the seconds of an update and of one
+    evaluation, which are measured."""
+
+    evaluation: str
+    """Its name; empty: the recipe's first."""
+    every: tuple[str, str]
+    """How often before and after."""
+    length: str
+    """Of the training, as the guide has it."""
+
+    gpu = compiles = False
+    recipe = True
+    seconds = 15.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Measure it."""
+        recipe = load(bench.order(guide))
+        name = self.evaluation or next(iter(recipe.evaluations), "")
+        if name not in recipe.evaluations:
+            raise Unable(f"{recipe.name} has no evaluation {name!r}")
+        cost, held = bench.evaluation(guide, name)
+        recipes = [
+            load(
+                bench.order(
+                    guide,
+                    (
+                        f"train.length={self.length}",
+                        f"evaluations.{name}.every={every}",
+                        f"evaluations.{name}.budget=null",
+                    ),
+                )
+            )
+            for every in self.every
+        ]
+        ready = bench.ready(guide)
+        took = [[benchmark.seconds(r, ready, pace, {name: cost}) for pace in bench.updates(guide)] for r in recipes]
+        ratio = stepped_process.ratio([1 / s for s in took[1]], [1 / s for s in took[0]])
+        epoch = ready.steps_per_epoch * float(np.median(bench.updates(guide)))
+        word = "takes" if held else "would take"
+        return found_ratio(ratio, f"one evaluation {word} {cost:.3g} s, an epoch {epoch:.3g} s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A statement that is computed. `function` names one of `measurements`: (bench, guide) -> Found with `true`."""
+
+    function: str
+    gpu: bool = False
+    recipe: bool = False
+    """Whether it is computed of the guide's recipe."""
+    seconds: float = 2.0
+
+    compiles = False
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Compute it."""
+        return getattr(measurements, self.function)(bench, guide)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cannot:
+    """No measurement, and why."""
+
+    why: str
+
+    gpu = compiles = recipe = False
+    seconds = 0.0
+
+    def __call__(self, bench: Bench, guide: str) -> Found:
+        """Say why."""
+        raise Unable(self.why)
+
+
+Way = Switch | Inside | Whole | Shown | Cannot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One statement of a guide."""
+
+    id: str
+    guide: str
+    """Of `GUIDES`."""
+    said: str
+    """The statement, translated and shortened."""
+    promised: str = "faster"
+    """The number as the guide has it."""
+    least: float = 1.0
+    """The ratio that this means at least; 1: better at all."""
+    most: float | None = None
+    """The ratio that it means at most."""
+    how: str
+    """How it is measured."""
+    way: Way
+
+    @property
+    def digest(self) -> str:
+        """Of what decides the figure: a claim that is measured otherwise is measured again."""
+        return hashlib.sha256(repr((REVISION, self.guide, self.least, self.most, self.way)).encode()).hexdigest()[:16]
+
+
+_WAYS: Mapping[str, type[Way]] = {"switch": Switch, "inside": Inside, "whole": Whole, "shown": Shown, "cannot": Cannot}
+
+
+def read_claims(file: Path = TABLE) -> tuple[Claim, ...]:
+    """Read the claims of all guides, in the order of the file."""
+    guides = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return tuple(_claim(guide, name, row) for guide, rows in guides.items() for name, row in rows.items())
+
+
+def _claim(guide: str, name: str, row: Mapping[str, Any]) -> Claim:
+    (word,) = _WAYS.keys() & row.keys()
+    settings = {key: _frozen(value) for key, value in row[word].items()}
+    return Claim(id=name, guide=guide, way=_WAYS[word](**settings), **{k: v for k, v in row.items() if k != word})
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, and the name of the system where it is asked for."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return value.replace("{system}", platform.system()) if isinstance(value, str) else value
+
+
+CLAIMS = read_claims()

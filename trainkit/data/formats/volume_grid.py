@@ -1,0 +1,108 @@
+"""Grids of voxels: how one is turned to stored axes, which axis runs across slices, and whether two are the same.
+
+World axes are RAS+: x grows to the right of the patient, y to the front, z to the head. Distances are in mm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainkit.data.formats.nifti_header import GRID_TOLERANCE, Header, by
+
+GRID_SHARE = 0.02
+"""Share of the finest spacing by which corners of equal grids may differ, if that is more than `GRID_TOLERANCE`:
+programs that copy an affine through a quaternion in float32 move corners by some micrometres, which is no mistake."""
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """Permutation and flips that turn a volume from the axes of its file to stored axes."""
+
+    order: tuple[int, int, int]
+    """The axis of the file that becomes each stored axis."""
+    flip: tuple[bool, bool, bool]
+    """True for each stored axis that runs against that of the file."""
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """Return a view of a volume of the file's axes, in stored axes."""
+        return array.transpose(self.order)[self._slices()]
+
+    def undo(self, array: np.ndarray) -> np.ndarray:
+        """Return a view of a volume of stored axes, in those of the file: the exact inverse of `apply`."""
+        return array[self._slices()].transpose(np.argsort(self.order))
+
+    def spacing(self, header: Header) -> tuple[float, float, float]:
+        """Return mm from voxel to voxel along the stored axes."""
+        first, second, third = (header.spacing[axis] for axis in self.order)
+        return first, second, third
+
+    def _slices(self) -> tuple[slice, ...]:
+        return tuple(slice(None, None, -1) if flip else slice(None) for flip in self.flip)
+
+
+def orientation(affine: np.ndarray, axes: str) -> Orientation:
+    """Bring a volume with this affine closest to stored axes such as `yzx`, growing to right, front and head.
+
+    `axes` names the world axis of each stored one. Raises ValueError when it does not name each of x, y, z once.
+    """
+    if sorted(axes) != ["x", "y", "z"]:
+        raise ValueError(f"axes {axes!r}: each of x, y and z once is needed")
+    closest, signs = _closest(np.asarray(affine, np.float64))
+    world = ["xyz".index(letter) for letter in axes]
+    first, second, third = ((closest[axis], bool(signs[axis] < 0)) for axis in world)
+    return Orientation((first[0], second[0], third[0]), (first[1], second[1], third[1]))
+
+
+def ras_spacing(header: Header) -> tuple[float, float, float]:
+    """Return mm from voxel to voxel along the axes of the file that are closest to x, y and z."""
+    closest, _ = _closest(header.affine)
+    x, y, z = (header.spacing[axis] for axis in closest)
+    return x, y, z
+
+
+def slice_axis_order(spacings_ras: np.ndarray) -> str:
+    """Return the word for the stored axes of a set of volumes, from their spacings along x, y, z in mm, (N, 3).
+
+    The first is the one across slices, with the largest median; of those within 1 % of it z before y before x. The
+    others follow in the order z, y, x.
+    """
+    median = np.median(np.asarray(spacings_ras, np.float64).reshape(-1, 3), axis=0)
+    if not np.isfinite(median).all():
+        raise ValueError("the spacing of one volume or more is needed")
+    across = max(axis for axis in range(3) if median[axis] >= 0.99 * median.max())
+    return "".join("xyz"[axis] for axis in (across, *(other for other in (2, 1, 0) if other != across)))
+
+
+def same_grid(a: Header, b: Header) -> str | None:
+    """Return a sentence when the voxels of two files do not lie in the same places, else None.
+
+    Corners may differ by GRID_TOLERANCE or GRID_SHARE of the finest spacing, whichever is more.
+    """
+    if a.shape != b.shape:
+        return f"{by(a.shape)} voxels, {b.path.name} has {by(b.shape)}"
+    corners = np.array([(*corner, 1) for corner in itertools.product(*((0, n - 1) for n in a.shape))], np.float64)
+    apart = np.linalg.norm((corners @ (a.affine - b.affine).T)[:, :3], axis=1).max()
+    if apart <= max(GRID_TOLERANCE, GRID_SHARE * min(*a.spacing, *b.spacing)):
+        return None
+    if not np.allclose(a.spacing, b.spacing, rtol=1e-3):
+        said = f"spacing {by(a.spacing)} mm, {b.path.name} has {by(b.spacing)} mm"
+    else:
+        said = f"lies elsewhere than {b.path.name}"
+    return f"{said} (their affines put a corner {apart:.3g} mm apart)"
+
+
+def _closest(affine: np.ndarray) -> tuple[tuple[int, int, int], np.ndarray]:
+    """Return for each of x, y, z the axis of the file closest to it, and 1 where that grows, -1 where it falls.
+
+    Of all ways to pair axes the one with the largest sum of absolute cosines.
+    """
+    cosines = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    best, most = (0, 1, 2), -1.0
+    for x, y, z in itertools.permutations(range(3)):
+        score = sum(abs(float(cosines[world, axis])) for world, axis in enumerate((x, y, z)))
+        if score > most + 1e-6:  # so that rounding does not decide between two that are as good
+            best, most = (x, y, z), score
+    return best, np.array([1.0 if cosines[world, axis] >= 0 else -1.0 for world, axis in enumerate(best)])

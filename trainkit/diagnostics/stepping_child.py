@@ -1,0 +1,324 @@
+"""The child of `stepped_process`: a training that makes so many steps when it is told to, and waits in between.
+
+    python -m trainkit.diagnostics.stepping_child RECIPE [words ...] [--plugin=PACKAGE] [--keep=BLOCK]
+
+It is told what to do, and answers, in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch.backends.cpu import get_cpu_capability
+
+from trainkit.config import loader
+from trainkit.config.run_request import Order, load
+from trainkit.config.schema import Checkpoints, Recipe
+from trainkit.config.units import Span
+from trainkit.data.loader import stream
+from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
+from trainkit.distributed.runtime import Machine
+from trainkit.errors import UserError
+from trainkit.files import write_aside
+from trainkit.tracking.journal import Journal
+from trainkit.tracking.run_folder import RunFolder, RunInfo
+from trainkit.tracking.store import Store
+from trainkit.tracking.system.load import Load
+from trainkit.tracking.tracker import Silent
+from trainkit.training.dependencies import gather
+from trainkit.training.evaluator import evaluate, trial
+from trainkit.training.guards import Update
+from trainkit.training.out_of_memory import is_out_of_memory
+from trainkit.training.plan import evaluated
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.trainer import Trainer
+
+_LENGTH = "100M steps"
+_OUTPUT_ROWS = 32
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class _Session:
+    """A training, and the answers to what the parent asks. `whole` is the recipe with its evaluations."""
+
+    def __init__(self, trainer: Trainer, whole: Recipe, tell: Tell):
+        self._trainer, self._whole, self._tell = trainer, whole, tell
+        self._mark = dict.fromkeys(trainer.clock.seconds, 0.0)
+
+    def go(self, steps: int) -> dict[str, Any]:
+        """Make so many steps, with what is due after each; returns the `Block` of what they took."""
+        trainer = self._trainer
+        losses: list[list[tuple[torch.Tensor, Any]]] = []
+        first = trainer.state.step + 1
+        trainer.clock.to("optimizer")
+        for _ in range(steps):
+            losses.append(_copied(trainer.step()))
+            trainer.after_step()
+        trainer.machine.synchronize()
+        trainer.clock.to("setup")
+        seconds = trainer.clock.seconds
+        phases = {phase: s - self._mark[phase] for phase, s in seconds.items() if phase != "setup"}
+        block = Block(
+            first=first,
+            updates=steps,
+            samples=steps * self._whole.train.batch_size,
+            seconds=sum(phases.values()),
+            phases=phases,
+            losses=tuple(map(_mean, losses)),
+            each=tuple(trainer.clock.recent(steps).seconds.tolist()),
+            memory_gb=_peak_gb(trainer.machine),
+        )
+        return {"block": asdict(block)}
+
+    def obey(self, word: Mapping[str, Any]) -> None:
+        """Do what the parent asks for, and answer."""
+        if word["do"] == "go":
+            _forget_peak(self._trainer.machine)
+            self._mark = dict(self._trainer.clock.seconds)
+            self._tell(self.go(word["updates"]))
+        elif word["do"] == "outputs":
+            np.savez(word["file"], **self._outputs())
+            self._tell({})
+        else:
+            self._tell(self._evaluate(word["name"], word["most"]))
+
+    def ready(self, began: float) -> Ready:
+        """Return what is known when the first step has been made."""
+        plan, data, machine = self._trainer.plan, self._trainer.data, self._trainer.machine
+        norms = torch.nn.modules.batchnorm._BatchNorm
+        return Ready(
+            setup_s=time.time() - began,
+            batch_size=plan.batch_size,
+            micro_batch=plan.micro_batch,
+            accumulation=plan.accumulation,
+            steps_per_epoch=plan.steps_per_epoch,
+            batch_norm=any(isinstance(m, norms) and m.training for m in self._trainer.model.bare.modules()),
+            block=data.block,
+            views=data.train.views,
+            machine=_facts(machine),
+        )
+
+    @torch.no_grad()
+    def _outputs(self) -> dict[str, np.ndarray]:
+        """Return what the network predicts for the first samples of the first evaluation, by column."""
+        machine, net, task = self._trainer.machine, self._trainer.model.parts.learns, self._whole.task
+        for name, split in evaluated(self._whole, self._trainer.data).items():
+            size = min(self._whole.evaluations[name].batch_size, _OUTPUT_ROWS)
+            rows, real = next(iter(stream.every_sample(split, size, 1, 0)))
+            training = net.training
+            net.eval()
+            with machine.accelerator.autocast():
+                found = task.predict(net, split.on_device(machine.place(split.fetch(rows, epoch=0))))
+            net.train(training)
+            return {key: value.float().cpu().numpy()[real] for key, value in found.items()}
+        return {}
+
+    def _evaluate(self, name: str, most: float) -> dict[str, Any]:
+        machine, net, task = self._trainer.machine, self._trainer.model.parts.learns, self._whole.task
+        split, size = evaluated(self._whole, self._trainer.data)[name], self._whole.evaluations[name].batch_size
+        seconds = trial(task, net, split, size, machine)
+        if seconds > most:
+            return {"seconds": seconds, "held": False}
+        began = time.perf_counter()
+        evaluate(task, net, split, size, machine)
+        return {"seconds": time.perf_counter() - began, "held": True}
+
+
+def _copied(update: Update | None) -> list[tuple[torch.Tensor, Any]]:
+    # A copy: the memory of a captured CUDA graph is used again by the next update.
+    return [] if update is None else [(loss.sum.clone(), loss.weight) for loss in update.losses]
+
+
+def _mean(losses: list[tuple[torch.Tensor, Any]]) -> float:
+    """Return the mean loss of a step; waits for the device."""
+    weight = sum(float(weight) for _, weight in losses)
+    return sum(float(total) for total, _ in losses) / weight if weight else float("nan")
+
+
+class _Journalled(Silent):
+    """A tracker that writes a journal and tells no store: what a log line costs the training, it costs here too."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._journal = Journal(folder.journal)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._journal.note(step, {name: float(value) for name, value in metrics.items()})
+
+    def event(self, step: int, name: str, data: Any = None) -> None:
+        self._journal.event(step, name, data)
+
+    def position(self) -> int:
+        return self._journal.position
+
+    def commit(self) -> int:
+        return self._journal.commit()
+
+
+def _facts(machine: Machine) -> dict[str, Any]:
+    """Return what of the machine decides which switches there are."""
+    cuda = machine.device.type == "cuda"
+    compiles = ""
+    if cuda:
+        compiles = "" if importlib.util.find_spec("triton") else "torch.compile for GPUs needs triton"
+    elif not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
+        compiles = "torch.compile needs a C++ compiler"
+    return {
+        **machine.describe(),
+        "torch": torch.__version__,
+        "instructions": get_cpu_capability(),
+        "bf16": not cuda or torch.cuda.is_bf16_supported(including_emulation=False),
+        "tf32": cuda and torch.cuda.get_device_capability(machine.device) >= (8, 0),
+        "compiles": compiles,
+        "cores": _cores(),
+    }
+
+
+def _cores() -> float:
+    """Return the processor cores that this process may use."""
+    return Load().cores()
+
+
+def _forget_peak(machine: Machine) -> None:
+    """Count the most memory from here on."""
+    if machine.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(machine.device)
+        return
+    with contextlib.suppress(OSError):  # Linux alone; elsewhere it stays that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_gb(machine: Machine) -> float:
+    if machine.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(machine.device) / 1e9
+    peak = None
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    if peak is None:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return (peak + _own_of_workers()) / 1e9
+
+
+def _own_of_workers() -> int:
+    """Return the bytes that processes of the loader hold for themselves, and do not share with this one."""
+    total = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, AttributeError):
+            total += child.memory_full_info().uss
+    return total
+
+
+def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
+    """Return a recipe as it is trained here: without end, and without evaluations and checkpoints not in `keep`."""
+    log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
+    return replace(
+        recipe,
+        best=None,
+        stop_when=None,
+        time_to={},
+        promote=None,
+        log=log,
+        train=replace(recipe.train, length=Span.parse(_LENGTH)),
+        evaluations=recipe.evaluations if "evaluations" in keep else {},
+        checkpoints=recipe.checkpoints
+        if "checkpoints" in keep
+        else Checkpoints(every=None, at_end=False, lose_at_most=None),
+    )
+
+
+def run(words: list[str], began: float, tell: Tell) -> None:
+    """Make the first step, answer, and then do what the parent asks for until it closes its end."""
+    keep = [word.partition("=")[2] for word in words if word.startswith("--keep=")]
+    plugins = tuple(word.partition("=")[2] for word in words if word.startswith("--plugin="))
+    path, *overrides = [word for word in words if not word.startswith(("--keep=", "--plugin="))]
+    order = Order(Path(path), tuple(overrides), plugins)
+    whole = load(order)
+    machine, store = Machine(whole), Store.locate()
+    try:
+        found = {name: need.file for name, need in gather(order, whole, machine, store, None).items()}
+        data = whole.data.open(whole.seed)
+        recipe = shortened(whole, keep)
+        folder = _folder(recipe, began)
+        logger = RunLogger(recipe, folder, _Journalled(folder), main=True)
+        with Trainer(recipe, data, machine, logger, weights=found) as trainer:
+            trainer.start()
+            session = _Session(trainer, whole, tell)
+            first = session.go(1)
+            tell({"ready": asdict(session.ready(began))})
+            tell(first)
+            for line in sys.stdin:
+                session.obey(json.loads(line))
+            if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+                os.killpg(os.getpid(), signal.SIGCONT)  # workers that were frozen with it
+    finally:
+        machine.close()
+
+
+def _folder(recipe: Recipe, began: float) -> RunFolder:
+    folder = RunFolder(Path(os.environ.get("TRAINKIT_PACED") or tempfile.mkdtemp(prefix=PREFIX)))
+    folder.checkpoints.mkdir(exist_ok=True)
+    info = RunInfo(folder.name, recipe.name, loader.digest(recipe), recipe.seed, began)
+    write_aside(folder.path / "run.json", json.dumps(asdict(info)))
+    return folder
+
+
+def main(words: list[str]) -> int:
+    """The child. Exit code 0 when the parent has closed its end."""
+    began = time.time()
+    _wake_when_orphaned()
+    # Whatever prints, prints to stderr; answers have a pipe of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def tell(answer: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    try:
+        run(words, began, tell)
+    except UserError as error:
+        mistake = [error.where, error.found, error.expected, error.remedy]
+        tell({"failed": "user", "reason": str(error), "mistake": mistake})
+    except BrokenPipeError:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        said = str(error).strip().splitlines() or [""]
+        short = f"{type(error).__name__}: {said[0]}"[:300]
+        tell({"failed": "memory" if is_out_of_memory(error) else "failed", "reason": short})
+    return 0
+
+
+def _wake_when_orphaned() -> None:
+    """Have a frozen child woken when its parent dies: it then reads the end of its input, and leaves with its workers.
+
+    On Linux; elsewhere the kernel wakes stopped process groups that nobody is left to wake.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, int(signal.SIGCONT), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

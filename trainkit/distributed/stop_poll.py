@@ -1,0 +1,28 @@
+"""Ask all processes whether one of them is to stop, beside the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from trainkit.distributed.runtime import Machine
+
+
+class StopPoll:
+    """A question that travels during a step and is answered after it. Each is asked and answered exactly once."""
+
+    def __init__(self, machine: Machine, stopping: Callable[[], bool]):
+        self._machine, self._stopping = machine, stopping
+        self._answer: Callable[[], bool] | None = None
+
+    def ask(self) -> None:
+        """Begin to ask."""
+        if self._answer is not None:
+            raise RuntimeError("the answer to the question before was not read")
+        self._answer = self._machine.any(self._stopping())
+
+    def answer(self) -> bool:
+        """Return whether any process is to stop, as of the question."""
+        if self._answer is None:
+            raise RuntimeError("nothing was asked")
+        answer, self._answer = self._answer, None
+        return answer()

@@ -1,0 +1,225 @@
+"""Compare exported files with the trained network on real samples, and write ONNX files that stand the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.errors import UserError, number_of
+from trainkit.export import files
+from trainkit.export.files import Outputs
+
+CLOSE = 1e-3
+"""How far a number may be off, as a share of the largest; 1e-5 is usual. Where points of a segmentation are refined,
+the share 1 - `LEAST_SAME` of the pixels may be off by more: which points are least sure may turn on rounding."""
+LEAST_COSINE = 0.9999
+"""Between an embedding and the trained network's."""
+LEAST_SAME = 0.999
+"""Share of the pixels that must get the same class. All of them do, but for ties: rounding differs by machine."""
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class RowAgreement:
+    """Differences between a file and the trained network on real samples, each of which has one row of outputs."""
+
+    pictures: int
+    apart: dict[str, float]
+    """Of each output the largest difference, as a share of its largest value."""
+    same: float | None
+    """Share of the samples that get the same class; None without classes."""
+    cosine: float | None
+    """Least cosine of an embedding and the trained network's; None without embeddings."""
+    of: str = "pictures"
+    """What was compared."""
+
+    def __str__(self) -> str:
+        parts = [f"{name} within {value:.2g} of its largest value" for name, value in self.apart.items()]
+        parts += [] if self.same is None else [f"{100 * self.same:.6g} % of the same class"]
+        parts += [] if self.cosine is None else [f"cosine of embeddings at least {self.cosine:.7g}"]
+        return f"{number_of(self.pictures, self.of)}, {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class PixelAgreement:
+    """Differences between a file and the trained network on real pictures, each pixel of which has a class."""
+
+    pictures: int
+    largest: float
+    """Largest difference of logits."""
+    range: float
+    """Largest logit, either way."""
+    same: float
+    """Share of the pixels that get the same class."""
+    apart: float
+    """Share of the pixels with a logit that is further off than `CLOSE`."""
+
+    def __str__(self) -> str:
+        compared = number_of(self.pictures, "pictures")
+        return (
+            f"{compared}, logits within {self.largest:.2g} (they reach {self.range:.3g}), "
+            f"{100 * self.same:.6g} % of the pixels of the same class"
+        )
+
+
+Agreement = RowAgreement | PixelAgreement
+
+
+class Pictures(Protocol):
+    """Pictures (1, 3, H, W) that are read when they are asked for, since they may be large."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, at: int, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exportable:
+    """A trained network of one kind of data, and how its files are checked on real samples."""
+
+    net: nn.Module
+    """Holds the tensors that are written."""
+    about: Mapping[str, Any]
+    """The part of model.json that this kind decides."""
+    checked_on: tuple[str, list[int]]
+    """Split, and its rows."""
+    check: Callable[[Path], Agreement]
+    """Rebuilds the network from a file of tensors, and compares."""
+    write_onnx: Callable[[Path, Mapping[str, Any]], tuple[Agreement, dict[str, str], list[str]]]
+    """Writes an ONNX file, given model.json, and compares; gives also the shapes that it takes, and notes."""
+    write_config: Callable[[Path], Agreement] | None = None
+    """Writes the config.json of timm into a folder beside the tensors, and compares what timm makes of them."""
+    timed: tuple[nn.Module, Tensor] | None = None
+    """A module that gives logits, and one picture, to be timed."""
+    notes: Sequence[str] = ()
+
+
+class NamedModule(nn.Module):
+    """A module around a network, that gives a tuple of outputs with these names."""
+
+    net: nn.Module
+    outputs: tuple[str, ...]
+
+
+def by_name(deployed: NamedModule) -> Callable[[Tensor], Outputs]:
+    """Return a function that gives the outputs of a network by their names."""
+    return lambda pixels: dict(zip(deployed.outputs, deployed(pixels), strict=True))
+
+
+@torch.no_grad()
+def compare_rows(
+    name: str,
+    found: Callable[[Tensor], Outputs],
+    pixels: Tensor,
+    expected: Mapping[str, Tensor],
+    one_by_one: bool = False,
+    of: str = "pictures",
+) -> RowAgreement:
+    """Compare outputs for samples, the first alone and then the others together, with the trained network's.
+
+    Raises UserError where they are not the same.
+    """
+    cuts = range(1, len(pixels)) if one_by_one else [1]
+    parts = [found(some) for some in torch.tensor_split(pixels, list(cuts)) if len(some)]
+    apart: dict[str, float] = {}
+    same = cosine = None
+    for key in parts[0]:
+        got, true = torch.cat([part[key] for part in parts]).float(), expected[key].float()
+        if got.shape != true.shape:
+            raise UserError(name, f"{key} of shape {tuple(got.shape)}", f"{tuple(true.shape)}; nothing was kept")
+        apart[key] = ((got - true).abs().max() / true.abs().max().clamp_min(1e-12)).item()
+        if key == "logits":
+            same = (got.argmax(1) == true.argmax(1)).float().mean().item()
+        else:
+            cosine = nn.functional.cosine_similarity(got.double(), true.double()).min().item()
+    agreement = RowAgreement(len(pixels), apart, same, cosine, of)
+    # NaN is no agreement. Of two classes that are level within `CLOSE` either may lead.
+    if not all(value <= CLOSE for value in apart.values()) or not (cosine is None or cosine >= LEAST_COSINE):
+        raise UserError(name, f"does not find what the trained network finds: {agreement}", "nothing was kept")
+    return agreement
+
+
+@torch.no_grad()
+def compare_pixels(
+    name: str,
+    found: Callable[[Tensor], Tensor],
+    trained: Callable[[Tensor], Tensor],
+    pictures: Pictures,
+    refined: bool,
+) -> PixelAgreement:
+    """Compare logits (B, classes, H, W) for all `pictures`; `refined`: the network refines points.
+
+    Raises UserError where they are not the same.
+    """
+    largest, high, same, apart, pixels = 0.0, 0.0, 0, 0, 0
+    for seen in map(pictures.__getitem__, range(len(pictures))):
+        expected, got = trained(seen), found(seen)
+        if got.shape != expected.shape:
+            raise UserError(name, f"logits of {tuple(got.shape)} for pixels of {tuple(seen.shape)}", "not kept")
+        off = (got - expected).abs().amax(1)
+        largest, high = max(largest, off.max().item()), max(high, expected.abs().max().item())
+        same += int((got.argmax(1) == expected.argmax(1)).sum())
+        # NaN is apart.
+        apart += int((~(off <= CLOSE * max(1.0, expected.abs().max().item()))).sum())
+        pixels += off.numel()
+    agreement = PixelAgreement(len(pictures), largest, high, same / pixels, apart / pixels)
+    if agreement.same < LEAST_SAME or agreement.apart > (1 - LEAST_SAME if refined else 0):
+        raise UserError(name, f"does not find what the trained network finds: {agreement}", "nothing was kept")
+    return agreement
+
+
+def any_or_fixed(
+    name: str, network: str, any_shape: Callable[[], A] | None, fixed: Callable[[], A], reason: str = ""
+) -> tuple[A, str]:
+    """Write and check an ONNX file by `any_shape`, or where that fails, or is None for a `reason`, by `fixed`.
+
+    Returns the agreement, and why it is a fixed shape; empty where it is not. Raises UserError where both fail.
+    """
+    if any_shape is not None:
+        try:
+            return any_shape(), ""
+        except Exception as error:
+            reason = files.first_line(error)
+    try:
+        return fixed(), reason
+    except UserError:
+        raise
+    except Exception as error:
+        found = f"cannot be made of {network}: {files.first_line(error)}"
+        raise UserError(name, found, "operations that ONNX has", "--to safetensors does without") from error
+
+
+def write_onnx_of_rows(
+    file: Path,
+    deployed: NamedModule,
+    network: str,
+    pixels: Tensor,
+    expected: Mapping[str, Tensor],
+    about: Mapping[str, Any],
+) -> tuple[RowAgreement, dict[str, str], list[str]]:
+    """Write an ONNX file and check it: for batches of any size where that can be, else for one sample at a time.
+
+    Returns the agreement, the batches that it takes, for model.json, and notes. Raises UserError where it fails.
+    """
+    wanted = {name: expected[name] for name in deployed.outputs}
+    of = about.get("of", "pictures")
+
+    def write(example: Tensor, free: Mapping[int, Any], one_by_one: bool) -> RowAgreement:
+        files.write_onnx(file, deployed, example, free, deployed.outputs, about)
+        return compare_rows(file.name, files.session(file), pixels, wanted, one_by_one, of)
+
+    agreement, reason = any_or_fixed(
+        file.name,
+        network,
+        # A batch of 1 would be taken for a constant.
+        lambda: write(torch.cat([pixels, pixels.flip(3)])[:2], {0: torch.export.Dim.DYNAMIC}, False),
+        lambda: write(pixels[:1], {}, True),
+    )
+    if not reason:
+        return agreement, {"batch": "any"}, []
+    return agreement, {"batch": "1"}, [f"model.onnx takes one of the {of} at a time, for {reason}"]

@@ -1,0 +1,121 @@
+"""The micro-batches of one rank in training order, on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from trainkit.config.schema import Recipe
+from trainkit.data.loader import stream
+from trainkit.data.loader.damaged_samples import Damage
+from trainkit.distributed.runtime import Machine
+from trainkit.distributed.stop_signal import Stop
+from trainkit.interfaces import Batch, Opened, Split
+from trainkit.training import teacher_cache
+from trainkit.training.model import Model
+from trainkit.training.plan import Plan
+from trainkit.training.run_logger import RunLogger
+
+
+class BatchStream:
+    """Reads micro-batches in the order of the plan, with cached teacher outputs in them, in one stream for all epochs.
+
+    `cache` is the folder of teacher outputs that runs share; None where only speeds are measured: nothing is stored.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Opened,
+        model: Model,
+        machine: Machine,
+        logger: RunLogger,
+        cache: Path | None,
+        stop: Stop,
+    ):
+        self._recipe, self._data, self._model = recipe, data, model
+        self._machine, self._logger, self._clock = machine, logger, logger.clock
+        self._cache, self._stop = cache, stop
+        self._split: Split = data.train
+        self._outputs: teacher_cache.Outputs | None = None
+        self._damage: Damage | None = None  # a checkpoint may be due before anything was trained on
+        self._read_from: Generator[Batch] | None = None
+        self._stream: Iterator[Batch] = iter(())
+        self._checked = -1
+
+    def open(self, resumed: bool) -> bool:
+        """Find or compute cached teacher outputs. False: told to stop before all were computed."""
+        self._clock.to("setup")
+        self._outputs = teacher_cache.outputs(
+            self._model.parts, self._data.train, self._machine, self._logger, self._recipe.seed, self._cache, self._stop
+        )
+        self._split = self._outputs.split
+        self._damage = Damage.policy(self._recipe, self._data, self._split)
+        if self._damage is not None and resumed:
+            self._damage.add(self._machine.share(self._logger.damaged()))
+        return self._outputs.whole
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all cached outputs are there: training can begin."""
+        return self._outputs is not None and self._outputs.whole
+
+    def restart(self, plan: Plan, step: int) -> None:
+        """Begin anew at the batches of `step`. Workers are forked at the next batch: nothing may be writing then."""
+        self.close()
+        self._read_from = self._read(plan, step, self._recipe.loader.workers)
+        self._stream = stream.copied(self._read_from, self._machine.place, self._machine.device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Read a micro-batch; the clock is left in the phase `transfer`."""
+        self._clock.to("data")
+        batch = next(self._stream)
+        self._clock.to("transfer")
+        return self._split.on_device(self._machine.place(batch))
+
+    def again(self, plan: Plan, step: int) -> Iterator[Batch]:
+        """Read the micro-batches of one update once more, in this process."""
+        with closing(self._read(replace(plan, steps=step + 1), step, workers=0)) as read:
+            for batch in read:
+                yield self._split.on_device(self._machine.place(batch))
+
+    def skip(self, many: int) -> None:
+        """Read micro-batches and leave them out."""
+        self._clock.to("data")
+        for _ in range(many):
+            next(self._stream)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Compute some cached outputs again, at the beginning of an epoch. Raises UserError where they differ."""
+        if epoch != self._checked and self._outputs is not None:
+            self._clock.to("eval")
+            self._outputs.check(epoch)
+            self._checked = epoch
+
+    def log_damage(self, step: int) -> None:
+        """Log samples that were found damaged on any rank, and what was trained on in their place."""
+        if self._damage is not None:
+            self._damage.add([one for found in self._machine.each(list(self._damage.found.values())) for one in found])
+            self._logger.replaced(step, self._damage.found.values())
+
+    def close(self) -> None:
+        """End workers."""
+        self._stream = iter(())
+        if self._read_from is not None:
+            self._read_from.close()
+            self._read_from = None
+
+    def _read(self, plan: Plan, step: int, workers: int) -> Generator[Batch]:
+        loader = replace(self._recipe.loader, workers=workers)
+        keys, pin = partial(plan.keys, self._split, step), self._machine.device.type == "cuda"
+
+        def lost(said: str) -> None:
+            self._logger.tracker.event(step, "worker_lost", {"said": said})
+
+        return stream.training(self._split, keys, loader, pin, lost, self._damage)

@@ -1,0 +1,156 @@
+"""Save the state of a training, and go back to what was saved."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.checkpoint import storage
+from trainkit.config.schema import Recipe
+from trainkit.distributed.runtime import Machine
+from trainkit.errors import UserError
+from trainkit.tracking.journal import Event
+from trainkit.training.batch_stream import BatchStream
+from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.guards import Rollback
+from trainkit.training.model import Model
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState, changed_environment
+
+MOST_ROLLBACKS = 5
+"""A run that goes back more often does not get better by going back."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a run goes on."""
+
+    path: Path | None = None
+    """Its checkpoint; None: from the start."""
+    events: Sequence[Event] = ()
+    """Journal events behind it: decisions by the clock that are repeated."""
+    elastic: bool = False
+    """Whether the number of processes may have changed since."""
+
+
+def load(resume: Resume, state: TrainState, machine: Machine, logger: RunLogger) -> None:
+    """Continue from a checkpoint, if there is one. Raises UserError when it belongs to another training."""
+    if resume.path is not None:
+        loaded = storage.read(resume.path)
+        state.load(loaded, machine.rank, resume.elastic)
+        logger.changed_environment(state.step, changed_environment(loaded, machine.describe()))
+
+
+class Checkpointer:
+    """Saves a training, each step once, and rolls it back. Every rank takes part: sharded state is gathered."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        state: TrainState,
+        model: Model,
+        batches: BatchStream,
+        machine: Machine,
+        logger: RunLogger,
+        resume: Resume,
+    ):
+        self._recipe, self._state, self._model, self._batches = recipe, state, model, batches
+        self._machine, self._logger, self._clock, self._resume = machine, logger, logger.clock, resume
+        self._saved = set() if resume.path is None else {state.step}
+        self.writer = CheckpointWriter(recipe, logger, state.constants)
+
+    def save(self, required: bool = False, again: bool = False) -> None:
+        """Begin to write a checkpoint of this step, unless there is one.
+
+        Called only where the last update is known to be finite. `required`: without it the run fails. `again`: what is
+        due or best has changed since the one there is.
+        """
+        state, machine = self._state, self._machine
+        self._clock.to("checkpoint")
+        if again:
+            self._saved.discard(state.step)
+        if state.step in self._saved and not required:
+            return
+        self.wait()
+        if state.step in self._saved:
+            return
+        began = time.perf_counter()
+        machine.synchronize()
+        machine.check_equal("the state of batch norm or of class centres", self._model.buffers())
+        copies, scalars = state.freeze(keep=machine.main)
+        meters, elapsed = machine.each(state.meter.state()), machine.share(state.total_elapsed(self._clock))
+        kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": machine.describe()}
+        kept["trained"] = machine.share(state.total_trained(self._clock))
+        kept["spent"] = state.total_spent(self._clock, self._logger.rates)
+        self._batches.log_damage(state.step)
+        machine.lead(lambda: self.writer.begin(state.step, copies, kept, required))
+        self._saved.add(state.step)
+        state.events.gates["safeguard"].took(time.perf_counter() - began, elapsed)
+
+    def allocate(self, steps: int) -> None:
+        """Get the memory of a first checkpoint, if one is due before `steps`, beside the next steps.
+
+        Called after the first step, when the optimizer has its state.
+        """
+        saves = self._recipe.best is not None or self._state.events.gates["checkpoint"].due < steps
+        if saves and self._machine.main and not self._machine.sharded:
+            self._clock.to("setup")
+            threading.Thread(target=self._state.allocator(), name="trainkit-room", daemon=True).start()
+
+    def wait_for_copies(self, then: str) -> None:
+        """Wait until the checkpoint that is being written needs nothing any more of what an update changes.
+
+        The clock counts the wait as that of a checkpoint and goes on with the phase `then`.
+        """
+        if self.writer.copying:
+            self._clock.to("checkpoint")
+            self.writer.wait_for_copies()
+            self._clock.to(then)
+
+    def wait(self) -> None:
+        """Wait until the checkpoint that is being written lies on the disk, or cannot be put there.
+
+        Raises what became of one without which the run does not go on: a UserError where the disk is full or fails.
+        """
+        self._clock.to("checkpoint")
+        self._saved.discard(self._machine.lead(self.writer.settle))
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written. What became of it is said and not raised."""
+        try:
+            self.writer.settle()
+        except Exception as error:
+            self._logger.say(f"the last checkpoint: {error}")
+
+    def roll_back(self, rollback: Rollback) -> None:
+        """Return to the newest checkpoint before the steps that are to be skipped, or to the oldest there is.
+
+        What happens is a function of the state and of the checkpoints: a run that is killed meanwhile comes to the
+        same. Raises UserError where there is no checkpoint, or the run has gone back too often.
+        """
+        self.wait()
+        state, first, last = self._state, rollback.skip.start, rollback.skip.stop
+        path = self._machine.lead(lambda: str(self._valid_before(first, rollback.step) or ""))
+        if not path or state.rollbacks >= MOST_ROLLBACKS:
+            why = "there is no checkpoint to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
+            raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
+        # Time goes on, and what memory suffices for is known by now.
+        kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}
+        kept |= {"passed": [*state.passed, [first, last]], "rollbacks": state.rollbacks + 1}
+        state.load(storage.read(Path(path)), self._machine.rank, self._resume.elastic)
+        for name, value in kept.items():
+            setattr(state, name, value)
+        self._saved = {state.step}
+        which = "that update" if last == first + 1 else f"updates {first} to {last - 1}"
+        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving {which} out")
+        note = {"to": state.step, "why": rollback.why, "left_out": [first, last]}
+        self._logger.tracker.event(rollback.step, "rollback", note)
+
+    def _valid_before(self, step: int, latest: int) -> Path | None:
+        """Return the newest checkpoint of `step` or earlier that verifies, else the first later one up to `latest`."""
+        path, problems = storage.valid_before(self.writer.folder.checkpoints, step, latest)
+        self._logger.refused_checkpoints(problems)
+        return path

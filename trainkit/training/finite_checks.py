@@ -1,0 +1,73 @@
+"""Find tensors, losses and gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from trainkit.distributed.runtime import Machine
+from trainkit.errors import UserError
+from trainkit.interfaces import Loss
+from trainkit.tensors import full_tensor, total
+
+
+def all_finite(norm: Tensor, losses: Sequence[Loss], machine: Machine) -> Tensor | bool:
+    """Return whether the loss and the gradients of a step are finite, equal on all ranks: a device flag, or known.
+
+    The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
+    gradients on purpose and deals with them, so there losses and their weights decide alone. An infinite weight leaves
+    gradients of zero, and the scaler has looked at them before they are divided: so weights are looked at themselves.
+    """
+    scaled = machine.accelerator.scaler is not None
+    weights = [loss.weight for loss in losses if isinstance(loss.weight, Tensor)]
+    if machine.at_once and machine.world == 1:
+        whole = all(math.isfinite(loss.sum) for loss in losses)
+        if weights:
+            weight = float(total(weights))
+            whole = whole and math.isfinite(weight) and weight != 0
+        return whole and (scaled or math.isfinite(norm))
+    bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
+    given = [torch.as_tensor(total(weights)).float()] if weights else []
+    told = machine.sum(torch.stack([bad.float(), *given]))
+    fine = told[0] == 0
+    if weights:
+        fine = fine & torch.isfinite(told[1]) & (told[1] != 0)
+    return fine if scaled else fine & torch.isfinite(full_tensor(norm))
+
+
+def not_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Return the names, `<file>/<name>`, of the tensors that hold a NaN or an infinity, by file and name."""
+    found = [
+        (f"{file}/{name}", _extremes(t))
+        for file, members in tensors.items()
+        for name, t in members.items()
+        if isinstance(t, Tensor) and t.numel() and (t.is_floating_point() or t.is_complex())
+    ]
+    # One transfer for all of them: each would wait for the device.
+    fine = torch.stack([torch.isfinite(ends).all() for _, ends in found]).tolist() if found else []
+    return [name for (name, _), good in zip(found, fine, strict=True) if not good]
+
+
+def _extremes(t: Tensor) -> Tensor:
+    """Return least and greatest entry, NaN where there is one: unlike `isfinite` it makes no tensor of that size."""
+    t = torch.view_as_real(t) if t.is_complex() else t
+    t = full_tensor(t.detach())
+    return torch.stack(torch.aminmax(t.float() if t.element_size() == 1 else t))
+
+
+def refuse_not_finite(tensors: Mapping[str, Mapping[str, Tensor]], constants: frozenset[str], step: int) -> None:
+    """Raise UserError where a tensor of a checkpoint, by file and name, is not finite, unless it was built so.
+
+    Loss and gradients do not tell: a step that is too large makes weights infinite out of finite gradients, and batch
+    norm divides by a variance that has overflown and gives zeros. `constants` are tensors such as a mask of -inf.
+    """
+    bad = [name for name in not_finite(tensors) if name not in constants]
+    if bad:
+        raise UserError(
+            f"step {step}",
+            f"{', '.join(bad[:4])}{f' and {len(bad) - 4} more' if len(bad) > 4 else ''}: not finite, and not committed",
+            remedy="lower optim.lr or clip the gradient (optim.clip_norm); the checkpoints before are intact",
+        )

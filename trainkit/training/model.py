@@ -1,0 +1,79 @@
+"""The networks of a training on their device, with the optimizer and the moving average of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit import rng
+from trainkit.config.schema import Recipe
+from trainkit.distributed.runtime import Machine
+from trainkit.interfaces import Meta
+from trainkit.training import optimizer as optim
+from trainkit.training.events import EventSchedule
+from trainkit.training.loss_meter import LossMeter
+from trainkit.training.state import TrainState
+
+
+class Model:
+    """Networks as a task built them, wrapped for the processes at hand, and what moves their weights.
+
+    `weights` has the files that the task needs, by name. Raises UserError where they do not fit.
+    """
+
+    def __init__(self, recipe: Recipe, info: Meta, machine: Machine, weights: Mapping[str, Path]):
+        torch.manual_seed(rng.number(recipe.seed, "weights"))
+        parts = self.parts = recipe.task.build(info, weights, recipe.seed)
+        for module in (*parts.frozen.values(), *parts.tabulated.values()):
+            machine.layout(module).eval().requires_grad_(False)
+        if parts.remembers is not None:
+            parts.remembers.to(machine.device)
+        machine.layout(parts.learns)
+        if (mode := recipe.train.compile) != "off":
+            # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
+            parts.learns.compile(mode=None if mode == "default" else mode)
+        self.net, prepared = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
+        self.bare = machine.bare(self.net)
+        """The network without the wrapper that averages gradients."""
+        self.optimizer: torch.optim.Optimizer = getattr(prepared, "optimizer", prepared)
+        self.params = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
+        self.ema = optim.Average(self.bare, recipe.train.ema) if recipe.train.ema else None
+        self._machine, self._step = machine, machine.stepper(prepared)
+
+    def state(self, events: EventSchedule, meter: LossMeter, identity: dict[str, Any]) -> TrainState:
+        """Return the state of a training of these networks, at step 0."""
+        scaler = self._machine.accelerator.scaler
+        memory = self.parts.remembers
+        return TrainState(self.bare, self.optimizer, memory, self.ema, scaler, events, meter, identity)
+
+    def update(self, lr: float, step: int) -> None:
+        """Make an optimizer step with a learning rate; then buffers are equal on all ranks, and the average moves."""
+        optim.set_lr(self.optimizer, lr)
+        self._step()
+        self._machine.average_buffers(self.bare)
+        if self.ema is not None:
+            self.ema.update(self.bare, step)
+
+    def zero_grad(self) -> None:
+        """Let gradients go."""
+        for p in self.params.values():
+            p.grad = None
+
+    def buffers(self) -> list[Tensor]:
+        """Return what moves outside the optimizer and is equal on all ranks: buffers, and what the task remembers."""
+        memory = self.parts.remembers
+        return [*self.bare.buffers(), *(memory.state_dict().values() if memory is not None else ())]
+
+    def copy_buffers(self) -> list[Tensor]:
+        """Copy what a forward changes: it cannot be undone by leaving the optimizer's step out."""
+        return [t.clone() for t in self.buffers()]
+
+    @torch.no_grad()
+    def restore_buffers(self, copies: list[Tensor]) -> None:
+        """Undo what a forward changed since `copy_buffers`."""
+        for t, before in zip(self.buffers(), copies, strict=True):
+            t.copy_(before)
