@@ -1,7 +1,7 @@
 """No file runs code, by whatever door it comes in; and every door is known.
 
-Each payload of `hostile` is laid under each name that trainkit opens, and given to each function that opens it: an
-answer or a UserError, and the payload's sentinel never appears. The last tests hold that the list of doors is whole.
+Each payload of `malicious_files` is laid under each name that trainkit opens, and given to each function that opens it:
+an answer or a UserError, and the payload's sentinel never appears. The last tests hold that the list of doors is whole.
 """
 
 from __future__ import annotations

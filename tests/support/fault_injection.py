@@ -30,12 +30,12 @@ A plan is a list of faults, each a dictionary:
 | `skip`                  | leaves the call out; it returns None                          |
 | `note`                  | does nothing: the calls are counted                           |
 
-Give a plan to a fork of the nursery, `runs.start(1, *words, plan=[...])`; to a process of its own,
+Give a plan to a fork of the fork server, `runs.start(1, *words, plan=[...])`; to a process of its own,
 `python tests/support/fault_injection.py RECIPE ...` (as the script of `accelerate launch` or `torchrun` in place of
-`trainkit/run.py`), in the variable SABOTAGE; or to this process, `with sabotage.installed([...]):`. A function is
+`trainkit/run.py`), in the variable FAULTS; or to this process, `with fault_injection.installed([...]):`. A function is
 wrapped where `at` says: what another module took by `from ... import` has to be named there.
 
-In front of each fault a line is added to the file that SABOTAGE_NOTES names: rank, process id, `at`, call, `do`,
+In front of each fault a line is added to the file that FAULT_NOTES names: rank, process id, `at`, call, `do`,
 `name`.
 `struck` reads it, and a trial should ask it: a fault that never struck shows nothing. With `note`, counts are written
 as the interpreter ends.
@@ -60,7 +60,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PLAN, NOTES = "SABOTAGE", "SABOTAGE_NOTES"
+PLAN, NOTES = "FAULTS", "FAULT_NOTES"
 Fault = Mapping[str, Any]
 
 

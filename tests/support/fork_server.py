@@ -40,7 +40,7 @@ GRACE = 15.0
 """Seconds that the others have to end by themselves once a process has failed; `torch.distributed.run` gives none."""
 
 
-class Nursery:
+class ForkServer:
     """Such a process, seen from the one that runs tests."""
 
     def __init__(self):
@@ -49,7 +49,7 @@ class Nursery:
         )
 
     def start(self, **order: Any) -> list[int]:
-        """Have processes started: their ids. They are children of the nursery, which has to be asked to `wait`."""
+        """Have processes started: their ids. They are children of the fork server, which has to be asked to `wait`."""
         return self._ask(order)
 
     def wait(self, processes: list[int], timeout: float) -> list[int]:

@@ -13,7 +13,7 @@ from threading import Event, Thread
 _OWN_HEADERS = ("host", "connection", "content-length", "transfer-encoding")
 
 
-class Doorman(ThreadingHTTPServer):
+class ProxyServer(ThreadingHTTPServer):
     """Passes every request on to a port of this machine, or answers it with one of `says`."""
 
     daemon_threads = True
@@ -48,7 +48,7 @@ class Doorman(ThreadingHTTPServer):
 
 class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Doorman
+    server: ProxyServer
 
     def _pass(self) -> None:
         door = self.server
@@ -107,9 +107,9 @@ class _Request(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def doorman(behind: int | None = None) -> Iterator[Doorman]:
+def proxy(behind: int | None = None) -> Iterator[ProxyServer]:
     """One that answers until the block ends."""
-    with Doorman(behind) as door:
+    with ProxyServer(behind) as door:
         Thread(target=door.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         try:
             yield door

@@ -19,7 +19,7 @@ import fault_injection
 import numpy as np
 import pytest
 import torch
-from fork_server import Nursery
+from fork_server import ForkServer
 from PIL import Image
 
 from trainkit.checkpoint import storage
@@ -142,7 +142,7 @@ def spawn(processes: int, *words: str, timeout: float = 240, **environment: str)
 
 @dataclass
 class Started:
-    """Processes of the nursery, by rank."""
+    """Processes of the fork server, by rank."""
 
     pids: list[int]
     home: Path
@@ -153,7 +153,7 @@ class Started:
 
     def wait(self, timeout: float = 240) -> list[int]:
         """Their exit codes, once all are gone; what is left after so many seconds is killed."""
-        return _nursery().wait(self.pids, timeout)
+        return _fork_server().wait(self.pids, timeout)
 
     @property
     def stdout(self) -> str:
@@ -180,13 +180,15 @@ def start(
         env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **at}
     with tempfile.TemporaryDirectory() as home:
         files = [str(Path(home) / name) for name in ("stdout", "stderr")]
-        pids = _nursery().start(processes=processes, words=words, environment=env, folder=str(ROOT.parent), files=files)
+        pids = _fork_server().start(
+            processes=processes, words=words, environment=env, folder=str(ROOT.parent), files=files
+        )
         yield Started(pids, Path(home))
 
 
 @functools.cache
-def _nursery() -> Nursery:
-    return Nursery()
+def _fork_server() -> ForkServer:
+    return ForkServer()
 
 
 def _port() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 VARIABLE = "TEST_NAMESPACE"
-"""In the environment of a fork of the nursery: id of the process whose namespace it enters."""
+"""In the environment of a fork of the fork server: id of the process whose namespace it enters."""
 _MOUNT = 'mount -t tmpfs -o "size=$1,$3" none "$2" && echo mounted && exec cat'
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import fault_injection
 import psutil
-from runs import PLUGIN, ROOT, TOY, Ran, _nursery, _port, newest
+from runs import PLUGIN, ROOT, TOY, Ran, _fork_server, _port, newest
 
 PATIENCE = 120.0
 """Seconds within which whatever is waited for has to come on a machine that others use too."""
@@ -45,7 +45,7 @@ class Job:
             at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), **at}
         self._codes: list[int] | None = None
-        self.pids = _nursery().start(
+        self.pids = _fork_server().start(
             processes=processes,
             words=[str(recipe), "--plugin", "toy", *words],
             each=[list(some) for some in each],
@@ -98,7 +98,7 @@ class Job:
     def end(self, seconds: float = PATIENCE) -> list[int]:
         """Wait for the processes: their exit codes, -9 for one that was still there."""
         if self._codes is None:
-            self._codes = _nursery().wait(self.pids, seconds)
+            self._codes = _fork_server().wait(self.pids, seconds)
         return self._codes
 
     def gone(self, seconds: float = PATIENCE) -> float:

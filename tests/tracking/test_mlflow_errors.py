@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 from mlflow.exceptions import MlflowException
-from proxy_server import doorman
+from proxy_server import proxy
 
 from trainkit.errors import UserError
 from trainkit.tracking import mlflow_database
@@ -91,7 +91,7 @@ def door(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with doorman() as door:
+    with proxy() as door:
         door.says = {SEARCH: (200, '{"experiments": []}'), "/version": (200, "3.17.2")}
         monkeypatch.setenv("MLFLOW_TRACKING_URI", door.address)
         yield door

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from proxy_server import Doorman, doorman
+from proxy_server import ProxyServer, proxy
 from runs import ROOT, Ran, _port, run, stop_after
 from safetensors.numpy import save_file
 
@@ -114,12 +114,12 @@ def remote(server, monkeypatch) -> Store:
 
 
 @pytest.fixture
-def door(server, monkeypatch) -> Iterator[Doorman]:
+def door(server, monkeypatch) -> Iterator[ProxyServer]:
     """The server by way of somebody who can hold it up."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with doorman(server.port) as door:
+    with proxy(server.port) as door:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", door.address)
         yield door
 
