@@ -67,7 +67,7 @@ def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
     assert recipe.time_to == {"val/accuracy": Targets(at=[0.5, 1.0]), "val/loss": Targets(at=[0.1], mode="min")}
     assert loaded("time_to.val/accuracy=[0.5]").time_to == {"val/accuracy": Targets(at=[0.5])}
     text = loader.dump(recipe)
-    again = loader.parse(type(recipe), text, "again", (), loader._with_plugins(loader.TABLES, ("toy",)))
+    again = loader.parse(type(recipe), text, "again", (), loader.with_plugins(loader.TABLES, ("toy",)))
     assert loader.dump(again) == text and again.time_to == recipe.time_to
     assert loader.digest(recipe) == loader.digest(loaded()), "the same experiment"
     assert loaded("best={metric: val/loss, mode: min}", "time_to.val/loss=[0.1]").time_to["val/loss"].mode == "min"

@@ -280,7 +280,7 @@ def test_the_name_of_an_evaluation_can_stand_in_that_of_a_metric_and_of_a_file(n
     text = TOY.read_text().replace("evaluations: {val:", f"evaluations: {{{json.dumps(name)}:")
     with pytest.raises(loader.ConfigError, match="evaluations"):
         loader.parse(schema.Recipe, text.replace("best: {metric: val/accuracy}", ""), "x.yaml",
-                     tables=loader._with_plugins(schema.TABLES, ["toy"]))  # fmt: skip
+                     tables=loader.with_plugins(schema.TABLES, ["toy"]))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "~", "a/b", ".", "..", "a b", "x" * 0])

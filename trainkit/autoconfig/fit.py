@@ -6,7 +6,6 @@ they share: the tree that is changed, splits that are found, evaluations under o
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ import numpy as np
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
 from trainkit.config.yaml_reader import Tree
-from trainkit.data import hub, sources
+from trainkit.data import hub, kinds, sources
 from trainkit.errors import UserError, number_of
 from trainkit.paths import data_root, locate
 
@@ -31,15 +30,6 @@ FEW_UPDATES = 300
 
 UPDATES = 8
 """Updates of an epoch below which the batch is made smaller."""
-
-_KINDS = {
-    "images": "trainkit.autoconfig.images:images",
-    "faces": "trainkit.autoconfig.images:faces",
-    "scenes": "trainkit.autoconfig.scenes:scenes",
-    "volumes": "trainkit.autoconfig.volumes:volumes",
-    "people": "trainkit.autoconfig.people:people",
-}
-"""Kind of data to the function that fits a recipe of it: `module:function`."""
 
 SPLITS = {
     "train": ("train", "training"),
@@ -124,18 +114,15 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
 
     Raises UserError where there is nothing there, or nothing that such a recipe could learn from.
     """
-    kind = getattr(recipe.data, "name", "")
-    if kind not in _KINDS:
-        expected = f"one of {', '.join(_KINDS)}"
-        raise UserError("--data", f"a recipe with data {kind!r}", expected, "copy it without --data")
-    if data.startswith(sources.SAMPLE) and kind not in ("scenes", "people"):
-        raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
-    if hub.is_hub(data) and kind in ("volumes", "people"):
-        raise UserError(data, f"a set of the hub; {kind} are read from files", "a folder", "download it first")
-    module, _, name = _KINDS[kind].partition(":")
+    kind = kinds.of(recipe.data)
+    configure = kinds.function(kind, "configure") if kind else None
+    if configure is None:
+        found = kind.name if kind else getattr(recipe.data, "name", "")
+        expected = f"one of {', '.join(row.name for row in kinds.KINDS.values() if row.configure)}"
+        raise UserError("--data", f"a recipe with data {found!r}", expected, "copy it without --data")
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
-    getattr(importlib.import_module(module), name)(fitted, recipe, named(data))
+    configure(fitted, recipe, named(data))
     fitted.seen += [f"scored on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT]
     return fitted
 
@@ -164,6 +151,18 @@ def as_named(path: Path) -> str:
     """A path as a recipe names it: from the data root where it lies below it."""
     root, path = (Path(os.path.abspath(place)) for place in (data_root(), path))
     return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
+
+
+def refuse_sample(data: str) -> None:
+    """Raise UserError where the data is a built-in set."""
+    if data.startswith(sources.SAMPLE):
+        raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
+
+
+def refuse_hub(data: str, kind: str) -> None:
+    """Raise UserError where the data is a set of the hub, for a kind that is read from files."""
+    if hub.is_hub(data):
+        raise UserError(data, f"a set of the hub; {kind} are read from files", "a folder", "download it first")
 
 
 def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:

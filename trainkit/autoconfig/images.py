@@ -102,6 +102,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
 def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
+    fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of classes")
     train, sets = fitting.parts(text, _open, folders=True)
     data, source = recipe.data, _open(train)
@@ -140,6 +141,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
 
 def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
+    fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of people")
     train, _ = fitting.parts(text, _open_faces)
     size = recipe.data.image_size

@@ -25,6 +25,7 @@ HOLD_OUT = 25
 
 def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
+    fit.refuse_hub(text, "people")
     fit.refuse(text, "records of people, or <person>/<picture>.jpg")
     text = _derived(text)
     train, sets = fit.parts(text, people_index.indexed)

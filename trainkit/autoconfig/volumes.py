@@ -61,6 +61,8 @@ def look(source: VolumeSource) -> Looked:
 
 def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `volumes`. Of a set without splits a fold is held out."""
+    fit.refuse_sample(text)
+    fit.refuse_hub(text, "volumes")
     fit.refuse(text, "volumes (NIfTI)", volumes=False)
     train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
     if packed := volume_store.is_packed(locate(train)):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from trainkit.cli.options import bar, echo, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
+
+if TYPE_CHECKING:
+    from trainkit.data.kinds import Kind, Verb
 
 
 @click.group()
@@ -48,32 +52,32 @@ def import_(
     """
     most = _share(damaged, damaged_most)
     _refuse_flags(given, "volumes" if volumes else "pictures" if given["size"] is not None else "faces")
+    from trainkit.data import kinds
     from trainkit.data.storage import import_images
-    from trainkit.data.volumes import importer
 
     if volumes:
         how = {key: given[key] for key in ("patient", "clinical", "axes")}
         how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
         with bar("importing", "case") as on_progress:
             how |= {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
-            report = importer.import_volumes(source, out, **how)
+            report = _function(kinds.KINDS["volumes"], "import_")(source, out, **how)
         for line in report.lines():
             echo(line)
         return
     size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
-    if importer.holds_volumes(source):
+    if _function(kinds.KINDS["volumes"], "holds")(source):
         raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
         if given["size"] is not None:
             how |= {"fit": given["fit"] or "crop", "group": given["group"]}
-            report = import_images.import_pictures(source, out, size=size, **how)
+            report = _function(kinds.KINDS["images"], "import_")(source, out, size=size, **how)
         elif given["evaluation"]:
             report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **how)
         else:
             how |= {"align": given["align"], "resize": resize}
-            report = import_images.import_faces(source, out, image_size=image_size, **how)
+            report = _function(kinds.KINDS["faces"], "import_")(source, out, image_size=image_size, **how)
     what = "classes" if given["size"] is not None else "people"
     groups = f" and {report.groups} groups" if report.groups and what == "classes" else ""
     echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
@@ -154,24 +158,44 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     PATH may be pictures with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
     the share of the pixels that each class has.
     """
-    from trainkit.data.scenes import verify
-    from trainkit.data.storage import import_images
-    from trainkit.data.volumes import importer
-    from trainkit.data.volumes import verify as volume_verify
-
-    volumes = importer.holds_volumes(path)
-    if not volumes and verify.holds_scenes(path):
-        with bar("reading") as on_progress:
-            lines = verify.described(path, names=_label_names(names), plugins=plugins, on_progress=on_progress)
-        for line in lines:
-            echo(line)
-        return
-    if names is not None:
-        raise click.UsageError("--names is for pictures with masks")
-    for key, value in (volume_verify if volumes else import_images).info(path).items():
-        echo(f"{key:14} {value}")
-    for line in volume_verify.table(path) if volumes else ():
+    kind = _kind_at(path, plugins)
+    describe, given = _function(kind, "info"), {"names": _label_names(names), "plugins": plugins}
+    options = _taken(describe, given, {"names": "pictures with masks"})
+    if "on_progress" in inspect.signature(describe).parameters:
+        with bar("reading", kind.sample) as on_progress:
+            lines = describe(path, on_progress=on_progress, **options)
+    else:
+        lines = describe(path, **options)
+    for line in lines:
         echo(line)
+
+
+def _kind_at(path: Path, plugins: tuple[str, ...]) -> Kind:
+    """Return the kind of the set at a path, those of plug-ins among them."""
+    from trainkit.config import loader, schema
+    from trainkit.data import kinds
+
+    loader.with_plugins(schema.TABLES, plugins)
+    return kinds.at(path)
+
+
+def _function(kind: Kind, verb: Verb) -> Callable[..., Any]:
+    """Import the function of a kind. Raises UserError where it has none."""
+    from trainkit.data import kinds
+
+    if (found := kinds.function(kind, verb)) is None:
+        able = ", ".join(row.name for row in kinds.KINDS.values() if kinds.function(row, verb))
+        raise UserError(f"data {kind.name}", f"has no `{verb.strip('_')}`", f"one of {able}")
+    return found
+
+
+def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping[str, str]) -> dict[str, Any]:
+    """Choose the options that a function has as parameters. Raises UsageError for others in `only` that were given."""
+    takes = inspect.signature(function).parameters
+    for name, kind in only.items():
+        if given[name] is not None and name not in takes:
+            raise click.UsageError(f"--{name} is for {kind}")
+    return {name: value for name, value in given.items() if name in takes}
 
 
 @data.command()
@@ -190,28 +214,11 @@ def verify(
     such as train and val, each is read and compared with the others. PATH may be a recipe of pictures with masks: each
     set that it names is read, and its crop and scales are held against the pictures.
     """
-    from trainkit.data.scenes import verify
-    from trainkit.data.storage import import_images
-    from trainkit.data.volumes import importer
-    from trainkit.data.volumes import verify as volume_verify
-
-    volumes = importer.holds_volumes(path)
-    scenes = not volumes and verify.holds_scenes(path)
-    if names is not None and not (volumes or scenes):
-        raise click.UsageError("--names is for NIfTI files and for masks")
-    if patient is not None and not volumes:
-        raise click.UsageError("--patient is for NIfTI files")
-    with bar("verifying", "case" if volumes else "picture") as on_progress:
-        if volumes:
-            found = volume_verify.verify(
-                path, against=against, names=_label_names(names), patient=patient, on_progress=on_progress
-            )
-        elif scenes:
-            found = verify.verify(
-                path, against=against, names=_label_names(names), plugins=plugins, on_progress=on_progress
-            )
-        else:
-            found = import_images.verify(path, against=against, on_progress=on_progress)
+    kind = _kind_at(path, plugins)
+    read, given = _function(kind, "verify"), {"names": _label_names(names), "patient": patient, "plugins": plugins}
+    options = _taken(read, given, {"names": "NIfTI files and for masks", "patient": "NIfTI files"})
+    with bar("verifying", kind.sample) as on_progress:
+        found = read(path, against=against, on_progress=on_progress, **options)
     for line in found:
         echo(line)
     problems = sum(not line.startswith("warning: ") for line in found)

@@ -66,7 +66,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
     `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
     Raises ConfigError with every mistake.
     """
-    tables = _with_plugins(TABLES, plugins)
+    tables = with_plugins(TABLES, plugins)
     return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
 
 
@@ -207,8 +207,8 @@ def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
 # ---- Plug-ins --------------------------------------------------------------------------------------------------------
 
 
-def _with_plugins(tables: Tables, plugins: Sequence[str]) -> Tables:
-    """The tables with the words of plug-in packages added. Raises UserError."""
+def with_plugins(tables: Tables, plugins: Sequence[str]) -> Tables:
+    """Import plug-in packages, and return the tables with their words added. Raises UserError."""
     merged = {table: dict(words) for table, words in tables.items()}
     for plugin in plugins:
         where = f"--plugin {cut(plugin)}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export import files
-from trainkit.export.files import Outputs
+from trainkit.export.files import Format, Outputs
+from trainkit.interfaces import Meta
 
 CLOSE = 1e-3
 """How far a number may be off, as a share of the largest; 1e-5 is usual. Where points of a segmentation are refined,
@@ -97,6 +99,15 @@ class Exportable:
     timed: tuple[nn.Module, Tensor] | None = None
     """A module that gives logits, and one picture, to be timed."""
     notes: Sequence[str] = ()
+
+
+class Exporter(NamedTuple):
+    """How runs of one kind of data are exported, and their networks rebuilt from exported files."""
+
+    exportable: Callable[[Recipe, Meta, str, Path, Sequence[Format], int, bool], Exportable]
+    """Given recipe, `Meta`, name of the run, weights, formats, pictures to check on, True for timing."""
+    rebuilt: Callable[[Recipe, Meta, Mapping[str, Any], Path], nn.Module]
+    """Given recipe, `Meta`, what model.json says, file of tensors."""
 
 
 class NamedModule(nn.Module):

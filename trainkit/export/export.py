@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +17,10 @@ import torch
 from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
+from trainkit.data import kinds
 from trainkit.errors import UserError
 from trainkit.export import files, model_card
-from trainkit.export.agreement import Agreement, Exportable
+from trainkit.export.agreement import Agreement, Exportable, Exporter
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.latency import Latency, time_network
 from trainkit.files import write_aside
@@ -70,8 +70,8 @@ def export(
     meta = read_meta(folder)
     # The run's precision may be one that this machine does not have.
     recipe = loader.load(folder.recipe, ("train.precision=no",), plugins)
-    kind = _kind(recipe)
-    if kind is None:
+    exporter = _exporter(recipe)
+    if exporter is None:
         found = "is not of pictures, people or volumes"
         expected = "a run of classify, embed, adadistill, reid, segment2d or segment3d"
         raise UserError(f"run {folder.name}", found, expected)
@@ -82,7 +82,7 @@ def export(
     if ONNX in names:
         files.require("onnx", "onnxscript", "onnxruntime")
     weights = best_weights(folder.path)
-    network = kind.exportable(recipe, meta, folder.name, weights, formats, pictures, latency)
+    network = exporter.exportable(recipe, meta, folder.name, weights, formats, pictures, latency)
     about = {**network.about, **_origin(folder, recipe, meta, weights, network)}
     out.mkdir(parents=True, exist_ok=True)
     return _write(out, names, network, about, folder, recipe, weights, seconds if latency else None, say)
@@ -160,26 +160,17 @@ def load(folder: Path | str) -> nn.Module:
     if file.is_file() and files.sha256(file) != digest:
         raise UserError(str(file), "is not the file that model.json was written for", remedy="export it again")
     recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES)
-    kind = _kind(recipe)
-    if kind is None:
+    exporter = _exporter(recipe)
+    if exporter is None:
         raise UserError(where, "has a recipe of no kind that is exported", "what `trainkit export` wrote")
-    return kind.rebuilt(recipe, meta_of(held), said, file)
+    return exporter.rebuilt(recipe, meta_of(held), said, file)
 
 
-def _kind(recipe: Recipe) -> ModuleType | None:
-    """Choose the module with `exportable` and `rebuilt` for a recipe's kind; None where there is none."""
-    from trainkit.data.images import preprocess
-
-    if hasattr(recipe.task, "deployable"):
-        from trainkit.export import scenes
-
-        return scenes
-    if hasattr(recipe.task, "label_map"):
-        from trainkit.export import volumes
-
-        return volumes
-    if preprocess.of(recipe.data) is not None:
-        from trainkit.export import images
-
-        return images
+def _exporter(recipe: Recipe) -> Exporter | None:
+    """Choose how a run is exported by its kind of data; data of a plug-in without a row by its task. None without."""
+    kind = kinds.of(recipe.data)
+    for row in (kind,) if kind else (kinds.KINDS["scenes"], kinds.KINDS["volumes"]):
+        choose = kinds.function(row, "export")
+        if choose is not None and (found := choose(recipe)) is not None:
+            return found
     return None

@@ -21,7 +21,15 @@ from trainkit.data.images import preprocess
 from trainkit.data.images.preprocess import Preparation
 from trainkit.errors import UserError
 from trainkit.export import files
-from trainkit.export.agreement import Exportable, NamedModule, RowAgreement, by_name, compare_rows, write_onnx_of_rows
+from trainkit.export.agreement import (
+    Exportable,
+    Exporter,
+    NamedModule,
+    RowAgreement,
+    by_name,
+    compare_rows,
+    write_onnx_of_rows,
+)
 from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import load_network
@@ -75,6 +83,11 @@ class _First(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.deployed(pixels)[0]
+
+
+def exporter(recipe: Recipe) -> Exporter | None:
+    """Return how runs of single pictures are exported; None where the data has none."""
+    return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt)
 
 
 def exportable(

@@ -22,6 +22,7 @@ from trainkit.export.agreement import (
     CLOSE,
     LEAST_SAME,
     Exportable,
+    Exporter,
     Pictures,
     PixelAgreement,
     any_or_fixed,
@@ -31,6 +32,11 @@ from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import Meta
 from trainkit.tasks.segment2d import Segment2d
+
+
+def exporter(recipe: Recipe) -> Exporter | None:
+    """Return how runs that give pixels a class are exported; None where the task has no network for it."""
+    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "deployable") else None
 
 
 def exportable(

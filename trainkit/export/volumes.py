@@ -21,6 +21,7 @@ from trainkit.errors import UserError
 from trainkit.export import files
 from trainkit.export.agreement import (
     Exportable,
+    Exporter,
     NamedModule,
     RowAgreement,
     by_name,
@@ -44,6 +45,11 @@ class Deployed(NamedModule):
     def forward(self, voxels: Tensor) -> tuple[Tensor]:
         """Patches (B, 1, D, H, W) to logits (B, classes, D, H, W), float32."""
         return (self.net(voxels).float(),)
+
+
+def exporter(recipe: Recipe) -> Exporter | None:
+    """Return how runs that segment volumes are exported; None where the task makes no label maps."""
+    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "label_map") else None
 
 
 def exportable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.config import loader
+from trainkit.data import kinds
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import OnProgress, Predicted, Request
 from trainkit.inference.trained_model import read_meta
@@ -33,19 +34,15 @@ def predict(
     folder = Store.locate().find(run)
     meta = read_meta(folder)
     recipe = loader.load(folder.recipe, (), plugins)
-    kind = getattr(recipe.data, "name", "")
-    if hasattr(recipe.task, "label_map") and meta.axes:
-        from trainkit.inference import volumes as of_kind
-    elif hasattr(recipe.task, "probabilities") and kind == "scenes":
-        from trainkit.inference import scenes as of_kind
-    elif kind in ("images", "faces"):
-        from trainkit.inference import images as of_kind
-    elif kind == "people":
-        from trainkit.inference import people as of_kind
-    else:
+    kind = kinds.of(recipe.data)
+    if kind is None and meta.axes:  # data of a plug-in without a row
+        kind = kinds.KINDS["volumes"]
+    of_kind = kinds.function(kind, "predict") if kind else None
+    predicted = of_kind(Request(folder, recipe, meta, str(source), out, mirror, on_progress)) if of_kind else None
+    if predicted is None:
         raise UserError(
             f"run {folder.name}",
             "writes no label maps of volumes or pictures, and no table of classes or embeddings",
             "a run of segment3d, segment2d, classify, embed, adadistill or reid",
         )
-    return of_kind.predict(Request(folder, recipe, meta, str(source), out, mirror, on_progress))
+    return predicted

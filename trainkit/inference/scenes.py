@@ -47,12 +47,15 @@ class _Picture:
     where: str
 
 
-def predict(asked: Request) -> Predicted:
+def predict(asked: Request) -> Predicted | None:
     """Write a label map `OUT/<id>.png` for every picture at `source`, and `OUT/classes.json`; see `predict.predict`.
 
     `source` is a picture, a folder of pictures (folders in it are not entered), or a set with masks whose split it
     names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
+    None where the run's task gives pixels no probabilities.
     """
+    if not hasattr(asked.recipe.task, "probabilities"):
+        return None
     found, notes = _pictures(asked.source)
     meta, recipe, out = asked.meta, asked.recipe, asked.out
     targets = [(out / f"{picture.id}.png", picture) for picture in found]

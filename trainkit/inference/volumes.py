@@ -28,17 +28,19 @@ COARSER = 1.5
 """How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
 
 
-def predict(asked: Request) -> Predicted:
+def predict(asked: Request) -> Predicted | None:
     """Write a label map `OUT/<id>.nii.gz`, uint8, for every volume at `source`; see `predict.predict`.
 
     `source` is as `volume_sources.open_volumes` takes it, without label maps. With `mirror` it takes eight times as
-    long.
+    long. None where the run's task makes no label maps of volumes.
     """
     from trainkit.data.formats import nifti
     from trainkit.data.volumes import sources
     from trainkit.data.volumes.preprocess import Preparation, prepare
 
     meta, out = asked.meta, asked.out
+    if not (hasattr(asked.recipe.task, "label_map") and meta.axes):
+        return None
     found = sources.open_volumes(asked.source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
     folder = ResumableFolder(asked)

@@ -323,6 +323,11 @@ def info(path: Path | str) -> dict[str, Any]:
     return facts
 
 
+def lines(path: Path | str) -> list[str]:
+    """Write the properties of a packed set in lines."""
+    return [f"{key:14} {value}" for key, value in info(path).items()]
+
+
 def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
     """Read everything in a packed set and compare it with what was written. Returns sentences; empty when all is well.
 

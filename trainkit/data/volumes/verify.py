@@ -63,12 +63,13 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
     return facts
 
 
-def table(path: Path | str) -> list[str]:
-    """Tabulate shapes, intensities and organs of packed volumes, in lines; none for files, which it would read."""
+def lines(path: Path | str) -> list[str]:
+    """Write the properties of a set of volumes in lines; of packed ones also shapes, intensities and organs."""
+    facts = [f"{key:14} {value}" for key, value in info(path).items()]
     if not volume_store.is_packed(Path(path)):
-        return []
+        return facts
     data = PackedVolumes(path)
-    return fingerprint.describe(data.names, importer.records_of(data), data.preparation)
+    return facts + fingerprint.describe(data.names, importer.records_of(data), data.preparation)
 
 
 def verify(

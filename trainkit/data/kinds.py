@@ -1,0 +1,139 @@
+"""List the kinds of data and, for each, the functions that import, verify, configure, predict and export it.
+
+A function is named by `package.module:name` and imported when it is first needed, so that a table in the data layer
+can name functions of layers above. A plug-in adds a row by `add`; see docs/extending.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainkit.config.schema import TABLES
+from trainkit.errors import UserError
+
+Verb = Literal["open", "holds", "import_", "info", "verify", "configure", "predict", "export"]
+VERBS: tuple[Verb, ...] = ("open", "holds", "import_", "info", "verify", "configure", "predict", "export")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of data: its name, and the dotted name of a function for each verb; None where it has none."""
+
+    name: str
+    open: str
+    """Class of the block `data` of a recipe, whose method `open` opens the data."""
+    holds: str | None = None
+    """`(path) -> bool`: True where the set at a path of the command line is of this kind."""
+    import_: str | None = None
+    """`(source, out, **options) -> report`: convert a set to the packed form."""
+    info: str | None = None
+    """`(path, ...) -> list[str]`: describe a set in lines."""
+    verify: str | None = None
+    """`(path, *, against, on_progress, ...) -> list[str]`: say what is damaged, and after `warning: ` odd.
+
+    Of `names`, `patient` and `plugins`, `info` and `verify` get those that they have as parameters.
+    """
+    configure: str | None = None
+    """`(fitted, recipe, data) -> None`: fit a recipe to other data, for `trainkit cp --data`; see `autoconfig.fit`."""
+    predict: str | None = None
+    """`(request) -> Predicted | None`: predict new data; None where the run's task predicts nothing of this kind."""
+    export: str | None = None
+    """`(recipe) -> Exporter | None`: choose how a run is exported; None where its network cannot be."""
+    sample: str = "picture"
+    """The word for a sample in progress bars."""
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="images",
+            open=TABLES["data"]["images"],
+            import_="trainkit.data.storage.import_images:import_pictures",
+            info="trainkit.data.storage.import_images:lines",
+            verify="trainkit.data.storage.import_images:verify",
+            configure="trainkit.autoconfig.images:images",
+            predict="trainkit.inference.images:predict",
+            export="trainkit.export.images:exporter",
+        ),
+        Kind(
+            name="faces",
+            open=TABLES["data"]["faces"],
+            import_="trainkit.data.storage.import_images:import_faces",
+            info="trainkit.data.storage.import_images:lines",
+            verify="trainkit.data.storage.import_images:verify",
+            configure="trainkit.autoconfig.images:faces",
+            predict="trainkit.inference.images:predict",
+            export="trainkit.export.images:exporter",
+        ),
+        Kind(
+            name="volumes",
+            open=TABLES["data"]["volumes"],
+            holds="trainkit.data.volumes.importer:holds_volumes",
+            import_="trainkit.data.volumes.importer:import_volumes",
+            info="trainkit.data.volumes.verify:lines",
+            verify="trainkit.data.volumes.verify:verify",
+            configure="trainkit.autoconfig.volumes:volumes",
+            predict="trainkit.inference.volumes:predict",
+            export="trainkit.export.volumes:exporter",
+            sample="case",
+        ),
+        Kind(
+            name="scenes",
+            open=TABLES["data"]["scenes"],
+            holds="trainkit.data.scenes.verify:holds_scenes",
+            info="trainkit.data.scenes.verify:described",
+            verify="trainkit.data.scenes.verify:verify",
+            configure="trainkit.autoconfig.scenes:scenes",
+            predict="trainkit.inference.scenes:predict",
+            export="trainkit.export.scenes:exporter",
+        ),
+        Kind(
+            name="people",
+            open=TABLES["data"]["people"],
+            configure="trainkit.autoconfig.people:people",
+            predict="trainkit.inference.people:predict",
+            export="trainkit.export.images:exporter",
+        ),
+    )
+}
+"""Kinds of data by their names, which are the words of recipes. Of several that hold a path the first is taken."""
+
+
+def add(kind: Kind) -> None:
+    """Add the row of a plug-in, which calls this when it is imported. Raises UserError for a name that is taken."""
+    if KINDS.get(kind.name, kind) != kind:
+        raise UserError(f"the kind of data {kind.name!r}", "is there already", remedy="choose another name")
+    for verb in VERBS:
+        dotted = getattr(kind, verb)
+        if dotted is not None and not re.fullmatch(r"[\w.]+:\w+", dotted):
+            raise UserError(f"{verb} of the kind of data {kind.name!r}", repr(dotted), "package.module:function")
+    KINDS[kind.name] = kind
+
+
+def of(data: object) -> Kind | None:
+    """Return the row of a recipe's block `data`, by its class or one that it inherits from; None without one."""
+    rows = {kind.open: kind for kind in KINDS.values()}
+    classes = (f"{cls.__module__}:{cls.__qualname__}" for cls in type(data).__mro__)
+    return next((rows[name] for name in classes if name in rows), None)
+
+
+def at(path: object) -> Kind:
+    """Return the kind of the set at a path: the first that holds it, else `images`, whose packed form `faces` share."""
+    for kind in KINDS.values():
+        if (holds := function(kind, "holds")) is not None and holds(path):
+            return kind
+    return KINDS["images"]
+
+
+def function(kind: Kind, verb: Verb) -> Callable[..., Any] | None:
+    """Import the function of a kind for a verb; None where it has none."""
+    dotted: str | None = getattr(kind, verb)
+    if dotted is None:
+        return None
+    module, _, name = dotted.partition(":")
+    return getattr(importlib.import_module(module), name)
