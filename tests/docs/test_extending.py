@@ -5,10 +5,13 @@ import shlex
 import sys
 
 import pytest
+from PIL import Image
 from runs import ROOT, Ran, newest, stop_after
 
 from trainkit.config.run_request import Order
+from trainkit.data import kinds
 from trainkit.experiments.launch import launch
+from trainkit.inference.predict import predict
 
 pytestmark = pytest.mark.usefixtures("store")
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -16,6 +19,7 @@ PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def dots(tmp_path, monkeypatch):
+    monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
     for language, name in (("python", "dots.py"), ("yaml", "dots.yaml")):
         code = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
         assert code
@@ -51,6 +55,18 @@ def test_it_is_resumed_to_the_same_bits(dots):
     assert parted.code == 0 and parted.repeatable == whole.repeatable
     for name, tensor in whole.last.tensors["model"].items():
         assert (parted.last.tensors["model"][name] == tensor).all(), name
+
+
+def test_its_kind_of_data_is_predicted(dots, tmp_path):
+    trained(dots, "log={system_every: null}")
+    drawn = sys.modules["dots"].Drawn("new", 20, 3, 0)
+    (tmp_path / "pictures").mkdir()
+    for row, image in enumerate(drawn.fetch(range(20), 0)["image"]):
+        Image.fromarray((255 * image[0]).byte().numpy()).save(tmp_path / "pictures" / f"{row:02}.png")
+    done = predict(newest().name, tmp_path / "pictures", tmp_path / "counts.csv", plugins=("dots",))
+    head, *rows = done.written[0].read_text().splitlines()
+    counts = [float(row.partition(",")[2]) for row in rows]
+    assert head == "id,count" and done.rows == 20 and abs(drawn.counts - counts).mean() < 1.5
 
 
 def test_its_mistakes_are_named_in_the_recipe(dots):
