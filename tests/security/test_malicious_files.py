@@ -595,7 +595,7 @@ REASONS = {
         *(f"{file} importlib.import_module" for file in (
             "config/validation.py", "data/images/dataset.py", "data/people/sources.py", "data/scenes/sources.py",
             "data/volumes/dataset.py",
-            "autoconfig/fit.py", "metrics/bootstrap.py",
+            "data/kinds.py",
         )),
     },
     "a package that the command line names: it is trusted": {"config/loader.py importlib.import_module"},
