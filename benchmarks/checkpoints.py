@@ -170,7 +170,7 @@ def _ours(wait_for_it: bool) -> Sample:
     import torch
 
     from trainkit.checkpoint import storage
-    from trainkit.config.run_request import Order, load
+    from trainkit.config.run_request import RunRequest, load
     from trainkit.tracking.run_folder import RunFolder
     from trainkit.training.checkpoint_writer import CheckpointWriter
     from trainkit.training.events import EventSchedule
@@ -190,7 +190,7 @@ def _ours(wait_for_it: bool) -> Sample:
         LossMeter(SimpleNamespace(device=torch.device("cpu"), at_once=True)),
     )
     state = TrainState(training.net, training.optimizer, None, None, None, agenda, tally, {})
-    recipe = load(Order(Path("recipes/convnext.yaml"), ("checkpoints.keep_last=1",)))
+    recipe = load(RunRequest(Path("recipes/convnext.yaml"), ("checkpoints.keep_last=1",)))
     writer = CheckpointWriter(recipe, RunLogger(recipe, folder, main=True))
 
     def save() -> None:

@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainkit.config.run_request import Order, load
-from trainkit.distributed.runtime import Machine
+from trainkit.config.run_request import RunRequest, load
+from trainkit.distributed.runtime import Runtime
 from trainkit.speed.clock import STEP, Clock
 from trainkit.training import trainer
 from trainkit.training.throughput_monitor import EVERY, ThroughputMonitor
@@ -87,11 +87,11 @@ def trained() -> tuple[ThroughputMonitor, Timed]:
     """The monitor of a training that has just ended, and its clock."""
     sys.path.insert(0, str(TOY.parent))
     length = [f"train.length={UPDATES} steps", "train.batch_size=16", "train.micro_batch=16"]
-    recipe = load(Order(TOY, [*length, "evaluations={}", "best=null", "log.every=50 steps"], ("toy",)))
-    machine = Machine(recipe)
+    recipe = load(RunRequest(TOY, [*length, "evaluations={}", "best=null", "log.every=50 steps"], ("toy",)))
+    runtime = Runtime(recipe)
     before, trainer.Clock = trainer.Clock, Timed
     try:
-        with Trainer(recipe, recipe.data.open(recipe.seed), machine) as training:
+        with Trainer(recipe, recipe.data.open(recipe.seed), runtime) as training:
             training.open()
             for _ in range(training.plan.steps):
                 training.step()

@@ -35,7 +35,7 @@ from contest import Contest, Sample, Target, next_turn
 from torch import Tensor, nn
 
 from trainkit import rng
-from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores
+from trainkit.interfaces import Dataset, DatasetInfo, Loss, Networks, Scores
 
 FEATURES, BATCH, EACH = 64, 32, 4
 FIRST, STEPS, BLOCK = 100, 700, 50
@@ -73,14 +73,14 @@ class Tiny:
     def __post_init__(self) -> None:
         self.names = tuple(f"m{number}" for number in range(self.metrics))
 
-    def needs(self) -> dict[str, Any]:
+    def required_weights(self) -> dict[str, Any]:
         return {}
 
-    def build(self, meta: Meta, found: Any, seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Any, seed: int) -> Networks:
         torch.manual_seed(0)
-        return Parts(nn.Linear(FEATURES, 10))
+        return Networks(nn.Linear(FEATURES, 10))
 
-    def loss(self, net: nn.Module, parts: Parts, batch: dict[str, Tensor], at: Any) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: dict[str, Tensor], at: Any) -> Loss:
         WATCH.step()
         loss = F.cross_entropy(net(batch["image"]), batch["label"], reduction="sum")
         return Loss(loss, len(batch["label"]), dict.fromkeys(self.names, loss.detach()))
@@ -127,8 +127,8 @@ class Made:
     train: str = "made up"
     evaluate: dict[str, str] = field(default_factory=dict)
 
-    def open(self, seed: int) -> Opened:
-        return Opened(Meta(10, (FEATURES,), "made up"), Split(self.size, self.people, seed), {})
+    def open(self, seed: int) -> Dataset:
+        return Dataset(DatasetInfo(10, (FEATURES,), "made up"), Split(self.size, self.people, seed), {})
 
     def missing(self) -> list[str]:
         return []
@@ -181,14 +181,14 @@ def trained(**words: Any) -> Watch:
     """Train, and what was seen of it."""
     import growth  # as a plug-in
 
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.experiments.launch import launch
 
     recipe = Path(os.environ["TRAINKIT_STORE"]) / "growth.yaml"
     recipe.write_text(RECIPE.format(**{"metrics": 1, "size": 10_000, "people": "false", "steps": STEPS} | words))
     growth.WATCH = growth.Watch()
     with contextlib.redirect_stdout(sys.stderr):
-        launch(Order(recipe, (), ("growth",)), lambda: False)
+        launch(RunRequest(recipe, (), ("growth",)), lambda: False)
     return growth.WATCH
 
 

@@ -64,7 +64,7 @@ def started(*words: str, code: int = 0) -> Sample:
 
 
 def first_step() -> Sample:
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.experiments.launch import launch
     from trainkit.tracking import journal
     from trainkit.tracking.store import Store
@@ -75,7 +75,7 @@ def first_step() -> Sample:
         for _ in range(2):
             began, busy = time.time(), time.process_time()
             with contextlib.redirect_stdout(sys.stderr):
-                launch(Order(recipe, SHORT), lambda: False)
+                launch(RunRequest(recipe, SHORT), lambda: False)
             cpu = time.process_time() - busy
         (first,) = journal.read(Store.locate().runs()[-1].journal).metrics["train/loss"]
     return Sample(first.t / 1000 - began, None, {"cpu s": cpu})

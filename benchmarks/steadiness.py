@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from contest import Contest, Sample, Target
 from torch import Tensor, nn
 
-from trainkit.interfaces import Loss, Parts
+from trainkit.interfaces import Loss, Networks
 
 STEPS, BLOCK, SETTLED = 20_000, 100, 2_500
 SPAN = STEPS - 1 - SETTLED
@@ -110,10 +110,10 @@ NOTES: Notes | None = None
 class Paired(step.Told):
     """The task of `step.py`, before each of whose steps one is taken by hand."""
 
-    def loss(self, net: nn.Module, parts: Parts, batch: dict[str, Tensor], at: Any) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: dict[str, Tensor], at: Any) -> Loss:
         assert NOTES is not None
         NOTES.step()
-        return super().loss(net, parts, batch, at)
+        return super().loss(net, networks, batch, at)
 
 
 def bare(case: str) -> Sample:
@@ -127,7 +127,7 @@ def bare(case: str) -> Sample:
 def trainkit(case: str) -> Sample:
     import steadiness  # as a plug-in
 
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.experiments.launch import launch
 
     steadiness.NOTES = notes = steadiness.Notes()
@@ -136,7 +136,7 @@ def trainkit(case: str) -> Sample:
         recipe = Path(home) / "steadiness.yaml"
         recipe.write_text(RECIPE)
         with contextlib.redirect_stdout(sys.stderr):
-            launch(Order(recipe, (), ("steadiness",)), lambda: False)
+            launch(RunRequest(recipe, (), ("steadiness",)), lambda: False)
     own = 1e6 * (notes.began[1:] - notes.ended[:-1])
     hand = 1e6 * (notes.ended - notes.began)[:-1]
     plain = ~np.isin(np.arange(1, STEPS) % step.EVERY, (0, 1))

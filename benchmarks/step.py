@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.distributed import stop_signal
-from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores
+from trainkit.interfaces import Dataset, DatasetInfo, Loss, Networks, Scores
 
 SEED, SAMPLES, FEATURES, HIDDEN, CLASSES, BATCH = 0, 4096, 64, 128, 10, 64
 FIRST, STEPS, BLOCK = 300, 2300, 50
@@ -239,12 +239,12 @@ def trainkit(case: str) -> Sample:
     with terminal() as folder:
         os.environ["TRAINKIT_STORE"] = str(folder / "store")
         (folder / "step.yaml").write_text(RECIPE)
-        from trainkit.config.run_request import Order
+        from trainkit.config.run_request import RunRequest
         from trainkit.experiments.launch import launch
 
         out, sys.stdout = sys.stdout, sys.stderr
         try:
-            launch(Order(folder / "step.yaml", (), ("step",)), stop_signal.stop_flag())
+            launch(RunRequest(folder / "step.yaml", (), ("step",)), stop_signal.stop_flag())
         finally:
             sys.stdout = out
     return step.WATCH.sample(step.WATCH.net)
@@ -254,14 +254,14 @@ def trainkit(case: str) -> Sample:
 class Told:
     """The task of the recipe."""
 
-    def needs(self) -> dict[str, Any]:
+    def required_weights(self) -> dict[str, Any]:
         return {}
 
-    def build(self, meta: Meta, found: Any, seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Any, seed: int) -> Networks:
         WATCH.net = network()
-        return Parts(WATCH.net)
+        return Networks(WATCH.net)
 
-    def loss(self, net: nn.Module, parts: Parts, batch: dict[str, Tensor], at: Any) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: dict[str, Tensor], at: Any) -> Loss:
         loss, accuracy = WATCH.loss(net, batch["image"], batch["label"], "sum")
         return Loss(loss, len(batch["label"]), {"accuracy": accuracy})
 
@@ -279,8 +279,8 @@ class InMemory:
     train: str = "made up"
     evaluate: dict[str, str] = field(default_factory=dict)
 
-    def open(self, seed: int) -> Opened:
-        return Opened(Meta(CLASSES, (FEATURES,), "made up"), Points("train"), {"val": Points("val")})
+    def open(self, seed: int) -> Dataset:
+        return Dataset(DatasetInfo(CLASSES, (FEATURES,), "made up"), Points("train"), {"val": Points("val")})
 
     def missing(self) -> list[str]:
         return []

@@ -100,8 +100,8 @@ def side(word: str) -> Sample:
     import torch
 
     from trainkit.config import run_request
-    from trainkit.distributed.runtime import Machine
-    from trainkit.interfaces import At
+    from trainkit.distributed.runtime import Runtime
+    from trainkit.interfaces import StepContext
     from trainkit.speed.clock import Clock
     from trainkit.speed.flops import Counter
     from trainkit.tracking.run_folder import RunFolder
@@ -122,14 +122,14 @@ def side(word: str) -> Sample:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        recipe = run_request.load(run_request.Order(_prepare(home, word)))
+        recipe = run_request.load(run_request.RunRequest(_prepare(home, word)))
         logger = RunLogger(recipe, RunFolder(home), Kept(), main=True)
         weights = {"teacher": home / "teacher.safetensors"}
-        machine = Machine(recipe)
-        machine.configure(recipe)
+        runtime = Runtime(recipe)
+        runtime.configure(recipe)
         began = time.process_time()
         data = recipe.data.open(recipe.seed)
-        with trainer.Trainer(recipe, data, machine, logger, weights=weights, cache=home / "outputs") as training:
+        with trainer.Trainer(recipe, data, runtime, logger, weights=weights, cache=home / "outputs") as training:
             training.fit()
         whole = time.process_time() - began
         losses = [line["train/loss"] for line in said]
@@ -138,8 +138,8 @@ def side(word: str) -> Sample:
         step = float(np.median([line["speed/step_ms_p50"] for line in said[1:]]))
 
         data = recipe.data.open(0)
-        parts = recipe.task.build(data.meta, {"teacher": home / "teacher.safetensors"}, 0)
-        net, teacher = (m.to(memory_format=torch.channels_last) for m in (parts.learns, parts.frozen["teacher"]))
+        networks = recipe.task.build(data.meta, {"teacher": home / "teacher.safetensors"}, 0)
+        net, teacher = (m.to(memory_format=torch.channels_last) for m in (networks.model, networks.frozen["teacher"]))
         teacher.eval().requires_grad_(False)
         optimizer = torch.optim.SGD(net.parameters(), 1e-3, 0.9, weight_decay=5e-4, fused=True)
         batch = data.train.on_device(data.train.fetch(np.arange(BATCH), 0))
@@ -148,11 +148,11 @@ def side(word: str) -> Sample:
             with torch.no_grad():
                 batch["teacher"] = teacher(batch["image"])
 
-        at = At(0, 0, 0.0, lambda x: x, torch.no_grad)
+        at = StepContext(0, 0, 0.0, lambda x: x, torch.no_grad)
         recipe.task.cache_teacher = True  # what the batch holds is taken
 
         def learns() -> None:
-            recipe.task.loss(net, parts, batch, at).sum.backward()
+            recipe.task.loss(net, networks, batch, at).sum.backward()
             optimizer.step()
             optimizer.zero_grad()
 

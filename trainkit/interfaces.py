@@ -39,6 +39,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
+from trainkit.errors import hint_renamed
+
 IGNORED = 255
 """In a `mask` of pixels: not labelled, and neither learned from nor scored. Classes are 0 .. 254."""
 
@@ -47,7 +49,7 @@ Rows = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Meta:
+class DatasetInfo:
     """Properties of a data set that a task may know."""
 
     classes: int
@@ -161,10 +163,10 @@ class ImageSplit(Protocol):
 
 
 @dataclass(frozen=True)
-class Opened:
+class Dataset:
     """A data set whose files have been found and checked."""
 
-    meta: Meta
+    meta: DatasetInfo
     train: Split
     evaluations: Mapping[str, Split]
     notes: tuple[str, ...] = ()
@@ -177,7 +179,7 @@ class Opened:
 class Data(Protocol):
     """A data set. An implementation is a dataclass whose fields are the YAML block."""
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find and check the files. Raises UserError naming file and row."""
         ...
 
@@ -187,32 +189,39 @@ class Data(Protocol):
 
 
 @dataclass
-class Parts:
+class Networks:
     """The three kinds of state a task is made of."""
 
-    learns: nn.Module
+    model: nn.Module
     """Gets gradients: wrapped, compiled, averaged (EMA), called only through forward."""
     frozen: dict[str, nn.Module] = field(default_factory=dict)
     """Placed on the device and nothing else: never wrapped, never saved. All are scored on the first evaluation
     before step 1."""
     trusted: tuple[str, ...] = ()
     """Names in `frozen` that training leans on: one that does not beat chance ends the run."""
-    tabulated: dict[str, nn.Module] = field(default_factory=dict)
+    cached: dict[str, nn.Module] = field(default_factory=dict)
     """Frozen networks whose output over the training split is computed once, ahead, for every sample and view; each
     batch then carries the outputs of its samples under the same key, in float32."""
-    remembers: nn.Module | None = None
+    memory: nn.Module | None = None
     """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
     notes: tuple[str, ...] = ()
     """Sentences about what was built, said with the plan."""
-    together: str = ""
+    indivisible: str = ""
     """Why a micro-batch must not be computed in parts: what of the loss is over all of its samples, after "and"; empty
     where the loss is a sum over samples."""
-    stored: bool = False
-    """Keep outputs of `tabulated` in the store, in half precision, however few they are."""
+    cache_on_disk: bool = False
+    """Keep outputs of `cached` in the store, in half precision, however few they are."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Read a field by the name that it had in 0.1."""
+        if name not in _OLD_FIELDS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        hint_renamed(f"Networks.{name}", _OLD_FIELDS[name])
+        return getattr(self, _OLD_FIELDS[name])
 
 
 @dataclass(frozen=True)
-class At:
+class StepContext:
     """Where in the training a micro-batch stands, and what its loss may use of the other processes."""
 
     step: int
@@ -262,21 +271,21 @@ class Scores:
 class Task(Protocol):
     """Networks, losses and scores. An implementation is a dataclass whose fields are the YAML block."""
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """Weights that must exist before `build`, by name."""
         ...
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
-        """Make the networks. `found` holds a file for each of `needs`, or nothing, where one that is trained already is
-        put together again. Raises UserError when weights do not fit."""
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
+        """Make the networks. `found` holds a file for each of `required_weights`, or nothing, where one that is trained
+        already is put together again. Raises UserError when weights do not fit."""
         ...
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Loss of one micro-batch. Calls `net(...)`, never `net.forward(...)`."""
         ...
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """One row per sample of the batch, in its order; `net` is `parts.learns`, its average, or a frozen network."""
+        """One row per sample of the batch, in its order; `net` is `networks.model`, its EMA, or a frozen network."""
         ...
 
     def score(self, rows: Rows, split: Split) -> Scores:
@@ -344,3 +353,35 @@ last, so that records in the order of their modalities begin with the pictures."
 
 
 RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))
+
+
+# ---- Names of 0.1, for plug-ins; they go with 1.0
+
+_OLD_CLASSES = {"Meta": "DatasetInfo", "Opened": "Dataset", "Parts": "Networks", "At": "StepContext"}
+_OLD_FIELDS = {
+    "learns": "model",
+    "tabulated": "cached",
+    "remembers": "memory",
+    "together": "indivisible",
+    "stored": "cache_on_disk",
+}
+
+
+def _old_parts(*values: Any, **fields: Any) -> Networks:
+    """Make `Networks` from the fields of 0.1's `Parts`."""
+    return Networks(*values, **{_OLD_FIELDS.get(name, name): value for name, value in fields.items()})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OLD_CLASSES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint_renamed(f"trainkit.interfaces.{name}", _OLD_CLASSES[name])
+    return _old_parts if name == "Parts" else globals()[_OLD_CLASSES[name]]
+
+
+def with_current_methods(cls: Any) -> Any:
+    """Give a task class of 0.1, which has `needs`, its present method `required_weights`."""
+    if hasattr(cls, "needs") and not hasattr(cls, "required_weights"):
+        hint_renamed(f"{cls.__name__}.needs", "required_weights")
+        cls.required_weights = cls.needs
+    return cls

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import stepped_process
-from trainkit.diagnostics.stepped_process import Paced, PaceError, Ratio
+from trainkit.diagnostics.stepped_process import Ratio, SteppedProcess, SteppedProcessError
 from trainkit.errors import UserError
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -91,9 +91,9 @@ class Parts:
 
     def loss(self, batch: Any) -> Any:
         """The loss of a batch."""
-        from trainkit.interfaces import At
+        from trainkit.interfaces import StepContext
 
-        at = At(0, 0, 0.0, lambda x, grad=False: x, nullcontext)
+        at = StepContext(0, 0, 0.0, lambda x, grad=False: x, nullcontext)
         return self.recipe.task.loss(self.net, self.parts, batch, at)
 
 
@@ -117,7 +117,7 @@ class Bench:
         self._evaluations: dict[tuple[str, str], tuple[float, bool]] = {}
         self._ready: dict[str, Any] = {}
         self._pairs: dict[Any, Any] = {}
-        self._open: tuple[Any, Paced] | None = None
+        self._open: tuple[Any, SteppedProcess] | None = None
         self._parts: tuple[str, Parts] | None = None
 
     def close(self) -> None:
@@ -148,12 +148,12 @@ class Bench:
         """What keeps a recipe from being trained here; empty when nothing does."""
         from trainkit.training.dependencies import gather
 
-        order = Order(path, (), self.plugins)
+        request = RunRequest(path, (), self.plugins)
         try:
-            recipe = load(order)
+            recipe = load(request)
             if recipe.data.missing():
                 return "its data are not here"
-            gather(order, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+            gather(request, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
         except UserError as error:
             return f"{Path(error.where).name} {error.found}" if error.found else str(error)
         return ""
@@ -162,29 +162,33 @@ class Bench:
         """Words with the machine's numbers in them."""
         return tuple(word.replace("{cores}", str(max(1, int(self.cores)))) for word in words)
 
-    def order(self, guide: str, words: Sequence[str] = ()) -> Order:
+    def order(self, guide: str, words: Sequence[str] = ()) -> RunRequest:
         """The guide's recipe with some changes."""
-        return Order(self.chosen(guide)[0], tuple(words), self.plugins)
+        return RunRequest(self.chosen(guide)[0], tuple(words), self.plugins)
 
     # ---- trainings in processes of their own
 
     @contextmanager
-    def _beside(self, order: Order, environment: Sequence[tuple[str, str | None]], patience: float) -> Iterator[Paced]:
-        with Paced(order, dict(environment), patience=patience) as child:
+    def _beside(
+        self, request: RunRequest, environment: Sequence[tuple[str, str | None]], patience: float
+    ) -> Iterator[SteppedProcess]:
+        with SteppedProcess(request, dict(environment), patience=patience) as child:
             child.go(1)
             yield child
 
-    def _kept(self, order: Order, environment: Sequence[tuple[str, str | None]], patience: float) -> Paced:
+    def _kept(
+        self, request: RunRequest, environment: Sequence[tuple[str, str | None]], patience: float
+    ) -> SteppedProcess:
         """A training that is left standing for the next measurement, which often begins from the same."""
-        key = (order.path, tuple(order.overrides), tuple(environment))
+        key = (request.path, tuple(request.overrides), tuple(environment))
         if self._open is None or self._open[0] != key:
             self.close()
-            child = Paced(order, dict(environment), patience=patience)
+            child = SteppedProcess(request, dict(environment), patience=patience)
             self._open = (key, child)
             child.go(1)
         return self._open[1]
 
-    def _count(self, child: Paced) -> int:
+    def _count(self, child: SteppedProcess) -> int:
         return max(1, round(self.block / max(child.go(1).seconds, 1e-6)))
 
     def pairs(self, guide: str, before: Any, blank: Any, after: Any, environment: Any, patience: float) -> list[Any]:
@@ -192,19 +196,19 @@ class Bench:
         key = (guide, before, blank, after, environment)
         if key not in self._pairs:
             try:
-                one = self._kept(self.order(guide, before), blank, patience)
-                with self._beside(self.order(guide, after), environment, patience) as other:
+                one = self._kept(self.request(guide, before), blank, patience)
+                with self._beside(self.request(guide, after), environment, patience) as other:
                     updates = self._count(one), self._count(other)
                     self._pairs[key] = list(stepped_process.in_turns(one, other, updates, self.repeats))
-            except PaceError as error:
+            except SteppedProcessError as error:
                 self.close()
                 raise Unable(f"a training ended: {error.reason}") from None
         return self._pairs[key]
 
-    def _shipped(self, guide: str) -> Paced:
+    def _shipped(self, guide: str) -> SteppedProcess:
         try:
-            return self._kept(self.order(guide), (), PATIENCE)
-        except PaceError as error:
+            return self._kept(self.request(guide), (), PATIENCE)
+        except SteppedProcessError as error:
             self.close()
             raise Unable(f"a training ended: {error.reason}") from None
 
@@ -225,10 +229,10 @@ class Bench:
     def evaluation(self, guide: str, name: str) -> tuple[float, bool]:
         """Seconds of an evaluation, of averaged weights too where there are such, and whether it was held."""
         if (guide, name) not in self._evaluations:
-            twice = 2 if load(self.order(guide)).train.ema else 1
+            twice = 2 if load(self.request(guide)).train.ema else 1
             try:
                 seconds, held = self._shipped(guide).evaluate(name, 20.0)
-            except PaceError as error:
+            except SteppedProcessError as error:
                 self.close()
                 raise Unable(f"a training ended: {error.reason}") from None
             self._evaluations[guide, name] = twice * seconds, held
@@ -247,20 +251,22 @@ class Bench:
 
         from trainkit.training.dependencies import gather
 
-        order = self.order(guide)
-        recipe = load(order)
-        needs = gather(order, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+        request = self.request(guide)
+        recipe = load(request)
+        dependencies = gather(request, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
         device = torch.device("cuda" if self.gpu else "cpu")
         data = recipe.data.open(recipe.seed)
         torch.manual_seed(0)
-        parts = recipe.task.build(data.meta, {name: need.file for name, need in needs.items()}, recipe.seed)
-        for module in (parts.learns, *parts.frozen.values(), parts.remembers):
+        parts = recipe.task.build(
+            data.meta, {name: dependency.file for name, dependency in dependencies.items()}, recipe.seed
+        )
+        for module in (parts.model, *parts.frozen.values(), parts.memory):
             if module is not None:
                 module.to(device)
         size = recipe.train.micro_batch or recipe.train.batch_size
         rows = np.asarray(data.train.order(0, recipe.train.batch_size)[0, 0:size])
-        parts.learns.train()
-        return Parts(recipe, data, parts.learns, parts, rows, device)
+        parts.model.train()
+        return Parts(recipe, data, parts.model, parts, rows, device)
 
     def against(self, guide: str, before: Sequence[float], after: Sequence[float]) -> Ratio:
         """How much faster a training is whose updates cost `after` seconds more instead of `before`, by repeat."""

@@ -421,13 +421,13 @@ def test_a_run_is_refused_before_it_begins_where_the_policy_says_so(leaking):
 
 
 def test_nothing_is_looked_at_where_it_is_off_or_the_data_do_not_say_what_they_hold():
-    class Machine:
-        def lead(self, act):
+    class Runtime:
+        def on_main(self, act):
             act()
 
     def ensure(policy: str, data):
         recipe = loader.load(CONVNEXT, [f"integrity.policy={policy}"])
-        return data_integrity.ensure(recipe, data, Machine(), Store.locate())
+        return data_integrity.ensure(recipe, data, Runtime(), Store.locate())
 
     unknown, known = opened(SimpleNamespace()), opened(fake([1], [0]))
     assert ensure("off", known) is None is ensure("refuse", unknown)

@@ -33,7 +33,7 @@ def fitted(recipe: str, data: str, new: str = "mine.yaml"):
     """The copy of a shipped recipe for other data, and its text."""
     copied = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
     text = Path(new).read_text()
-    assert recipe_check.check(run_request.Order(Path(new))).count("# to decide: ") == copied.marked, (
+    assert recipe_check.check(run_request.RunRequest(Path(new))).count("# to decide: ") == copied.marked, (
         "those of a teacher's too"
     )
     return loader.load(new), text
@@ -292,7 +292,7 @@ def test_faces_and_their_teacher_are_copied_together(here):
     assert recipe.data.train == "faces#train" and recipe.data.evaluate == {"val": "faces/val/pairs.csv"}
     assert recipe.data.image_size == 24 and recipe.best.metric == "val/accuracy" and list(recipe.evaluations) == ["val"]
     assert "recipe: mine_teacher.yaml" in text and recipe.task.teacher.recipe == "mine_teacher.yaml"
-    assert "# to decide: mine_teacher.yaml, line " in recipe_check.check(run_request.Order(Path("mine.yaml")))
+    assert "# to decide: mine_teacher.yaml, line " in recipe_check.check(run_request.RunRequest(Path("mine.yaml")))
     teacher = loader.load("mine_teacher.yaml")
     assert teacher.name == "mine_teacher" and teacher.data == recipe.data
     assert recipe.data.open(0).meta.classes == 6

@@ -98,9 +98,9 @@ def test_check_says_of_each_marked_line_what_its_key_means(tmp_path):
 def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explained(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text(shipped("convnext").read_text())
-    assert "to decide" not in recipe_check.check(run_request.Order(mine))
+    assert "to decide" not in recipe_check.check(run_request.RunRequest(mine))
     mine.write_text(mine.read_text().replace("image_size: 32\n", "image_size: 32  # <- 64 sees more.\n"))
-    (line,) = [line for line in recipe_check.check(run_request.Order(mine)).splitlines() if "to decide" in line]
+    (line,) = [line for line in recipe_check.check(run_request.RunRequest(mine)).splitlines() if "to decide" in line]
     number = 1 + next(n for n, text in enumerate(mine.read_text().split("\n")) if "image_size" in text)
     assert line == (
         f"# to decide: line {number}, data.image_size: 64 sees more; Side of a picture, or height and width, in pixels"
@@ -167,7 +167,9 @@ def test_a_fitted_recipe_opens_its_data_and_check_explains_what_is_left(here):
     opened = recipe.data.open(recipe.seed)
     assert opened.meta.classes == 3 and opened.train.size == 29 and opened.evaluations["val"].size == 7
     said = [
-        line for line in recipe_check.check(run_request.Order(Path("mine.yaml"))).splitlines() if line.startswith("# ")
+        line
+        for line in recipe_check.check(run_request.RunRequest(Path("mine.yaml"))).splitlines()
+        if line.startswith("# ")
     ]
     assert len(said) == copied.marked
     assert any("data.group: is nothing common to several pictures" in line for line in said)

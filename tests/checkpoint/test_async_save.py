@@ -25,9 +25,9 @@ from tests.training.test_trainer import same
 from trainkit.checkpoint import state_dict, storage
 from trainkit.checkpoint.state_dict import Copies
 from trainkit.checkpoint.verification import CheckpointError
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.data.loader import stream
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
@@ -55,10 +55,10 @@ def trained(folder: Path, *words: str, at: Path | None = None, tracker: Silent |
         sys.path.insert(0, str(PLUGIN))
     folder.mkdir(exist_ok=True)
     given = {word.partition("=")[0]: word for word in (*QUIET, *words)}
-    recipe = load(Order(TOY, list(given.values()), ("toy",)))
+    recipe = load(RunRequest(TOY, list(given.values()), ("toy",)))
     logger = RunLogger(recipe, Folder(folder), tracker or Silent(), main=True)
     data = recipe.data.open(recipe.seed)
-    with Trainer(recipe, data, Machine(recipe), logger, resume=Resume(at)) as trainer:
+    with Trainer(recipe, data, Runtime(recipe), logger, resume=Resume(at)) as trainer:
         trainer.fit()
     return logger
 
@@ -302,7 +302,7 @@ def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(
 
     kept.append(4, {"train/loss": 1.0})
     before = kept.position
-    recipe = load(Order(TOY, QUIET, ("toy",)))
+    recipe = load(RunRequest(TOY, QUIET, ("toy",)))
     writer = CheckpointWriter(recipe, RunLogger(recipe, Folder(tmp_path), Written(), main=True))
     writer.begin(4, Copies(), {"best": []})
     writer.settle()

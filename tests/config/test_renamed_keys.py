@@ -9,7 +9,8 @@ import pytest
 import yaml
 from runs import ROOT
 
-from trainkit.config import diff, loader, renamed_keys
+from trainkit import errors
+from trainkit.config import diff, loader
 from trainkit.config.loader import ConfigError
 
 RECIPE = ROOT / "recipes" / "adadistill.yaml"
@@ -17,9 +18,9 @@ RECIPE = ROOT / "recipes" / "adadistill.yaml"
 
 @pytest.fixture
 def hints(capsys):
-    renamed_keys.hint.cache_clear()
+    errors.hint_renamed.cache_clear()
     yield lambda: capsys.readouterr().err
-    renamed_keys.hint.cache_clear()
+    errors.hint_renamed.cache_clear()
 
 
 def old_recipe(tmp_path, *more: str):

@@ -11,7 +11,7 @@ import pytest
 from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import Targets, targets_reached, targets_with_modes
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
@@ -101,7 +101,7 @@ def test_a_target_of_averaged_weights_needs_an_average():
 def test_other_evaluations_than_those_of_the_targets_can_be_asked_for(tmp_path):
     recipe = tmp_path / "toy.yaml"
     recipe.write_text(TOY.read_text() + "time_to: {val/accuracy: [0.5]}\npromote: {}\n")
-    found = evaluate_run._recipe(Order(recipe, ("evaluations={other: {split: val}}",), ("toy",)))
+    found = evaluate_run._recipe(RunRequest(recipe, ("evaluations={other: {split: val}}",), ("toy",)))
     assert (found.time_to, found.promote, found.best, list(found.evaluations)) == ({}, None, None, ["other"])
 
 
@@ -149,7 +149,7 @@ def test_a_target_is_reached_once_and_costs_add_up_where_a_run_goes_on_from_befo
 
     ((name, (point,)),) = [m for m in ran.history.metrics.items() if m[0].startswith("cost/")]
     assert name == "cost/core_hours" and point.step == 12
-    cores = cost.allotted(SimpleNamespace(each=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
+    cores = cost.allotted(SimpleNamespace(all_gather=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
     least = kept["elapsed"] + ran.series("final/time/total_s")[0]
     assert 0.999 * least <= point.value * 3600 / cores <= time.perf_counter() - began
     assert kept["spent"][name] * 3600 / cores >= 0.999 * kept["elapsed"]
@@ -197,8 +197,8 @@ def test_cores_that_processes_share_count_once_and_a_quota_is_that_of_a_host():
 
 def test_gpus_cost_where_the_run_trains_on_them(monkeypatch):
     monkeypatch.setattr(cost.Groups, "quota", lambda self: None)
-    machine = SimpleNamespace(each=lambda thing: [thing, thing], device=SimpleNamespace(type="cuda"), world=2)
-    found = cost.allotted(machine)
+    runtime = SimpleNamespace(all_gather=lambda thing: [thing, thing], device=SimpleNamespace(type="cuda"), world=2)
+    found = cost.allotted(runtime)
     assert found.keys() == {"cost/core_hours", "cost/gpu_hours"} and found["cost/gpu_hours"] == 2.0
-    machine.device.type = "cpu"
-    assert cost.allotted(machine) == {"cost/core_hours": found["cost/core_hours"]}
+    runtime.device.type = "cpu"
+    assert cost.allotted(runtime) == {"cost/core_hours": found["cost/core_hours"]}

@@ -14,7 +14,7 @@ from runs import PLUGIN, newest
 
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import TABLES
 from trainkit.data import kinds
 from trainkit.data.images.dataset import Images
@@ -111,7 +111,7 @@ def ask(*words, code=0):
 
 
 def test_the_kind_of_a_plug_in_is_trained_predicted_and_exported(tiles):
-    assert launch(Order(tiles / "tiles.yaml", (), ("toy", "tiles")), lambda: False) == 0
+    assert launch(RunRequest(tiles / "tiles.yaml", (), ("toy", "tiles")), lambda: False) == 0
     run = newest().name
     said = ask("predict", run, tiles / "test" / "corner2", tiles / "out.csv")
     assert "8 rows of id, class" in said

@@ -1,4 +1,4 @@
-"""The ladder: trainings that wait, ratios of pairs, the rungs of every recipe, what is chosen, going on, writing."""
+"""The benchmark: trainings that wait, ratios of pairs, the switches of every recipe, the choice, resuming, writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from runs import PLUGIN, TOY, run
 
 from trainkit.config import loader, yaml_editor
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import (
     benchmark,
     benchmark_command,
@@ -32,7 +32,7 @@ from trainkit.diagnostics import (
 )
 from trainkit.diagnostics.benchmark import Start
 from trainkit.diagnostics.benchmark_report import TOGETHER, BenchmarkState
-from trainkit.diagnostics.stepped_process import Block, PaceError, Ready
+from trainkit.diagnostics.stepped_process import Block, Ready, SteppedProcessError
 from trainkit.errors import UserError
 from trainkit.plots import benchmark as drawing
 from trainkit.tracking.store import Store
@@ -67,8 +67,8 @@ def ready_for(recipe, machine) -> Ready:
                  block=block, views=2)  # fmt: skip
 
 
-def toy(*words: str) -> Order:
-    return Order(TOY, words, ("toy",))
+def toy(*words: str) -> RunRequest:
+    return RunRequest(TOY, words, ("toy",))
 
 
 # ---- a training that waits -------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_blocks_take_turns():
     assert pairs == [(("a", 3), ("b", 5))] * 4
 
 
-# ---- rungs -----------------------------------------------------------------------------------------------------------
+# ---- switches --------------------------------------------------------------------------------------------------------
 
 
 FEW = [loader.RECIPES / f"{name}.yaml" for name in ("tom500", "adadistill")]
@@ -227,17 +227,17 @@ def of_recipes() -> pytest.MarkDecorator:
 def test_every_try_of_every_recipe_is_a_valid_recipe_that_says_something_else(path, machine):
     recipe = loader.load(path)
     listed = switches.listed(recipe, ready_for(recipe, machine), {}, workers=2)
-    assert [rung.name for rung in listed] == list(switches.NAMES)
-    for rung in listed:
-        assert bool(rung.tries) != bool(rung.absent), rung
-        titles = [one.title for one in rung.tries]
+    assert [switch.name for switch in listed] == list(switches.NAMES)
+    for switch in listed:
+        assert bool(switch.settings) != bool(switch.absent), switch
+        titles = [one.title for one in switch.settings]
         assert len(set(titles)) == len(titles)
-        for one in rung.tries:
+        for one in switch.settings:
             changed = loader.load(path, switches.merge((), one.words))
-            assert changed != recipe, (rung.name, one)
+            assert changed != recipe, (switch.name, one)
 
 
-def of(name: str, *words: str, machine=MACHINE, environment=None, **changes) -> switches.Rung:
+def of(name: str, *words: str, machine=MACHINE, environment=None, **changes) -> switches.Switch:
     workers = changes.pop("workers", None)
     recipe = load(toy(*words))
     return next(
@@ -245,11 +245,11 @@ def of(name: str, *words: str, machine=MACHINE, environment=None, **changes) -> 
     )
 
 
-def titles(rung: switches.Rung) -> list[str]:
-    return [one.title for one in rung.tries]
+def titles(switch: switches.Switch) -> list[str]:
+    return [one.title for one in switch.settings]
 
 
-def test_rungs_fit_the_machine():
+def test_switches_fit_the_machine():
     assert titles(of("precision")) == ["bf16"]
     assert titles(of("precision", machine=GPU)) == ["float32", "fp16"]
     assert of("tf32").absent and titles(of("tf32", machine=GPU)) == ["without tf32"]
@@ -260,49 +260,51 @@ def test_rungs_fit_the_machine():
     assert titles(of("workers", "loader.workers=2")) == ["no workers", "1 worker", "4 workers"]
     assert titles(of("threads")) == ["2 threads", "4 threads"]
     assert of("threads", machine={**MACHINE, "cores": 1.0}).absent
-    assert of("prefetch").absent and of("prefetch", workers=2).tries[0].words == (
+    assert of("prefetch").absent and of("prefetch", workers=2).settings[0].words == (
         "loader.workers=2",
         "loader.prefetch=1",
     )
-    assert of("pin").absent and of("pin", machine=GPU).tries
+    assert of("pin").absent and of("pin", machine=GPU).settings
     assert of("cache").absent and of("persistent_workers").absent
     assert of("launch_blocking", machine=GPU).absent
     freed = of("launch_blocking", machine=GPU, environment={"CUDA_LAUNCH_BLOCKING": "1"})
-    assert freed.tries[0].environment == (("CUDA_LAUNCH_BLOCKING", None),)
-    assert of("deterministic", "device.deterministic=true", machine=GPU).tries
+    assert freed.settings[0].environment == (("CUDA_LAUNCH_BLOCKING", None),)
+    assert of("deterministic", "device.deterministic=true", machine=GPU).settings
     assert of("cudnn_benchmark", "device.deterministic=true", machine=GPU).absent
 
 
-def test_the_cache_of_a_recipe_is_a_rung():
+def test_the_cache_of_a_recipe_is_a_switch():
     recipe = loader.load(loader.RECIPES / "tom500.yaml")
     found = {r.name: r for r in switches.listed(recipe, ready_for(recipe, MACHINE))}
     assert titles(found["cache"]) == ["cache: disk", "cache: ram"]
 
 
-def test_a_teacher_that_could_be_asked_once_is_a_rung():
+def test_a_teacher_that_could_be_asked_once_is_a_switch():
     assert of("cache_teacher").absent == "this task has no teacher that could be asked once"
     path = loader.RECIPES / "adadistill_ms1mv2.yaml"
 
-    def rung(words: tuple[str, ...], views: int) -> switches.Rung:
+    def switch(words: tuple[str, ...], views: int) -> switches.Switch:
         listed = switches.listed(loader.load(path, words), ready(views=views, batch_norm=False))
-        return next(rung for rung in listed if rung.name == "cache_teacher")
+        return next(switch for switch in listed if switch.name == "cache_teacher")
 
-    assert [one.words for one in rung((), 2).tries] == [("task.cache_teacher=true",)]
-    assert "countable" in rung((), 0).absent and not rung((), 0).tries
+    assert [one.words for one in switch((), 2).settings] == [("task.cache_teacher=true",)]
+    assert "countable" in switch((), 0).absent and not switch((), 0).settings
     for word in ("disk", "true"):
-        assert [one.words for one in rung((f"task.cache_teacher={word}",), 2).tries] == [("task.cache_teacher=false",)]
+        assert [one.words for one in switch((f"task.cache_teacher={word}",), 2).settings] == [
+            ("task.cache_teacher=false",)
+        ]
 
 
 def test_what_changes_learning_says_so():
     for name in ("batch", "accumulation"):
-        assert all(one.gives_up and not one.same_samples for one in of(name).tries), name
-    assert all(one.gives_up for one in of("micro_batch").tries)
-    assert not any(one.gives_up for one in of("micro_batch", batch_norm=False).tries)
-    assert all(one.same_samples for one in of("micro_batch").tries)
+        assert all(one.gives_up and not one.same_samples for one in of(name).settings), name
+    assert all(one.gives_up for one in of("micro_batch").settings)
+    assert not any(one.gives_up for one in of("micro_batch", batch_norm=False).settings)
+    assert all(one.same_samples for one in of("micro_batch").settings)
     assert titles(of("batch")) == ["batch 32", "batch 64"], "no more than the data holds"
     assert all(of(name, block=8).absent for name in ("micro_batch", "batch", "accumulation"))
     for name in ("evaluations", "checkpoints", "log"):
-        assert all(one.gives_up for one in of(name).tries)
+        assert all(one.gives_up for one in of(name).settings)
 
 
 @settings(max_examples=40, deadline=None)
@@ -393,20 +395,20 @@ class Fake:
     started: ClassVar[list[tuple[str, ...]]] = []
     world: ClassVar[dict] = {}
 
-    def __init__(self, order, environment=None, *, keep=(), within=None, patience=0):
-        self.words = dict(word.partition("=")[::2] for word in order.overrides)
+    def __init__(self, request, environment=None, *, keep=(), within=None, patience=0):
+        self.words = dict(word.partition("=")[::2] for word in request.overrides)
         self.at = 0
-        Fake.started.append(tuple(order.overrides))
+        Fake.started.append(tuple(request.overrides))
         Fake.alive.append(self)
         Fake.most = max(Fake.most, len(Fake.alive))
-        reason = next((r for w, r in Fake.world.get("fails", {}).items() if w in order.overrides), None)
+        reason = next((r for w, r in Fake.world.get("fails", {}).items() if w in request.overrides), None)
         room = Fake.world.get("room", 9) if len(Fake.alive) > 1 else 9
         if reason is None and self.batch > 16 * room:
             reason = ("memory", "CUDA out of memory")
         if reason is not None:
             Fake.alive.remove(self)
-            raise PaceError(*reason)
-        self.rng = np.random.default_rng(zlib.crc32(repr(tuple(order.overrides)).encode()))
+            raise SteppedProcessError(*reason)
+        self.rng = np.random.default_rng(zlib.crc32(repr(tuple(request.overrides)).encode()))
         self.ready = ready(Fake.world.get("machine", MACHINE))
         self.first = self._block(1)
 
@@ -440,7 +442,7 @@ class Fake:
     def go(self, updates: int) -> Block:
         assert self in Fake.alive, "a child that was closed"
         if self.at + updates >= Fake.world.get("breaks", 10**9):
-            error = PaceError("failed", "its loss is not finite")
+            error = SteppedProcessError("failed", "its loss is not finite")
             error.child = self
             raise error
         return self._block(updates)
@@ -465,16 +467,16 @@ class Fake:
 @pytest.fixture
 def world(monkeypatch):
     Fake.alive, Fake.most, Fake.started, Fake.world = [], 0, [], {}
-    monkeypatch.setattr(benchmark, "Paced", Fake)
+    monkeypatch.setattr(benchmark, "SteppedProcess", Fake)
     yield Fake.world
     assert not Fake.alive, "a child was left"
 
 
-def climbed(*chosen: str, order: Order | None = None, state: BenchmarkState | None = None, **more):
-    order = order or toy()
+def climbed(*chosen: str, request: RunRequest | None = None, state: BenchmarkState | None = None, **more):
+    request = request or toy()
     said: list[str] = []
     one = benchmark.Benchmark(
-        order, load(order), state or BenchmarkState(), repeats=4, steps=10, say=said.append, **more
+        request, load(request), state or BenchmarkState(), repeats=4, steps=10, say=said.append, **more
     )
     try:
         one.run(chosen)
@@ -491,7 +493,7 @@ def test_what_helps_is_kept_together_and_what_does_not_is_not(world):
     assert verdicts["compiled, default"] == "faster" and verdicts["without channels_last"] == "slower"
     assert verdicts["without fused"] in ("no difference", "faster by less than 1 %", "slower")
     kept = one.kept()
-    assert kept.rung == TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
+    assert kept.switch == TOGETHER and set(kept.words) == {"train.compile=default", "loader.workers=2"}
     assert kept.ratio == pytest.approx(1.56, rel=0.02)
     assert any("together" in line for line in said)
 
@@ -506,9 +508,9 @@ def test_the_best_alone_is_kept_where_together_is_slower(world):
             both = self.words.get("train.compile") == "default" and self.words.get("loader.workers") == "1"
             return 900.0 if both else super().speed
 
-    benchmark.Paced = Clash
+    benchmark.SteppedProcess = Clash
     one, _ = climbed("compile", "workers")
-    assert [r.verdict for r in one.state.results if r.rung == TOGETHER] == ["slower"]
+    assert [r.verdict for r in one.state.results if r.switch == TOGETHER] == ["slower"]
     assert one.kept().title == "compiled, default"
 
 
@@ -542,7 +544,7 @@ def test_drift_is_from_float32_and_not_from_the_recipe_as_shipped(world):
     assert one.state.results[0].loss_drift == pytest.approx(0.03 / 0.97, rel=0.05)
 
 
-def test_a_rung_that_cannot_be_trained_fails_alone(world):
+def test_a_switch_that_cannot_be_trained_fails_alone(world):
     world["fails"] = {"train.compile=default": ("failed", "CppCompileError"), "loader.workers=2": ("memory", "killed")}
     world["speeds"] = {"loader.workers=1": 1.2}
     one, _ = climbed("compile", "workers")
@@ -591,9 +593,9 @@ def test_reading_ahead_is_tried_with_the_best_number_of_workers(world):
 
 
 def test_fewer_evaluations_are_computed_and_not_chosen(world):
-    order = toy("train.length=1000 steps", "evaluations={val: {every: 10 steps}}", "best=null")
-    one, _ = climbed("evaluations", "checkpoints", order=order)
-    half, none = (r for r in one.state.results if r.rung == "evaluations")
+    request = toy("train.length=1000 steps", "evaluations={val: {every: 10 steps}}", "best=null")
+    one, _ = climbed("evaluations", "checkpoints", request=request)
+    half, none = (r for r in one.state.results if r.switch == "evaluations")
     pace, one_of_both = 16 / 1000, 6.0  # the averaged weights are evaluated too
     assert half.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + 50 * one_of_both), rel=0.01)
     assert none.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + one_of_both), rel=0.01)
@@ -608,7 +610,7 @@ def test_fewer_evaluations_are_computed_and_not_chosen(world):
 def test_the_recipe_as_shipped_must_train(world):
     world["fails"] = {"seed=7": ("user", "bad", UserError("data.train", "is not there"))}
     with pytest.raises(UserError, match="is not there"):
-        climbed("fused", order=toy("seed=7"))
+        climbed("fused", request=toy("seed=7"))
     world["breaks"] = 2
     with pytest.raises(UserError, match="the recipe as shipped: its loss is not finite"):
         climbed("fused")
@@ -621,7 +623,7 @@ def test_a_recipe_that_diverges_late_begins_again_once(world):
     assert all(not result.failed for result in one.state.results) and len(one.state.results) >= 4
 
 
-def test_a_ladder_is_not_continued_on_another_machine(world):
+def test_a_benchmark_is_not_continued_on_another_machine(world):
     one, _ = climbed("fused")
     world["machine"] = {**MACHINE, "cpu": "another"}
     with pytest.raises(UserError, match="cpu was made up and is another"):
@@ -630,11 +632,11 @@ def test_a_ladder_is_not_continued_on_another_machine(world):
 
 def test_the_state_reads_back(tmp_path, world):
     one, _ = climbed("fused", "threads", "tf32", "evaluations")
-    one.state.save(tmp_path / "ladder.json")
-    again = BenchmarkState.read(tmp_path / "ladder.json")
+    one.state.save(tmp_path / "benchmark.json")
+    again = BenchmarkState.read(tmp_path / "benchmark.json")
     assert again == one.state and again.absent == {"tf32": "of no effect on a CPU"}
-    (tmp_path / "ladder.json").write_text('{"results": [{"nonsense": 1}]}')
-    assert BenchmarkState.read(tmp_path / "ladder.json") == BenchmarkState()
+    (tmp_path / "benchmark.json").write_text('{"results": [{"nonsense": 1}]}')
+    assert BenchmarkState.read(tmp_path / "benchmark.json") == BenchmarkState()
     before = len(Fake.started)
     climbed("fused", "threads", state=again)
     assert len(Fake.started) == before + 1, "only the recipe as shipped is started"
@@ -643,7 +645,7 @@ def test_the_state_reads_back(tmp_path, world):
 # ---- the verb --------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, store, tmp_path):
+def test_an_interrupted_benchmark_goes_on_and_ends_in_mlflow_and_a_recipe(world, store, tmp_path):
     world["speeds"] = {"loader.workers=2": 1.4}
     new, said = tmp_path / "fast.yaml", []
 
@@ -654,7 +656,7 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
     only = ("fused", "workers")
     with pytest.raises(KeyboardInterrupt):
         benchmark_command.command(toy(), only=only, repeats=3, steps=5, say=stop)
-    assert [folder.info().status for folder in Store.locate().runs() if "ladder" in folder.name] == ["KILLED"]
+    assert [folder.info().status for folder in Store.locate().runs() if "-bench-" in folder.name] == ["KILLED"]
     begun, there = len(Fake.started), signal.getsignal(signal.SIGTERM)
     assert benchmark_command.command(toy(), only=only, repeats=3, steps=5, resume=True, write=new, say=said.append) == 0
     assert signal.getsignal(signal.SIGTERM) is there
@@ -665,9 +667,9 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
         "".join(line + "\n" for line in text.split("\n") if line.startswith("#")), ""
     )
     client = Store.locate().client()
-    experiment = client.get_experiment_by_name("toy-ladder")
+    experiment = client.get_experiment_by_name("toy-bench")
     found = client.search_runs([experiment.experiment_id])
-    (parent,) = [r for r in found if r.data.tags.get("trainkit.ladder") == "ladder"]
+    (parent,) = [r for r in found if r.data.tags.get("trainkit.benchmark") == "benchmark"]
     nested = [r for r in found if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert {r.data.params["change"] for r in nested} >= {"without fused", "1 worker", "2 workers", "4 workers"}
     assert len(nested) == len({r.data.params["change"] for r in nested}), "a try has one run"
@@ -675,8 +677,8 @@ def test_an_interrupted_ladder_goes_on_and_ends_in_mlflow_and_a_recipe(world, st
     assert two.data.metrics["speed/ratio"] == pytest.approx(1.4, rel=0.02)
     assert parent.info.status == "FINISHED"
     files = {f.path for f in client.list_artifacts(parent.info.run_id, "tables")}
-    assert files == {"tables/ladder.txt", "tables/ladder.csv"}
-    assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {"figures/ladder.png"}
+    assert files == {"tables/benchmark.txt", "tables/benchmark.csv"}
+    assert {f.path for f in client.list_artifacts(parent.info.run_id, "figures")} == {"figures/benchmark.png"}
     with pytest.raises(UserError, match="no unfinished run"):
         benchmark_command.command(toy(), only=only, resume=True)
 
@@ -685,7 +687,7 @@ def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
     there = tmp_path / "there.yaml"
     there.write_text("name: x\n")
     for words, what in (
-        ({"only": ("wrokers",)}, "no rung 'wrokers'"),
+        ({"only": ("wrokers",)}, "no switch 'wrokers'"),
         ({"repeats": 1}, "--repeats"),
         ({"steps": 0}, "--steps"),
         ({"write": there}, "already exists"),
@@ -694,7 +696,7 @@ def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
     ):
         with pytest.raises(UserError, match=what):
             benchmark_command.command(toy(), **words)
-    teacher = Order(loader.RECIPES / "adadistill.yaml")
+    teacher = RunRequest(loader.RECIPES / "adadistill.yaml")
     with pytest.raises(UserError, match="face_teacher"):
         benchmark_command.command(teacher, write=tmp_path / "x.yaml")
     assert not Fake.started
@@ -719,8 +721,8 @@ def test_the_table_says_what_was_measured(world):
 
 
 def test_the_picture_has_a_line_for_each_try():
-    def row(rung, change, ratio, low, high, verdict):
-        return {"rung": rung, "change": change, "ratio": ratio, "low": low, "high": high, "verdict": verdict}
+    def row(switch, change, ratio, low, high, verdict):
+        return {"switch": switch, "change": change, "ratio": ratio, "low": low, "high": high, "verdict": verdict}
 
     listed = [
         row("", "as shipped", 1.0, None, None, ""),
@@ -746,13 +748,13 @@ CHANGES = (
 
 @of_recipes()
 def test_a_rewritten_recipe_says_what_the_overrides_say_and_keeps_every_comment(path):
-    text = yaml_editor.rewrite(path, CHANGES, ["ladder  x 1.2"])
+    text = yaml_editor.rewrite(path, CHANGES, ["benchmark  x 1.2"])
     comments = [line[line.index("#") :] for line in path.read_text().splitlines() if "#" in line]
     left = text
     for comment in comments:
         assert comment in left
         left = left.replace(comment, "", 1)
-    assert "# ladder  x 1.2\n" in text
+    assert "# benchmark  x 1.2\n" in text
     untouched = [line for line in path.read_text().splitlines() if line.startswith("  ") and "{" not in line]
     assert sum(line in text.splitlines() for line in untouched) >= len(untouched) - 4
 
@@ -795,7 +797,10 @@ def state_of(pid: int) -> str:
 def test_children_freeze_in_between_train_alike_and_end_with_their_parent(tmp_path):
     import psutil
 
-    with stepped_process.Paced(toy()) as one, stepped_process.Paced(toy("loader.workers=2"), within=tmp_path) as two:
+    with (
+        stepped_process.SteppedProcess(toy()) as one,
+        stepped_process.SteppedProcess(toy("loader.workers=2"), within=tmp_path) as two,
+    ):
         a, b = one.go(20), two.go(20)
         assert a.losses == b.losses and a.samples == b.samples == 320
         family = psutil.Process(two._child.pid)
@@ -808,8 +813,8 @@ def test_children_freeze_in_between_train_alike_and_end_with_their_parent(tmp_pa
     assert not psutil.pid_exists(one._child.pid)
     _, left = psutil.wait_procs(workers, 10)
     assert not left and not list(tmp_path.iterdir())
-    with pytest.raises(PaceError, match="val") as told:
-        stepped_process.Paced(toy("best.metric=nothing/x"))
+    with pytest.raises(SteppedProcessError, match="val") as told:
+        stepped_process.SteppedProcess(toy("best.metric=nothing/x"))
     assert told.value.kind == "user" and isinstance(told.value.mistake, UserError)
 
 
@@ -841,7 +846,7 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 
 
 @pytest.mark.slow
-def test_a_real_ladder_of_the_toy(store, tmp_path):
+def test_a_real_benchmark_of_the_toy(store, tmp_path):
     said: list[str] = []
     only = ("channels_last", "checkpoints", "evaluations")
     assert benchmark_command.command(toy(), only=only, repeats=2, steps=5, say=said.append) == 0

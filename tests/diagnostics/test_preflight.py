@@ -11,9 +11,9 @@ from runs import PLUGIN, TOY, run
 
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import preflight
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import checkpoint_cost
@@ -25,10 +25,10 @@ from trainkit.training.teacher_cache import Building
 pytestmark = pytest.mark.usefixtures("store")
 
 
-def order(*words: str) -> Order:
+def order(*words: str) -> RunRequest:
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    return Order(TOY, words, ("toy",))
+    return RunRequest(TOY, words, ("toy",))
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def quick(monkeypatch):
 
 def flown(folder, *words: str):
     recipe = load(order(*words))
-    machine, data = Machine(recipe), recipe.data.open(recipe.seed)
+    runtime, data = Runtime(recipe), recipe.data.open(recipe.seed)
     return (
         recipe,
         plan.Plan.make(recipe, data, 1, 0),
-        preflight.fly(recipe, data, machine, {}, folder, folder / "outputs"),
+        preflight.fly(recipe, data, runtime, {}, folder, folder / "outputs"),
     )
 
 

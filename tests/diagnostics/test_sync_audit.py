@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from runs import PLUGIN, TOY
 
 from trainkit.config.loader import load
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.diagnostics import sync_audit
 from trainkit.diagnostics.sync_audit import audit
 from trainkit.diagnostics.sync_emulation import Following
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.speed import sync_points
 from trainkit.speed.clock import Clock
@@ -190,7 +190,7 @@ def test_what_a_gpu_would_hold_is_what_came_of_it(plan):
 
 
 def toy(*words, steps=5, plugins=("toy",), length=9):
-    return audit(Order(TOY, (f"train.length={length} steps", *words), plugins), steps)
+    return audit(RunRequest(TOY, (f"train.length={length} steps", *words), plugins), steps)
 
 
 def test_our_loop_waits_nowhere_inside_of_steps():
@@ -276,7 +276,7 @@ def test_lines_of_a_plugin_are_named_with_how_often_they_wait(waiting):
 
 
 def test_the_verb_says_what_was_found(waiting):
-    said = list(sync_audit.command(Order(TOY, ("train.length=9 steps",), ("toy",)), 4))
+    said = list(sync_audit.command(RunRequest(TOY, ("train.length=9 steps",), ("toy",)), 4))
     assert said[0] == "toy on cpu: 4 updates watched" and any("nothing waits" in line for line in said)
     short = toy(length=4, steps=50)
     assert short.steps == 1 and "the training has 4 updates" in short.notes
@@ -293,7 +293,7 @@ def test_being_watched_changes_no_bit(tmp_path):
         recipe = load(TOY, ["train.length=6 steps", "evaluations={}", "best=null"], ("toy",))
         log = sync_points.Log()
         watching = Following(log.seen, log.asks) if watched else contextlib.nullcontext()
-        with watching, Trainer(recipe, recipe.data.open(recipe.seed), Machine(recipe)) as trainer:
+        with watching, Trainer(recipe, recipe.data.open(recipe.seed), Runtime(recipe)) as trainer:
             sync_audit.watch(trainer, log, 6)
             ends.append(trainer.state.freeze(keep=True)[0].make())
     assert ends[0].keys() == ends[1].keys()
@@ -348,7 +348,7 @@ def test_a_probe_counts_a_few_updates_of_a_run(cuda, waiting, tmp_path):
     from trainkit.training.trainer import Trainer
 
     recipe = load(TOY, ["task={name: warning}", "train.length=9 steps"], ("toy", "waits"))
-    with warnings.catch_warnings(), Trainer(recipe, recipe.data.open(0), Machine(recipe)) as trainer:
+    with warnings.catch_warnings(), Trainer(recipe, recipe.data.open(0), Runtime(recipe)) as trainer:
         warnings.simplefilter("ignore")
         probe = Probe(torch.device("cuda"), trainer.clock)
         trainer.open()
@@ -386,5 +386,5 @@ RECIPES = ["camvid", "convnext", "convnext_cifar10", "eye_state", "face_teacher"
 @pytest.mark.parametrize("name", [*RECIPES, "reid_faces", "segment", "tom500"])
 def test_no_shipped_recipe_waits_inside_of_steps(name, shared, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(shared))
-    found = audit(Order(ROOT / "recipes" / f"{name}.yaml", ("evaluations={}", "best=null")), 2)
+    found = audit(RunRequest(ROOT / "recipes" / f"{name}.yaml", ("evaluations={}", "best=null")), 2)
     assert found.inside() == {} and any(place.phase == "log" for place in found.tallies)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from runs import PLUGIN, TOY, all_same, run, spawn
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import throughput_limits
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.speed import limits
-from trainkit.speed.limits import Ceilings
+from trainkit.speed.limits import ThroughputLimits
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 
@@ -38,8 +38,8 @@ def toy():
     """The toy's recipe changed by words, its data, and the machine it is measured on."""
 
     def made(*words):
-        recipe = load(Order(TOY, words, ("toy",)))
-        return recipe, recipe.data.open(recipe.seed), Machine(recipe)
+        recipe = load(RunRequest(TOY, words, ("toy",)))
+        return recipe, recipe.data.open(recipe.seed), Runtime(recipe)
 
     return made
 
@@ -65,8 +65,8 @@ class Slow:
 
 
 def test_all_is_measured(toy):
-    recipe, data, machine = toy("promote={}")
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("promote={}")
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1)
     assert found.absent == {}
     assert found.loader > found.model > 0  # arrays in memory against a network
     assert set(found.evaluations) == {"val"}
@@ -80,72 +80,72 @@ def test_all_is_measured(toy):
 def test_nobody_watches_over_a_training_that_is_only_measured(toy, tmp_path, monkeypatch):
     """A watchdog that outlived it would end the run that follows, as one that hangs."""
     monkeypatch.chdir(tmp_path)
-    recipe, data, machine = toy("limits.hang=2 s")
-    assert throughput_limits.measure(recipe, data, machine, {}, seconds=0.1).absent == {}
+    recipe, data, runtime = toy("limits.hang=2 s")
+    assert throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1).absent == {}
     assert not list(tmp_path.iterdir()), "nor are its stacks written where somebody happens to stand"
 
 
 def test_a_slow_loader_is_the_loaders_own(toy):
-    recipe, data, machine = toy()
+    recipe, data, runtime = toy()
     slow = replace(data, train=slowed(data.train, 0.05))  # 8 samples in 50 ms
-    found = throughput_limits.measure(recipe, slow, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, slow, runtime, {}, seconds=0.3)
     assert 40 < found.loader <= 8 / 0.05
     assert found.model > 1.5 * found.loader
     assert found.fetch["other"] > 0.9  # a sleep is no reading that is known
 
 
 def test_workers_read_side_by_side(toy):
-    recipe, data, machine = toy("loader.workers=2", "loader.prefetch=1")
+    recipe, data, runtime = toy("loader.workers=2", "loader.prefetch=1")
     slow = replace(data, train=slowed(data.train, 0.1))
-    found = throughput_limits.measure(recipe, slow, machine, {}, seconds=0.5)
+    found = throughput_limits.measure(recipe, slow, runtime, {}, seconds=0.5)
     assert 1.1 * 8 / 0.1 < found.loader <= 1.1 * 2 * 8 / 0.1
 
 
 def test_a_slow_network_is_the_networks_own(toy, monkeypatch):
-    recipe, data, machine = toy()
+    recipe, data, runtime = toy()
     kind = type(recipe.task)
     plain = kind.loss
     monkeypatch.setattr(kind, "loss", lambda self, *args: (time.sleep(0.02), plain(self, *args))[1])
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.3)
     assert 80 < found.model <= 8 / 0.02
     assert found.loader > 2 * found.model
 
 
 def test_a_slow_evaluation_is_its_own(toy, monkeypatch):
-    recipe, data, machine = toy("data.test=20")
+    recipe, data, runtime = toy("data.test=20")
     kind = type(recipe.task)
     plain = kind.predict
     monkeypatch.setattr(kind, "predict", lambda self, *args: (time.sleep(0.03), plain(self, *args))[1])
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.3)
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.3)
     # Three batches of 8 for 20 samples: padding is none.
     assert 60 < found.evaluations["val"] <= 20 / (3 * 0.03)
 
 
 def test_a_recipe_of_two_batches(toy):
-    recipe, data, machine = toy("data.samples=32", "train.length=2 steps", "loader.workers=2")
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("data.samples=32", "train.length=2 steps", "loader.workers=2")
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1)
     assert found.absent == {} and found.loader > 0 and found.model > 0
 
 
 def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeypatch):
     # The toy compares each row of the table with what its frozen network says of the picture.
-    recipe, data, machine = toy("task.teacher=oracle")
+    recipe, data, runtime = toy("task.teacher=oracle")
     read = []
     plain = data.train.fetch
     monkeypatch.setattr(
         data.train, "fetch", lambda rows, epoch, view=None: read.append(len(rows)) or plain(rows, epoch, view)
     )
-    alone = throughput_limits._Alone(recipe, data, machine, {}, 0.1, None, lambda: False)
+    alone = throughput_limits._Alone(recipe, data, runtime, {}, 0.1, None, lambda: False)
     alone.plan = throughput_limits.Plan.make(recipe, data, 1, 0)
-    frozen = throughput_limits.RepeatedBatches(data.train, alone.plan, machine)
+    frozen = throughput_limits.RepeatedBatches(data.train, alone.plan, runtime)
     seconds, counted = alone._model(frozen)
     assert seconds > 0 and counted > 0
     assert sum(read) == 16 + 1 + 2 * 16  # the batch, one for the shape of the table, and its samples in both views
 
 
 def test_a_batch_that_is_changed_in_place_is_whole_the_next_time(toy):
-    recipe, data, machine = toy()
-    frozen = throughput_limits.RepeatedBatches(data.train, throughput_limits.Plan.make(recipe, data, 1, 0), machine)
+    recipe, data, runtime = toy()
+    frozen = throughput_limits.RepeatedBatches(data.train, throughput_limits.Plan.make(recipe, data, 1, 0), runtime)
     first = frozen.fetch(np.arange(8), 0)
     kept = first["image"].clone()
     first["image"].zero_()
@@ -168,8 +168,8 @@ def test_steady_parts():
 
 
 def test_what_fails_is_absent_with_the_reason(toy):
-    recipe, data, machine = toy("task.nan_at=0", "data.damaged=3")
-    found = throughput_limits.measure(recipe, replace(data, evaluations={}), machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("task.nan_at=0", "data.damaged=3")
+    found = throughput_limits.measure(recipe, replace(data, evaluations={}), runtime, {}, seconds=0.1)
     assert found.model is None and found.loader is None and found.flops_per_sample is None
     assert "damaged" in found.absent["loader"] and "val" in found.absent["evaluations"]
     assert found.peak_flops > 0
@@ -177,23 +177,23 @@ def test_what_fails_is_absent_with_the_reason(toy):
 
 
 def test_a_loss_that_is_not_finite_is_no_figure(toy):
-    recipe, data, machine = toy("task.nan_at=0")
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("task.nan_at=0")
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1)
     assert found.model is None and "finite" in found.absent["model"]
     assert found.loader > 0 and found.evaluations["val"] > 0
 
 
 def test_without_evaluations_there_are_none(toy):
-    recipe, data, machine = toy("evaluations={}", "best=null")
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("evaluations={}", "best=null")
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1)
     assert found.evaluations == {} and found.absent == {}
 
 
 def test_a_run_that_is_told_to_stop_measures_no_further(toy, tmp_path):
-    recipe, data, machine = toy("log.ceilings=measure")
+    recipe, data, runtime = toy("log.ceilings=measure")
     asked = iter(range(10**9))
     store = Store(tmp_path, "sqlite:///none")
-    found = throughput_limits.ensure(recipe, data, machine, store, {}, lambda text: None, lambda: next(asked) > 20)
+    found = throughput_limits.ensure(recipe, data, runtime, store, {}, lambda text: None, lambda: next(asked) > 20)
     assert found.absent["evaluations"] == "the run was told to stop"
     assert not (tmp_path / throughput_limits.FOLDER).exists()
 
@@ -205,7 +205,7 @@ def test_a_run_that_is_told_to_stop_measures_no_further(toy, tmp_path):
 def measured(monkeypatch):
     """How often something was measured; nothing is."""
     times = []
-    found = Ceilings(loader=10.0, model=20.0, evaluations={"val": 5.0}, fetch={"read": 1.0}, absent={"x": "y"})
+    found = ThroughputLimits(loader=10.0, model=20.0, evaluations={"val": 5.0}, fetch={"read": 1.0}, absent={"x": "y"})
 
     def measure(*args):
         times.append(args)
@@ -215,8 +215,8 @@ def measured(monkeypatch):
     return times
 
 
-def ensured(recipe, data, machine, home):
-    return throughput_limits.ensure(recipe, data, machine, Store(home, "sqlite:///none"), {}, lambda text: None)
+def ensured(recipe, data, runtime, home):
+    return throughput_limits.ensure(recipe, data, runtime, Store(home, "sqlite:///none"), {}, lambda text: None)
 
 
 def test_short_trainings_are_left_alone_at_no_cost(toy, measured, tmp_path, monkeypatch):
@@ -292,23 +292,23 @@ def test_data_that_is_too_small_is_the_trainings_own_mistake(toy, measured, tmp_
     ],
 )
 def test_what_bears_on_the_fingerprint(toy, word, same):
-    recipe, data, machine = toy()
-    other = load(Order(TOY, (word,), ("toy",)))
-    before = throughput_limits.fingerprint(recipe, data, machine)
-    assert (throughput_limits.fingerprint(other, other.data.open(other.seed), machine) == before) == same
+    recipe, data, runtime = toy()
+    other = load(RunRequest(TOY, (word,), ("toy",)))
+    before = throughput_limits.fingerprint(recipe, data, runtime)
+    assert (throughput_limits.fingerprint(other, other.data.open(other.seed), runtime) == before) == same
 
 
 def test_threads_versions_and_processes_are_in_the_fingerprint(toy, monkeypatch):
-    recipe, data, machine = toy()
-    before = throughput_limits.fingerprint(recipe, data, machine)
-    plain = machine.describe()
+    recipe, data, runtime = toy()
+    before = throughput_limits.fingerprint(recipe, data, runtime)
+    plain = runtime.describe()
     for change in ({"threads": 7}, {"processes": 2}, {"gpu": "another"}, {"precision": "bf16"}):
-        monkeypatch.setattr(machine, "describe", lambda change=change: plain | change)
-        assert throughput_limits.fingerprint(recipe, data, machine) != before
-    monkeypatch.setattr(machine, "describe", lambda: plain)
-    assert throughput_limits.fingerprint(recipe, data, machine) == before
+        monkeypatch.setattr(runtime, "describe", lambda change=change: plain | change)
+        assert throughput_limits.fingerprint(recipe, data, runtime) != before
+    monkeypatch.setattr(runtime, "describe", lambda: plain)
+    assert throughput_limits.fingerprint(recipe, data, runtime) == before
     monkeypatch.setattr(throughput_limits.metadata, "version", lambda name: "0.0")
-    assert throughput_limits.fingerprint(recipe, data, machine) != before
+    assert throughput_limits.fingerprint(recipe, data, runtime) != before
 
 
 # ---- What stays as it was
@@ -316,13 +316,13 @@ def test_threads_versions_and_processes_are_in_the_fingerprint(toy, monkeypatch)
 
 def test_generators_and_task_are_as_before(toy):
     recipe, _, _ = toy()
-    machine = SimpleNamespace(
+    runtime = SimpleNamespace(
         device=torch.device("cpu"),
         accelerator=SimpleNamespace(free_memory=lambda: None),
     )
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    with throughput_limits._unchanged(machine, recipe):
+    with throughput_limits._unchanged(runtime, recipe):
         torch.rand(7)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -349,7 +349,7 @@ def test_measuring_changes_no_bit_of_a_run_nor_of_one_that_is_resumed(store):
 # ---- What they say
 
 
-KNOWN = Ceilings(
+KNOWN = ThroughputLimits(
     loader=310.0,
     model=1900.0,
     evaluations={"val": 42.5},
@@ -371,7 +371,7 @@ def test_what_they_say():
         "network alone uses    0.3 % of the peak",
         "fetch is not known    another profiler is at work",
     ]
-    assert limits.lines(Ceilings(absent={"model": "x"})) == ["model is not known  x"]
+    assert limits.lines(ThroughputLimits(absent={"model": "x"})) == ["model is not known  x"]
 
 
 def test_shares():
@@ -388,11 +388,11 @@ def test_metrics_have_names_that_mlflow_takes():
         "speed/ceiling_model": 1900.0,
         "speed/ceiling_eval_val": 42.5,
     }
-    assert limits.metrics(Ceilings()) == {}
+    assert limits.metrics(ThroughputLimits()) == {}
 
 
 def test_the_command_says_and_keeps_them(store):
-    said = list(throughput_limits.command(Order(TOY, SHORT, ("toy",))))
+    said = list(throughput_limits.command(RunRequest(TOY, SHORT, ("toy",))))
     assert said[0].startswith("toy: network, loader and evaluations")
     assert any(line.startswith("loader alone") for line in said)
     assert any("take turns" in line for line in said)  # the toy reads in the process itself
@@ -403,9 +403,9 @@ def test_the_command_says_and_keeps_them(store):
 
 def test_the_command_refuses_what_the_training_would(store):
     with pytest.raises(UserError, match="batch_size"):
-        list(throughput_limits.command(Order(TOY, ("train.batch_size=512",), ("toy",))))
+        list(throughput_limits.command(RunRequest(TOY, ("train.batch_size=512",), ("toy",))))
     with pytest.raises(UserError, match="train it first"):
-        list(throughput_limits.command(Order(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
+        list(throughput_limits.command(RunRequest(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
 
 
 # ---- Several processes, compiled code
@@ -413,8 +413,8 @@ def test_the_command_refuses_what_the_training_would(store):
 
 @pytest.mark.slow
 def test_operations_are_counted_of_a_network_that_is_compiled(toy):
-    recipe, data, machine = toy("train.compile=default", "train.micro_batch=16")
-    found = throughput_limits.measure(recipe, data, machine, {}, seconds=0.1)
+    recipe, data, runtime = toy("train.compile=default", "train.micro_batch=16")
+    found = throughput_limits.measure(recipe, data, runtime, {}, seconds=0.1)
     assert found.absent == {} and found.model > 0
     assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
 

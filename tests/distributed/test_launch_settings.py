@@ -9,9 +9,9 @@ import pytest
 import torch
 from runs import PLUGIN, ROOT, TOY, spawn
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import launch_settings
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking.store import Store
 
@@ -24,7 +24,7 @@ def _toy(monkeypatch):
 
 
 def recipe(*words: str):
-    return load(Order(TOY, words, ("toy",)))
+    return load(RunRequest(TOY, words, ("toy",)))
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_accelerate_compiles_nothing_though_the_launcher_asks_for_what_the_recip
 
     AcceleratorState._reset_state(reset_partial_state=True)
     launched(dynamo_backend="INDUCTOR", dynamo_mode="default")
-    machine = Machine(recipe("train.compile=default"))
-    assert machine.accelerator.state.dynamo_plugin.backend == DynamoBackend.NO
+    runtime = Runtime(recipe("train.compile=default"))
+    assert runtime.accelerator.state.dynamo_plugin.backend == DynamoBackend.NO
     net = torch.nn.Linear(2, 2)
-    assert machine.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))[0] is net
-    machine.close()
+    assert runtime.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))[0] is net
+    runtime.close()
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

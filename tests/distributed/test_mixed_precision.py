@@ -10,7 +10,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from tests.training.test_nonfinite import bits, held, poisoned, same
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 
 LONG = ["train.length=24 steps", "checkpoints={every: 1 steps, keep_last: 50}"]
@@ -21,14 +21,14 @@ OVERFLOW = "task={name: poisoned, jump: 1e36, steps: [5, 6, 13]}"
 def scale(patch: pytest.MonkeyPatch) -> None:
     """Let machines scale the loss as for fp16: by 2^16, twice as much after every four updates."""
 
-    def init(self, recipe, plain=Machine.__init__):
+    def init(self, recipe, plain=Runtime.__init__):
         plain(self, recipe)
         self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=4)
         self.accelerator.native_amp = True
         patch.setattr(type(self.accelerator), "mixed_precision", "fp16")
         self._scale = self.accelerator.scaler.state_dict()
 
-    patch.setattr(Machine, "__init__", init)
+    patch.setattr(Runtime, "__init__", init)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ ENDINGS = {
 HANGS = {
     "sleeps": {"at": "toy.ToyTask.loss", "do": "sleep 600"},
     "stopped": {"at": "toy.ToyTask.loss", "do": "stop"},
-    "skips": {"at": "trainkit.distributed.runtime.Machine.average_buffers", "do": "skip"},
+    "skips": {"at": "trainkit.distributed.runtime.Runtime.average_buffers", "do": "skip"},
     "holds the interpreter": {"at": "toy.ToyTask.loss", "do": "spin 600"},
 }
 
@@ -189,12 +189,12 @@ def test_a_run_that_goes_back_to_where_it_was_resumed_has_one_watchdog(store):
 
 def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     folder = RunFolder(tmp_path)
-    machine = SimpleNamespace(world=3, rank=0, gone=lambda rank: rank == 2)
+    runtime = SimpleNamespace(world=3, rank=0, gone=lambda rank: rank == 2)
     assert rank_failures.left(folder.path) == ""
-    assert "process 2 is gone without a word" in str(rank_failures.first(folder.path, machine))
+    assert "process 2 is gone without a word" in str(rank_failures.first(folder.path, runtime))
     rank_failures.note(folder.path, 2, RuntimeError("[gloo] Connection closed by peer"))
     rank_failures.note(folder.path, 1, ValueError("token=abc is no number"))
-    assert "process 1 failed first: ValueError" in str(rank_failures.first(folder.path, machine))
+    assert "process 1 failed first: ValueError" in str(rank_failures.first(folder.path, runtime))
     assert rank_failures.left(folder.path).startswith("process 1: ValueError")
     rank_failures.clear(folder.path)  # by a run that goes on, perhaps on one process alone
     assert rank_failures.left(folder.path) == ""

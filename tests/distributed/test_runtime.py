@@ -6,30 +6,30 @@ import pytest
 import torch
 from runs import PLUGIN, TOY
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import runtime
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 
 
 def test_each_training_begins_with_the_loss_scale_of_a_new_process(store, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    machine = Machine(load(Order(TOY, (), ("toy",))))
+    runtime = Runtime(load(RunRequest(TOY, (), ("toy",))))
     # As of a GPU in fp16.
-    machine.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    machine._scale = scaler.state_dict()
+    runtime.accelerator.scaler = scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    runtime._scale = scaler.state_dict()
     for _ in range(2):
         net = torch.nn.Linear(2, 2)
-        machine.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        runtime.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         assert scaler.get_scale() == 1024.0
         scaler.scale(torch.ones(1))
         scaler.update(new_scale=2.0)
         assert scaler.get_scale() == 2.0
-    machine.close()
+    runtime.close()
 
 
 def test_fewer_processes_than_the_launcher_was_asked_for_are_refused(store, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setattr(runtime, "asked_processes", lambda: 2)
     with pytest.raises(UserError, match="launch: 1 process came up; expected 2, as the launcher was told"):
-        Machine(load(Order(TOY, (), ("toy",))))
+        Runtime(load(RunRequest(TOY, (), ("toy",))))

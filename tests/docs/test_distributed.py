@@ -13,7 +13,7 @@ import psutil
 import pytest
 from runs import PLUGIN, ROOT, TOY, Ran, newest, spawn
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.environment import process
 from trainkit.errors import UserError
 
@@ -129,14 +129,14 @@ def test_launches_at_once_and_one_that_is_killed_leave_no_folders_for_logs(store
 def test_what_differs_between_processes_is_named_on_each():
     others = [{"recipe": "a", "torch": "1"}, {"recipe": "a", "torch": "1"}, {"recipe": "b", "torch": "2"}]
     for main in (True, False):
-        machine = SimpleNamespace(world=3, main=main, each=lambda thing: others)
+        runtime = SimpleNamespace(world=3, main=main, all_gather=lambda thing: others)
         with pytest.raises(
             UserError, match=r"process 2 differs from process 0 in: recipe, torch; .*recipe: a and b"
         ) as no:
-            Machine.agree(machine, others[0])
+            Runtime.check_equal(runtime, others[0])
         assert no.value.told is not main
     others[2] = others[0]
-    Machine.agree(machine, others[0])
+    Runtime.check_equal(runtime, others[0])
 
 
 def test_processes_that_read_other_data_do_not_train(store):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from runs import ROOT, Ran, newest, stop_after
 
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.data import kinds
 from trainkit.experiments.launch import launch
 from trainkit.inference.predict import predict
@@ -30,7 +30,7 @@ def dots(tmp_path, monkeypatch):
 
 
 def trained(recipe, *words, stopping=lambda: False, resume=None) -> Ran:
-    return Ran(launch(Order(recipe, words, ("dots",), resume), stopping), newest())
+    return Ran(launch(RunRequest(recipe, words, ("dots",), resume), stopping), newest())
 
 
 def test_the_plugin_of_the_page_learns(dots):
@@ -72,3 +72,31 @@ def test_its_kind_of_data_is_predicted(dots, tmp_path):
 def test_its_mistakes_are_named_in_the_recipe(dots):
     with pytest.raises(Exception, match="samples and test are 1 or more"):
         trained(dots, "data.samples=0")
+
+
+def test_a_plugin_written_for_0_1_trains_with_a_hint(dots, capsys):
+    """Names of the protocols as they were before: classes, fields, and the method `needs`."""
+    old = {
+        "Dataset, DatasetInfo, Loss, Networks, Scores": "At, Loss, Meta, Opened, Parts, Scores",
+        "Dataset(DatasetInfo(": "Opened(Meta(",
+        "def required_weights(self)": "def needs(self)",
+        "Networks(nn.Sequential(": "Parts(learns=nn.Sequential(",
+        'off = net(batch["image"])': 'off = networks.learns.get_submodule("")(batch["image"])',
+    }
+    page = (dots.parent / "dots.py").read_text()
+    for new, word in old.items():
+        assert page.count(new) == 1
+        page = page.replace(new, word)
+    (dots.parent / "dots.py").write_text(page)
+    ran = trained(dots, "train.length=2 steps", "data.samples=64", "log={system_every: null}")
+    assert ran.code == 0 and ran.folder.info().status == "FINISHED"
+    hints = capsys.readouterr().err
+    for was, now in [
+        ("trainkit.interfaces.Parts", "Networks"),
+        ("Networks.learns", "model"),
+        ("trainkit.interfaces.Meta", "DatasetInfo"),
+        ("trainkit.interfaces.Opened", "Dataset"),
+        ("trainkit.interfaces.At", "StepContext"),
+        ("Count.needs", "required_weights"),
+    ]:
+        assert hints.count(f"hint: {was} is called {now} now; the old name goes with 1.0\n") == 1

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import csv, parquet
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.experiments import cross_validation
 from trainkit.experiments.cross_validation import divide
@@ -193,10 +193,10 @@ def test_a_fold_that_fails_ends_the_parent_too_and_the_data_of_all_is_looked_at_
 )
 def test_orders_that_are_no_cross_validation_are_refused_before_anything_begins(words, message, monkeypatch):
     monkeypatch.syspath_prepend(PLUGIN)
-    order = Order(TOY, words, ("toy",), folds=True)
+    request = RunRequest(TOY, words, ("toy",), folds=True)
     for look in (divide, check):
         with pytest.raises(UserError, match=message):
-            look(order)
+            look(request)
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_on_two_processes_too(store, capsys, monkeypatch):
     assert done.returncode != 0 and [r.info().status for r in children()] == ["FINISHED", "KILLED"], done.stderr
     # On one process, for a change.
     monkeypatch.syspath_prepend(PLUGIN)
-    elastic = Order(TOY, (*words[3:-1], "task.signal_at=2"), ("toy",), resume="", elastic=True, folds=True)
+    elastic = RunRequest(TOY, (*words[3:-1], "task.signal_at=2"), ("toy",), resume="", elastic=True, folds=True)
     assert launch(elastic, lambda: False) == 0
     (parent,) = parents()
     assert parent.info().status == "FINISHED" and len(children()) == 2

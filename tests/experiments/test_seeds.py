@@ -12,7 +12,7 @@ from pyarrow import csv
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 from scipy import stats
 
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.experiments import group, seeds
 from trainkit.experiments.launch import launch
@@ -31,7 +31,7 @@ def _plugin(monkeypatch):
 
 
 def repeat(*words: str, seeds: int = 2, resume: str | None = None, stopping=lambda: False) -> int:
-    return launch(Order(TOY, words or WORDS, ("toy",), resume, seeds=seeds), stopping)
+    return launch(RunRequest(TOY, words or WORDS, ("toy",), resume, seeds=seeds), stopping)
 
 
 def runs_of(recipe: str) -> list[RunFolder]:
@@ -48,7 +48,7 @@ def final(folder: RunFolder) -> dict[str, float]:
 
 def test_the_time_of_each_run_counts_from_the_command_or_from_the_end_of_the_run_before(store, capsys):
     words = ("data.samples=66", "train.length=2 steps", "log.ceilings=off", "log.figures=null")
-    assert launch(Order(TOY, words, ("toy",), seeds=2), lambda: False, time.perf_counter() - 5000.0) == 0
+    assert launch(RunRequest(TOY, words, ("toy",), seeds=2), lambda: False, time.perf_counter() - 5000.0) == 0
     first, second = (final(r) for r in runs_of("toy"))
     assert first["final/time/wall_s"] > 5000 > second["final/time/wall_s"] > second["final/time/total_s"]
     said = [line.split(";")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("speed  ")]
@@ -118,11 +118,14 @@ def test_more_seeds_use_those_there_are_and_an_interrupted_repetition_goes_on(st
 
 
 def test_the_runs_of_a_seed_are_those_that_the_word_alone_would_start():
-    orders = repeated(Order(TOY, ("optim.lr=0.1", "seed=7"), ("toy",), seeds=3))
+    orders = repeated(RunRequest(TOY, ("optim.lr=0.1", "seed=7"), ("toy",), seeds=3))
     assert [child.title for child in orders] == ["seed 7", "seed 8", "seed 9"]
     assert [child.recipe.seed for child in orders] == [7, 8, 9]
-    assert all(child.order.seeds is None and child.recipe.optim.lr == 0.1 for child in orders)
-    assert [child.order.resume for child in repeated(Order(TOY, (), ("toy",), resume="a-run", seeds=2))] == ["", ""]
+    assert all(child.request.seeds is None and child.recipe.optim.lr == 0.1 for child in orders)
+    assert [child.request.resume for child in repeated(RunRequest(TOY, (), ("toy",), resume="a-run", seeds=2))] == [
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_the_runs_of_a_seed_are_those_that_the_word_alone_would_start():
 def test_orders_that_have_no_spread_are_refused_before_anything_begins(seeds, words, message):
     for look in (repeated, check):
         with pytest.raises(UserError, match=message):
-            look(Order(TOY, words, ("toy",), seeds=seeds))
+            look(RunRequest(TOY, words, ("toy",), seeds=seeds))
 
 
 def test_a_seed_that_fails_ends_the_run_above_too(store):

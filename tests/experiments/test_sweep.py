@@ -14,7 +14,7 @@ from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
 from trainkit.cli import main, train
 from trainkit.config import loader
-from trainkit.config.run_request import Order, Sweep
+from trainkit.config.run_request import RunRequest, Sweep
 from trainkit.errors import UserError
 from trainkit.experiments import optuna_search
 from trainkit.experiments import sweep as sweeps
@@ -34,8 +34,8 @@ def _plugin(monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
 
 
-def order(*words: str, resume: str | None = None, **how) -> Order:
-    return Order(TOY, words, ("toy",), resume, sweep=Sweep(**how))
+def order(*words: str, resume: str | None = None, **how) -> RunRequest:
+    return RunRequest(TOY, words, ("toy",), resume, sweep=Sweep(**how))
 
 
 def sweep(*words: str, resume: str | None = None, stopping=lambda: False, **how) -> int:
@@ -283,7 +283,7 @@ def test_what_is_drawn_depends_on_its_number_and_key_alone():
     child = sweeps.settings(order(*words, random=6))[4]
     own = [f"{key}={value}" for key, value in six[4].items()]
     assert loader.digest(child.recipe) == loader.digest(loader.load(TOY, [words[0], *own], ("toy",)))
-    assert child.order.sweep is None and child.title == "trial 4"
+    assert child.request.sweep is None and child.title == "trial 4"
 
 
 def test_a_range_is_gone_through_evenly():
@@ -331,7 +331,9 @@ def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
 
 def test_the_commands_make_the_orders_they_say(monkeypatch):
     orders = []
-    monkeypatch.setattr("trainkit.experiments.launch.launch", lambda order, stopping, began: orders.append(order) or 0)
+    monkeypatch.setattr(
+        "trainkit.experiments.launch.launch", lambda request, stopping, began: orders.append(request) or 0
+    )
     for command, words in (
         (main.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
         (main.main, ["repeat", "x.yaml", "--resume"]),

@@ -40,7 +40,7 @@ class Classify:
     def __init__(self, **sources: Source):
         self._sources = sources
 
-    def needs(self):
+    def required_weights(self):
         return self._sources
 
 

@@ -12,7 +12,7 @@ from runs import PLUGIN, ROOT, TOY, own_store, run, stripes
 from untrained_runs import made
 
 from trainkit.cli import main
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.tracking import journal
@@ -81,8 +81,10 @@ def test_the_view_of_the_experiment_keeps_its_scores(whole, home):
 
 
 def test_other_data_and_evaluations_are_scored_with_the_same_weights(whole, home):
-    order = Order(TOY, ("data.noise=2.5", "data.test=21", "evaluations={other: {split: val, batch_size: 4}}"), ("toy",))
-    found = evaluate_run.evaluate(order, whole.folder.name)
+    request = RunRequest(
+        TOY, ("data.noise=2.5", "data.test=21", "evaluations={other: {split: val, batch_size: 4}}"), ("toy",)
+    )
+    found = evaluate_run.evaluate(request, whole.folder.name)
     hits = 21 * found["other/accuracy"]
     assert found.keys() == {"other/accuracy"} and hits == pytest.approx(round(hits), abs=1e-4)
     newest = Store.locate().runs()[-1]
@@ -94,11 +96,11 @@ def test_every_checkpoint_scores_what_the_run_wrote_down(whole, home):
     for folder in sorted(whole.folder.checkpoints.iterdir()):
         step = int(folder.name.removeprefix("step-"))
         if step in scored(whole):
-            order = evaluate_run.order_for(str(folder), None, (), ("toy",))
-            found = evaluate_run.evaluate(order, str(folder), log=False)
+            request = evaluate_run.request_for(str(folder), None, (), ("toy",))
+            found = evaluate_run.evaluate(request, str(folder), log=False)
             assert found["val/accuracy"] == scored(whole)[step]
             averaged = dict(zip(*whole.history.series("val/ema/accuracy"), strict=True))
-            found = evaluate_run.evaluate(order, str(folder / "ema.safetensors"), log=False)
+            found = evaluate_run.evaluate(request, str(folder / "ema.safetensors"), log=False)
             assert found["val/accuracy"] == averaged[step]
             seen.add(found["val/accuracy"])
     assert len(seen) > 1, "all score alike: any checkpoint would agree"
@@ -113,7 +115,7 @@ def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
     file = tmp_path / "weights.safetensors"
     shutil.copy(best_weights(whole.folder.path), file)
     with pytest.raises(UserError, match="weights of which no run is known here; expected a recipe after it"):
-        evaluate_run.order_for(str(file), None, (), ("toy",))
+        evaluate_run.request_for(str(file), None, (), ("toy",))
     said = ask(str(file), str(TOY), "data.noise=2.5")
     assert f"val/accuracy {scored(whole)[best_step(whole)]!r}" in said.splitlines()
     assert Store.locate().runs()[-1].info().parent is None
@@ -122,7 +124,7 @@ def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
 def test_score_of_run_is_the_same_command(monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "trainkit.inference.evaluate_run.evaluate", lambda order, word: asked.append((order.path, word))
+        "trainkit.inference.evaluate_run.evaluate", lambda request, word: asked.append((request.path, word))
     )
     words = ["run", str(TOY), "--plugin", "toy", "--score", "some-run"]
     assert CliRunner().invoke(main.main, words, catch_exceptions=False).exit_code == 0
@@ -132,11 +134,11 @@ def test_score_of_run_is_the_same_command(monkeypatch):
 def test_mistakes_are_said(whole, home, tmp_path):
     name = whole.folder.name
     with pytest.raises(UserError, match="has no evaluations"):
-        evaluate_run.evaluate(Order(TOY, ("evaluations={}",), ("toy",)), name)
+        evaluate_run.evaluate(RunRequest(TOY, ("evaluations={}",), ("toy",)), name)
     with pytest.raises(UserError, match=r"run 'nosuch': not in .*nearest are "):
-        evaluate_run.evaluate(Order(TOY, (), ("toy",)), "nosuch")
+        evaluate_run.evaluate(RunRequest(TOY, (), ("toy",)), "nosuch")
     with pytest.raises(UserError, match=r"evaluations\.val: the data has no evaluation set 'nosuch'"):
-        evaluate_run.evaluate(Order(TOY, ("evaluations={val: {split: nosuch}}",), ("toy",)), name)
+        evaluate_run.evaluate(RunRequest(TOY, ("evaluations={val: {split: nosuch}}",), ("toy",)), name)
     with pytest.raises(UserError, match=r"a folder without state\.json; expected a run, a checkpoint"):
         evaluate_run.find(str(tmp_path), Store.locate())
     best = best_weights(whole.folder.path).parent
@@ -159,9 +161,9 @@ def test_data_of_other_classes_are_refused_and_searched_where_that_is_asked(cach
     other = (f"data.train={tmp_path}/other/train", f"data.evaluate={{val: {tmp_path}/other/val}}")
     said = r"evaluations\.val: classes across, slanted, up; expected those that .* was trained on: across, down"
     with pytest.raises(UserError, match=said):
-        evaluate_run.evaluate(Order(mine.folder.recipe, other), mine.name, log=False)
+        evaluate_run.evaluate(RunRequest(mine.folder.recipe, other), mine.name, log=False)
     searched = "evaluations={found: {split: val.retrieval}}"
-    found = evaluate_run.evaluate(Order(mine.folder.recipe, (*other, searched)), mine.name, log=False)
+    found = evaluate_run.evaluate(RunRequest(mine.folder.recipe, (*other, searched)), mine.name, log=False)
     assert 0 <= found["found/recall_at_1"] <= 1
-    own = evaluate_run.evaluate(Order(mine.folder.recipe), mine.name, log=False)
+    own = evaluate_run.evaluate(RunRequest(mine.folder.recipe), mine.name, log=False)
     assert 0 <= own["val/top1"] <= 1

@@ -60,7 +60,7 @@ def made(root: Path, monkeypatch, change=lambda text: text, colours=()) -> str:
     (folder.path / "meta.json").write_text(json.dumps(meta | {"class_colours": colours}))
     recipe = loader.load(folder.recipe, (), ())
     torch.manual_seed(0)
-    net = recipe.task.build(trained_model.read_meta(folder), {}, 0).learns
+    net = recipe.task.build(trained_model.read_meta(folder), {}, 0).model
     head = net.body.head.out
     with torch.no_grad():
         torch.nn.init.normal_(head.weight)
@@ -96,7 +96,7 @@ def by_run(name: str, split: str = "val") -> dict[str, dict[str, list[float]]]:
     folder = Store.locate().find(name)
     recipe = loader.load(folder.recipe, (), ())
     opened = recipe.data.open(0)
-    net = recipe.task.build(opened.meta, {}, 0).learns.eval()
+    net = recipe.task.build(opened.meta, {}, 0).model.eval()
     safe_load.load_into(net, safe_load.read_tensors(folder.path / "model.safetensors"), name)
     scored, rows = opened.evaluations[split], {}
     for row, id in enumerate(scored.protocol.ids):

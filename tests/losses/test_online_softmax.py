@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainkit.checkpoint import safe_load
-from trainkit.interfaces import At, Meta
+from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses import online_softmax
 from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, MarginHead, NoMargin, class_head, margin_loss
@@ -279,11 +279,11 @@ def test_a_weight_that_anything_else_changes_is_normalised_anew(change, update):
 # In the tasks
 
 
-def at() -> At:
-    return At(3, 0, 0.5, lambda x: x.detach(), contextlib.nullcontext)
+def at() -> StepContext:
+    return StepContext(3, 0, 0.5, lambda x: x.detach(), contextlib.nullcontext)
 
 
-META = Meta(7, (3, 16, 16), "toy")
+META = DatasetInfo(7, (3, 16, 16), "toy")
 NET = face_backbones.IResNetSpec(name="iresnet18", embedding=8, width=0.0625)
 
 
@@ -299,10 +299,10 @@ def test_embed_learns_the_same_with_and_without_the_matrix(monkeypatch, margin):
         monkeypatch.setattr(online_softmax, "LARGE", limit)
         torch.manual_seed(0)
         task = Embed(net=NET, margin=margin, class_weights={"b": 3.0})
-        parts = task.build(Meta(7, (3, 16, 16), "toy", class_names=tuple("abcdefg")), {}, 0)
-        loss = task.loss(parts.learns, parts, pictures(), at())
+        networks = task.build(DatasetInfo(7, (3, 16, 16), "toy", class_names=tuple("abcdefg")), {}, 0)
+        loss = task.loss(networks.model, networks, pictures(), at())
         loss.sum.backward()
-        grads = torch.cat([p.grad.flatten() for p in parts.learns.parameters() if p.requires_grad])
+        grads = torch.cat([p.grad.flatten() for p in networks.model.parameters() if p.requires_grad])
         found.append((loss.sum.item(), float(loss.weight), float(loss.logs["accuracy"]), grads))
     (total, weight, accuracy, grads), plain = found
     assert (total, weight, accuracy) == (pytest.approx(plain[0], rel=1e-5), plain[1], plain[2])
@@ -313,21 +313,21 @@ def test_embed_learns_the_same_with_and_without_the_matrix(monkeypatch, margin):
 @pytest.mark.parametrize("margin", MARGINS[:3], ids=str)
 def test_adadistill_learns_the_same_with_and_without_the_matrix(monkeypatch, tmp_path, margin, method):
     torch.manual_seed(5)
-    safe_load.write_tensors(tmp_path / "teacher.safetensors", Embed(net=NET).build(META, {}, 0).learns.state_dict())
+    safe_load.write_tensors(tmp_path / "teacher.safetensors", Embed(net=NET).build(META, {}, 0).model.state_dict())
     teacher = Teacher(net=NET, weights=str(tmp_path / "teacher.safetensors"))
     found = []
     for limit in (1, 10**9):
         monkeypatch.setattr(online_softmax, "LARGE", limit)
         torch.manual_seed(0)
         task = AdaDistill(student=NET, teacher=teacher, margin=margin, method=method, cache_teacher=False)
-        parts = task.build(META, {"teacher": tmp_path / "teacher.safetensors"}, 0)
+        networks = task.build(META, {"teacher": tmp_path / "teacher.safetensors"}, 0)
         losses = []
         for _ in range(2):  # the second batch meets centres that were moved
-            loss = task.loss(parts.learns, parts, pictures(), at())
+            loss = task.loss(networks.model, networks, pictures(), at())
             loss.sum.backward()
             losses += [loss.sum.item(), float(loss.logs["accuracy"])]
-        grads = torch.cat([p.grad.flatten() for p in parts.learns.parameters() if p.requires_grad])
-        found.append((losses, grads, parts.remembers.centres.weight))
+        grads = torch.cat([p.grad.flatten() for p in networks.model.parameters() if p.requires_grad])
+        found.append((losses, grads, networks.memory.centres.weight))
     (losses, grads, centres), plain = found
     assert losses == pytest.approx(plain[0], rel=1e-5) and torch.equal(centres, plain[2])
     assert relative(grads, plain[1]) < 1e-4

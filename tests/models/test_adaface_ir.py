@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models.face_backbones import IR, IResNet, IResNetSpec, IRSpec, MobileFaceNetSpec, Net, build
 from trainkit.tasks.adadistill import AdaDistill, Teacher
 
@@ -173,8 +173,8 @@ def published(tmp_path):
 
 def test_a_file_of_cvlface_becomes_a_teacher_that_gives_the_same_embeddings(published):
     file, net = published
-    parts = distil(file).build(Meta(3, (3, SIDE, SIDE), ""), {"teacher": file}, 0)
-    teacher = parts.frozen["teacher"].eval()
+    networks = distil(file).build(DatasetInfo(3, (3, SIDE, SIDE), ""), {"teacher": file}, 0)
+    teacher = networks.frozen["teacher"].eval()
     assert isinstance(teacher, IR)
     x = torch.randn(2, 3, SIDE, SIDE)
     assert torch.equal(teacher(x), net(x))
@@ -192,7 +192,7 @@ def test_a_file_of_another_network_is_refused_and_says_what_differs(published, o
     file, _ = published
     task = distil(file, other)
     with pytest.raises(UserError, match=r"model\.pt: does not fit (IR|IResNet); \d+ (missing|of another shape)"):
-        task.build(Meta(3, (3, SIDE, SIDE), ""), {"teacher": file}, 0)
+        task.build(DatasetInfo(3, (3, SIDE, SIDE), ""), {"teacher": file}, 0)
 
 
 def test_a_file_of_iresnet_is_refused_by_an_ir_network(tmp_path):

@@ -200,9 +200,9 @@ def test_a_name_that_timm_lacks_is_refused_before_anything_is_built_or_read(reci
 
     monkeypatch.setattr(timm, "create_model", build)
     with pytest.raises(UserError, match=message):
-        recipe_check.check(run_request.Order(RECIPES / f"{recipe}.yaml", words))
+        recipe_check.check(run_request.RunRequest(RECIPES / f"{recipe}.yaml", words))
 
 
 def test_names_that_timm_has_pass():
     for recipe, *words in (["convnext", "optim.name=timm:lookahead_adamw"], ["tom500", "optim.name=timm:Lamb"]):
-        timm_names.refuse_unknown(run_request.load(run_request.Order(RECIPES / f"{recipe}.yaml", words)))
+        timm_names.refuse_unknown(run_request.load(run_request.RunRequest(RECIPES / f"{recipe}.yaml", words)))

@@ -12,9 +12,9 @@ from torch import nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.validation import to_tree, validate
 from trainkit.errors import UserError
-from trainkit.interfaces import MODALITIES, Meta
+from trainkit.interfaces import MODALITIES, DatasetInfo
 from trainkit.models.lora import BatchModalities, Lora, LoraLinear
-from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, needs
+from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, required_weights
 from trainkit.models.text_encoder import TextEncoder, TextSpec, last_token
 
 SHAPE = (3, 32, 16)
@@ -25,9 +25,11 @@ SMALL = {"embedding": 16, "text": TextSpec(layers=1, width=16, heads=2)}
 PLAIN = MODALITIES[:4]
 
 
-def meta(modalities=MODALITIES, classes=7, shape=SHAPE) -> Meta:
+def meta(modalities=MODALITIES, classes=7, shape=SHAPE) -> DatasetInfo:
     words = "text" in modalities
-    return Meta(classes, shape, "", modalities=modalities, vocabulary=50 if words else 0, text_length=9 if words else 0)
+    return DatasetInfo(
+        classes, shape, "", modalities=modalities, vocabulary=50 if words else 0, text_length=9 if words else 0
+    )
 
 
 def made(modalities=MODALITIES, found=None, classes=7, seed=0, **settings):
@@ -180,7 +182,7 @@ def test_a_set_of_rgb_alone_has_one_stem_no_text_and_nothing_to_fuse():
     (out["logits"].square().sum() + out["fused_logits"].square().sum()).backward()
     assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
     assert net.stems is None and net.text is None and not list(net.fusion.parameters())
-    assert build(ReidSpec(**CNN, **SMALL), Meta(7, SHAPE, ""), {}).pictures == ("rgb",)
+    assert build(ReidSpec(**CNN, **SMALL), DatasetInfo(7, SHAPE, ""), {}).pictures == ("rgb",)
 
 
 def test_pictures_that_are_not_in_the_batch_are_an_error_even_where_there_are_none():
@@ -570,9 +572,9 @@ def test_layer_decay_knows_the_blocks_of_both_encoders():
 
 
 def test_where_weights_come_from():
-    assert needs(ReidSpec(**CNN)) == {}
+    assert required_weights(ReidSpec(**CNN)) == {}
     spec = ReidSpec(model="resnet18.a1_in1k", weights="pretrained", text=TextSpec(weights="run:words"))
-    assert needs(spec) == {"net": "timm:resnet18.a1_in1k", "text": "run:words"}
+    assert required_weights(spec) == {"net": "timm:resnet18.a1_in1k", "text": "run:words"}
 
 
 @pytest.mark.parametrize(
@@ -629,7 +631,7 @@ def test_the_network_of_reid5o_builds_for_pictures_of_people():
     with torch.device("meta"):
         net = build(
             spec,
-            Meta(400, (3, 384, 128), "", modalities=MODALITIES, vocabulary=49_408, text_length=77),
+            DatasetInfo(400, (3, 384, 128), "", modalities=MODALITIES, vocabulary=49_408, text_length=77),
             {},
         )
     assert net.backbone.pos_embed.shape == (1, 1 + 24 * 8, 768) and net.dim == 512

@@ -14,13 +14,13 @@ from torch import nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models import bisenet, segmentation_2d
 from trainkit.models import pointrend as pointwise
 from trainkit.models.pointrend import PointSpec
 from trainkit.models.segmentation_2d import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
 
-META = Meta(5, (3, 64, 96), "x", tuple("abcde"))
+META = DatasetInfo(5, (3, 64, 96), "x", tuple("abcde"))
 V1 = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet", width=0.125)
 V2 = BiSeNetV2Spec(name="bisenetv2", width=0.125)
 FPN = SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn", args={"decoder_pyramid_channels": 16})
@@ -109,20 +109,20 @@ def test_decoders_of_the_library_need_nothing_said(decoder):
     ids=str,
 )
 def test_how_many_pictures_batch_norm_must_see_is_known(spec, size, least):
-    net = made(spec, meta=Meta(5, (3, *size), "x"))
+    net = made(spec, meta=DatasetInfo(5, (3, *size), "x"))
     assert net.least == least
     for count in (1, 2):
         with contextlib.nullcontext() if count >= least else pytest.raises(ValueError, match="Expected more than 1"):
             net(torch.randn(count, 3, *size))
     if least > 1:
-        made(spec, norm=Norm(name="group"), meta=Meta(5, (3, *size), "x"))(torch.randn(1, 3, *size))
+        made(spec, norm=Norm(name="group"), meta=DatasetInfo(5, (3, *size), "x"))(torch.randn(1, 3, *size))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["tu-resnet18", "resnet18", "tu-pvt_v2_b0", "tu-convnext_atto", "efficientnet-b0"])
 @pytest.mark.parametrize("decoder", get_args(get_type_hints(SmpSpec)["decoder"]))
 def test_encoders_and_decoders_fit_or_say_so(encoder, decoder):
-    meta, spec = Meta(5, (3, 128, 192), "x"), SmpSpec(name="smp", encoder=encoder, decoder=decoder)
+    meta, spec = DatasetInfo(5, (3, 128, 192), "x"), SmpSpec(name="smp", encoder=encoder, decoder=decoder)
     if encoder == "tu-pvt_v2_b0" and decoder in ("pan", "deeplabv3", "deeplabv3plus"):
         with pytest.raises(UserError, match="unexpected keyword argument 'output_stride'"):
             made(spec, meta=meta)
@@ -229,7 +229,7 @@ def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
     assert not torch.equal(third.point_head.layers[0].weight, first.point_head.layers[0].weight)
     for spec, points, classes in ((FPN, POINTS, 5), (V2, None, 5), (V2, POINTS, 4)):
         with pytest.raises(UserError, match="does not fit"):
-            made(spec, points, meta=Meta(classes, (3, 64, 96), "x"), found={"net": file})
+            made(spec, points, meta=DatasetInfo(classes, (3, 64, 96), "x"), found={"net": file})
 
 
 def test_weights_are_found_where_the_recipe_says():
@@ -285,7 +285,7 @@ def test_parts_that_do_not_fit_are_refused(spec, said):
 @pytest.mark.parametrize(("spec", "crop", "near"), [(V2, (65, 96), "[64, 96]"), (FPN, (10, 50), "[32, 64]")])
 def test_a_crop_that_cannot_be_divided_is_refused(spec, crop, near):
     with pytest.raises(UserError) as caught:
-        made(spec, meta=Meta(5, (3, *crop), "x"))
+        made(spec, meta=DatasetInfo(5, (3, *crop), "x"))
     assert "data.crop" in str(caught.value) and f"the nearest is {near}" in str(caught.value)
 
 

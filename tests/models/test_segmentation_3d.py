@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from trainkit.checkpoint import safe_load
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, patch_geometry, segmentation_2_5d, segmentation_3d
 from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, SlicesSpec, UNetSpec
 
-CUBE = Meta(3, (1, 16, 16, 24), "x", spacing=(1.0, 1.0, 1.0))
-CORONAL = Meta(10, (1, 16, 64, 32), "x", spacing=(3.85, 1.25, 1.25))
+CUBE = DatasetInfo(3, (1, 16, 16, 24), "x", spacing=(1.0, 1.0, 1.0))
+CORONAL = DatasetInfo(10, (1, 16, 64, 32), "x", spacing=(3.85, 1.25, 1.25))
 UNET = UNetSpec(name="unet", filters=[4, 8, 12])
 DYNUNET = DynUNetSpec(name="dynunet", filters=[4, 8, 12, 16])
 SEGRESNET = SegResNetSpec(name="segresnet", filters=4, blocks=[1, 2, 2])
@@ -95,9 +95,9 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
     with pytest.raises(
         UserError, match=r"data.patch: 18x16x16 .*multiples of 4x4x4|data.patch: 18x16x16 .*8x8x8|18x16x16"
     ):
-        segmentation_3d.build(spec, Meta(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
+        segmentation_3d.build(spec, DatasetInfo(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
     with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, which leave room for 1 of the levels"):
-        segmentation_3d.build(spec, Meta(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
+        segmentation_3d.build(spec, DatasetInfo(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
 
 
 @pytest.mark.parametrize(
@@ -271,11 +271,11 @@ def test_the_decoder_keeps_the_sizes_of_its_maps_and_every_map_counts():
 
 def test_encoders_that_do_not_exist_or_do_not_fit_are_named():
     with pytest.raises(UserError, match=r"task.net.encoder: timm .* has no model 'pvt_v2_b22'; did you mean pvt_v2_b"):
-        segmentation_3d.build(EmcadSpec(name="emcad", encoder="pvt_v2_b22"), Meta(3, (1, 2, 32, 32), "x"), {})
+        segmentation_3d.build(EmcadSpec(name="emcad", encoder="pvt_v2_b22"), DatasetInfo(3, (1, 2, 32, 32), "x"), {})
     with pytest.raises(UserError, match=r"task.net.encoder: test_vit: .*maps at strides 4, 8, 16, 32"):
-        segmentation_3d.build(EmcadSpec(name="emcad", encoder="test_vit"), Meta(3, (1, 2, 32, 32), "x"), {})
+        segmentation_3d.build(EmcadSpec(name="emcad", encoder="test_vit"), DatasetInfo(3, (1, 2, 32, 32), "x"), {})
     with pytest.raises(UserError, match=r"data.patch: 2x40x32 .*multiples of 1x32x32.*\[2, 32, 32\]"):
-        segmentation_3d.build(EMCAD, Meta(3, (1, 2, 40, 32), "x"), {})
+        segmentation_3d.build(EMCAD, DatasetInfo(3, (1, 2, 40, 32), "x"), {})
 
 
 def contract(spec, meta, outputs, **sizes):
@@ -301,12 +301,14 @@ def contract(spec, meta, outputs, **sizes):
 
 
 def test_emcad_maps_patches_to_scores():
-    _, shapes = contract(EMCAD, Meta(3, (1, 2, 32, 64), "x"), 4)
+    _, shapes = contract(EMCAD, DatasetInfo(3, (1, 2, 32, 64), "x"), 4)
     assert shapes == [(2, 32, 64)] * 4
     contract(
-        EmcadSpec(name="emcad", encoder="test_resnet", neighbours=1, drop_path=0.1), Meta(3, (1, 3, 32, 32), "x"), 4
+        EmcadSpec(name="emcad", encoder="test_resnet", neighbours=1, drop_path=0.1),
+        DatasetInfo(3, (1, 3, 32, 32), "x"),
+        4,
     )
-    contract(replace(EMCAD, form="code"), Meta(3, (1, 2, 32, 32), "x"), 4)
+    contract(replace(EMCAD, form="code"), DatasetInfo(3, (1, 2, 32, 32), "x"), 4)
 
 
 def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):
@@ -316,7 +318,7 @@ def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):
     file = tmp_path / "model.safetensors"
     safe_load.write_tensors(file, whole.state_dict())
     spec = EmcadSpec(name="emcad", encoder="test_convnext.r160_in1k", weights="pretrained")
-    net, _ = segmentation_3d.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
+    net, _ = segmentation_3d.build(spec, DatasetInfo(3, (1, 2, 32, 32), "x"), {"net": file})
     own = net.net.encoder.state_dict()
     stem = next(name for name in own if own[name].ndim == 4)
     assert own[stem].shape[1] == 1
@@ -326,18 +328,18 @@ def test_an_encoder_starts_from_the_weights_of_timms_classifier(tmp_path):
     torch.testing.assert_close(net.eval().net.encoder(x)[-1], theirs, rtol=1e-4, atol=1e-4)
     safe_load.write_tensors(file, timm.create_model("test_resnet").state_dict())
     with pytest.raises(UserError, match=r"test_convnext"):
-        segmentation_3d.build(spec, Meta(3, (1, 2, 32, 32), "x"), {"net": file})
+        segmentation_3d.build(spec, DatasetInfo(3, (1, 2, 32, 32), "x"), {"net": file})
 
 
 def test_a_network_starts_from_the_weights_of_a_run(tmp_path):
-    meta, file = Meta(3, (1, 2, 32, 32), "x"), tmp_path / "model.safetensors"
+    meta, file = DatasetInfo(3, (1, 2, 32, 32), "x"), tmp_path / "model.safetensors"
     first, _ = segmentation_3d.build(EMCAD, meta, {})
     safe_load.write_tensors(file, first.state_dict())
     second, _ = segmentation_3d.build(EMCAD, meta, {"net": file})
     for name, tensor in first.state_dict().items():
         assert torch.equal(tensor, second.state_dict()[name])
     with pytest.raises(UserError, match="does not fit"):
-        segmentation_3d.build(EMCAD, Meta(4, (1, 2, 32, 32), "x"), {"net": file})
+        segmentation_3d.build(EMCAD, DatasetInfo(4, (1, 2, 32, 32), "x"), {"net": file})
 
 
 # MONAI's and segmentation_models_pytorch's: their import takes longer than all of the above
@@ -368,28 +370,28 @@ def test_networks_of_three_dimensions_keep_their_contract(spec, meta, coarse):
 )
 def test_networks_of_slices_keep_their_contract(decoder):
     spec = SlicesSpec(name="slices", encoder="tu-test_convnext", decoder=decoder, neighbours=1)
-    contract(spec, Meta(3, (1, 3, 32, 64), "x"), 1)
+    contract(spec, DatasetInfo(3, (1, 3, 32, 64), "x"), 1)
 
 
 @pytest.mark.slow
 def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
     import timm
 
-    contract(SLICES, Meta(3, (1, 2, 24, 16), "x"), 1)
+    contract(SLICES, DatasetInfo(3, (1, 2, 24, 16), "x"), 1)
     whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
     safe_load.write_tensors(file, whole.state_dict())
     spec = SlicesSpec(
         name="slices", encoder="tu-test_resnet.r160_in1k", decoder="unet", filters=[16, 8, 8], weights="pretrained"
     )
-    net, _ = segmentation_3d.build(spec, Meta(3, (1, 2, 24, 16), "x"), {"net": file})
+    net, _ = segmentation_3d.build(spec, DatasetInfo(3, (1, 2, 24, 16), "x"), {"net": file})
     torch.testing.assert_close(net.net.encoder.model.layer1[0].conv1.weight, whole.layer1[0].conv1.weight)
     with pytest.raises(UserError, match=r"has no encoder 'resnet19'; did you mean resnet"):
         segmentation_3d.build(
-            SlicesSpec(name="slices", encoder="resnet19", decoder="unet"), Meta(3, (1, 2, 32, 32), "x"), {}
+            SlicesSpec(name="slices", encoder="resnet19", decoder="unet"), DatasetInfo(3, (1, 2, 32, 32), "x"), {}
         )
     with pytest.raises(UserError, match=r"linknet over mit_b0: .*not supported"):
         segmentation_3d.build(
-            SlicesSpec(name="slices", encoder="mit_b0", decoder="linknet"), Meta(3, (1, 2, 32, 32), "x"), {}
+            SlicesSpec(name="slices", encoder="mit_b0", decoder="linknet"), DatasetInfo(3, (1, 2, 32, 32), "x"), {}
         )
 
 
@@ -460,7 +462,7 @@ def test_segresnet_is_monais_where_both_choose_the_same_strides(shape, spacing):
     from monai.networks.nets import SegResNetDS
 
     torch.manual_seed(0)
-    net, _ = segmentation_3d.build(SEGRESNET, Meta(3, (1, *shape), "x", spacing=spacing), {})
+    net, _ = segmentation_3d.build(SEGRESNET, DatasetInfo(3, (1, *shape), "x", spacing=spacing), {})
     theirs = SegResNetDS(3, 4, 1, 3, norm="instance", blocks_down=(1, 2, 2), dsdepth=3, resolution=spacing)
     theirs.load_state_dict(net.state_dict())
     image = torch.randn(1, 1, *shape)
@@ -471,6 +473,6 @@ def test_segresnet_is_monais_where_both_choose_the_same_strides(shape, spacing):
 
 @pytest.mark.slow
 def test_emcad_over_pvtv2_has_as_many_parameters_as_published():
-    net, notes = segmentation_3d.build(EmcadSpec(name="emcad"), Meta(10, (1, 1, 224, 224), "x"), {})
+    net, notes = segmentation_3d.build(EmcadSpec(name="emcad"), DatasetInfo(10, (1, 1, 224, 224), "x"), {})
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 26.8
     assert "1,913,809 of them in the decoder" in notes[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import toy
 
-from trainkit.interfaces import Opened
+from trainkit.interfaces import Dataset
 
 
 def _raise() -> None:
@@ -44,7 +44,7 @@ class FailingData(toy.ToyData):
     row: int = 11
     once: str | None = None
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         opened = super().open(seed)
         opened.train.__class__ = FailingSplit
         opened.train.fails = (FAULTS[self.fault], self.row, self.once, os.getpid())

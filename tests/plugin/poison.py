@@ -44,14 +44,14 @@ class PoisonedTask(ToyTask):
     """MB that the forward pass of a sample really takes."""
 
     def build(self, meta, found, seed):
-        parts = super().build(meta, found, seed)
+        networks = super().build(meta, found, seed)
         if not self.remembers:
-            parts.remembers = None
+            networks.memory = None
         if self.constant:
-            parts.learns.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
-        return parts
+            networks.model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+        return networks
 
-    def loss(self, net, parts, batch, at):
+    def loss(self, net, networks, batch, at):
         here = self.rank is None or os.environ.get("RANK", "0") == str(self.rank)
         self._need(net, self.room, len(batch["label"]), here and (not self.steps or at.step in self.steps))
         poison = self.poison if here and at.step in self.steps else None
@@ -70,7 +70,7 @@ class PoisonedTask(ToyTask):
             if self.flip == "gradient":
                 hook = weight.register_hook(lambda grad: (hook.remove(), flip(grad.clone(), self.bit))[1])
         hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
-        out = super().loss(net, parts, batch, at)
+        out = super().loss(net, networks, batch, at)
         if at.step in self.steps:
             out.sum = out.sum * self.jump
         if poison == "loss":

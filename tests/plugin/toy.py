@@ -19,7 +19,7 @@ from torch import nn
 from trainkit import rng
 from trainkit.environment import record
 from trainkit.errors import UserError
-from trainkit.interfaces import Loss, Meta, Opened, Parts, Scores, Source
+from trainkit.interfaces import Dataset, DatasetInfo, Loss, Networks, Scores, Source
 
 TABLES = {
     "task": {"toy": "toy:ToyTask"},
@@ -83,16 +83,16 @@ class ToyTask:
     signal_at: int | None = None
     """Step at which the process is told to stop, as a scheduler would."""
 
-    def needs(self):
+    def required_weights(self):
         return {"first": Source(recipe=self.needs_recipe)} if self.needs_recipe else {}
 
     def build(self, meta, found, seed):
         frozen = {"constant": {"teacher": Constant()}, "oracle": {"teacher": Oracle()}, "none": {}}[self.teacher]
         tabulated = {"teacher": frozen["teacher"]} if self.teacher == "oracle" else {}
         trusted = ("teacher",) if frozen else ()
-        return Parts(Net(self.norm, self.dropout), frozen, trusted, tabulated, Memory(), stored=self.stored)
+        return Networks(Net(self.norm, self.dropout), frozen, trusted, tabulated, Memory(), cache_on_disk=self.stored)
 
-    def loss(self, net, parts, batch, at):
+    def loss(self, net, networks, batch, at):
         if self.signal_at == at.step and not hasattr(self, "signalled"):
             self.signalled = True  # once, not in every micro-batch: a second signal ends the process
             os.kill(os.getpid(), signal.SIGTERM)
@@ -101,10 +101,10 @@ class ToyTask:
         logits = net(batch["image"])
         if self.teacher == "oracle":
             with torch.no_grad():
-                fresh = parts.frozen["teacher"](batch["image"])
+                fresh = networks.frozen["teacher"](batch["image"])
                 assert torch.allclose(batch["teacher"], fresh, rtol=1e-3 if self.stored else 1e-5)
-        if parts.remembers is not None:
-            parts.remembers.mean.lerp_(at.gather(logits.detach()).mean(0), 0.1)
+        if networks.memory is not None:
+            networks.memory.mean.lerp_(at.gather(logits.detach()).mean(0), 0.1)
         loss = F.cross_entropy(logits, batch["label"], reduction="sum")
         if self.nan_at == at.step:
             loss = loss * torch.nan
@@ -140,7 +140,7 @@ class ToyData:
         test = ToySplit("val", self.test, 2, self.noise, seed, False, lost=self.lost_sample)
         if "TOY_DIFFERS" in os.environ:  # as on machines with a copy each
             train.digest += os.environ["RANK"]
-        return Opened(Meta(CLASSES, (3, SIDE, SIDE), train.digest), train, {"val": test})
+        return Dataset(DatasetInfo(CLASSES, (3, SIDE, SIDE), train.digest), train, {"val": test})
 
     def missing(self):
         return []
@@ -164,7 +164,7 @@ class FoldedData(ToyData):
         held_out = ToySplit("held_out", self.samples, 1, self.noise, seed, False).only(rows[out])
         fixed = ToySplit("val", self.test, 2, self.noise, seed, False)
         splits = {"val": fixed} | ({} if self.fold is None else {"held_out": held_out})
-        return Opened(Meta(CLASSES, (3, SIDE, SIDE), f"{train.digest}-{self.fold}"), train, splits)
+        return Dataset(DatasetInfo(CLASSES, (3, SIDE, SIDE), f"{train.digest}-{self.fold}"), train, splits)
 
 
 class ToySplit:

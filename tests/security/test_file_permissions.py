@@ -104,7 +104,7 @@ def test_the_log_of_the_page_is_private_and_written_through_no_link(for_all, tmp
 def test_what_is_compiled_lies_where_nobody_else_can_lay_code_to_be_run(for_all, tmp_path, monkeypatch):
     from torch._inductor.runtime import cache_dir_utils
 
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
     monkeypatch.syspath_prepend(str(PLUGIN))
     recipe = loader.load(TOY, ["train.compile=default"], ["toy"])
@@ -112,7 +112,7 @@ def test_what_is_compiled_lies_where_nobody_else_can_lay_code_to_be_run(for_all,
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     assert Path(cache_dir_utils.default_cache_dir()).parent == Path(tempfile.gettempdir())  # by itself
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    Machine(recipe).configure(recipe)
+    Runtime(recipe).configure(recipe)
     kept = Path(cache_dir_utils.cache_dir())
     assert kept == tmp_path / "cache" / "trainkit" / "compiled" and mode(kept) == 0o700
     # Without a home that can be written: a folder whose name nobody can foresee.

@@ -236,7 +236,7 @@ def test_without_hiding_they_are_found_where_this_looks(store, monkeypatch):
 
 
 def run_leaky(*words: str):
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.experiments.launch import launch
 
-    return launch(Order(TOY, ("data={name: leaky}", *words), ("toy", "leaky")), lambda: False)
+    return launch(RunRequest(TOY, ("data={name: leaky}", *words), ("toy", "leaky")), lambda: False)

@@ -11,7 +11,7 @@ import simulated_slowdowns
 
 from trainkit.speed import bottleneck
 from trainkit.speed.evidence import Drop
-from trainkit.speed.limits import Ceilings
+from trainkit.speed.limits import ThroughputLimits
 
 NUMBER = 220
 
@@ -37,7 +37,9 @@ def test_of_a_sound_run_the_work_itself_is_what_takes_the_time():
 def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
     e = simulated_slowdowns.inject("data", np.random.default_rng(3))
     e = replace(
-        e, ceilings=Ceilings(loader=310, model=1900, fetch={"decode": 0.81, "read": 0.19}), absent={"gpu": "no GPU"}
+        e,
+        ceilings=ThroughputLimits(loader=310, model=1900, fetch={"decode": 0.81, "read": 0.19}),
+        absent={"gpu": "no GPU"},
     )
     lines = bottleneck.words(e, bottleneck.judge(e), "recipes/x.yaml")
     text = "\n".join(lines)
@@ -46,7 +48,7 @@ def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
     assert (
         "the loader alone gives 310 samples/s and the network alone 1,900; decoding is 81 % of reading a batch" in text
     )
-    assert "untested: more workers than 2 (rung `workers`)" in text
+    assert "untested: more workers than 2 (switch `workers`)" in text
     assert "trainkit bench recipes/x.yaml --only workers" in text
     assert bottleneck.unmeasured(e) == ["not measured: gpu: no GPU"] and "no GPU" not in text
 

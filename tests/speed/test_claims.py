@@ -19,7 +19,7 @@ from benchmarks.claims import ledger as claims
 from benchmarks.claims import measurements
 from benchmarks.claims.bench import GUIDES, RECIPES, Bench, Found, Guide, Parts, Unable
 from benchmarks.claims.table import CLAIMS, Cannot, Claim, Inside, Shown, Switch, Whole
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics.stepped_process import Block
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
@@ -108,14 +108,14 @@ def test_words_of_every_switch_fit_the_recipes_they_are_said_of():
                 loads.append(own) if held is None else held.update(own)
     for name, loads in together.items():
         for words in loads:
-            load(Order(RECIPES / f"{name}.yaml", list(words.values())))
+            load(RunRequest(RECIPES / f"{name}.yaml", list(words.values())))
     assert set(together) == {guide.small[-1] for guide in GUIDES.values()}
 
 
 def test_evaluations_that_are_computed_are_in_the_recipes():
     for claim in CLAIMS:
         if isinstance(claim.way, Whole) and claim.way.evaluation:
-            recipe = load(Order(RECIPES / f"{GUIDES[claim.guide].small[-1]}.yaml"))
+            recipe = load(RunRequest(RECIPES / f"{GUIDES[claim.guide].small[-1]}.yaml"))
             assert claim.way.evaluation in recipe.evaluations, claim.id
 
 
@@ -382,7 +382,7 @@ def in_process(net: nn.Module, data: torch.Tensor, labels: torch.Tensor, block: 
         order=lambda epoch, size: np.arange(len(data))[None],
     )
 
-    def loss(net, parts, batch, at):
+    def loss(net, networks, batch, at):
         out = nn.functional.cross_entropy(net(batch["image"]), batch["label"], reduction="sum")
         return Loss(out, len(batch["label"]))
 
@@ -494,7 +494,7 @@ def test_a_recipe_whose_teacher_is_not_trained_gives_way_to_the_teacher(tmp_path
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
 
     def gather(order, recipe, *words):
-        if recipe.task.needs():
+        if recipe.task.required_weights():
             raise UserError("recipes/face_teacher.yaml", "has no finished run")
         return {}
 

@@ -23,7 +23,7 @@ from fork_server import ForkServer
 from PIL import Image
 
 from trainkit.checkpoint import storage
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.experiments.launch import launch
 from trainkit.tracking import journal
 from trainkit.tracking.journal import MEASURED
@@ -94,7 +94,7 @@ def run(*words: str, recipe: Path = TOY, stopping=lambda: False, resume: str | N
     """
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
-    code = launch(Order(recipe, words, ("toy",), resume, **asked), stopping)
+    code = launch(RunRequest(recipe, words, ("toy",), resume, **asked), stopping)
     return Ran(code, newest())
 
 

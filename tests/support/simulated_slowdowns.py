@@ -9,7 +9,7 @@ import numpy as np
 
 from trainkit.speed.clock import STEP, Clock
 from trainkit.speed.evidence import Compiled, Evidence, Waits
-from trainkit.speed.limits import Ceilings
+from trainkit.speed.limits import ThroughputLimits
 from trainkit.tracking.system.reading import Gpu, Reading
 
 
@@ -54,7 +54,7 @@ class World:
         }
         rate = 32 / self.step_s
         data = self.step_s * parts["data"]
-        self.ceilings = Ceilings(
+        self.ceilings = ThroughputLimits(
             loader=32 / max(data, 1e-9), model=rate * rng.uniform(1.0, 1.1), fetch={"decode": 0.6, "read": 0.4}
         )
         self.compiled: Compiled | None = Compiled(recompiles=int(rng.integers(0, 3)), seconds=0.01 * self.step_s)

@@ -108,7 +108,7 @@ def test_a_fork_is_killed_signalled_and_stopped_where_the_plan_says(store, tmp_p
 
 def test_a_process_of_its_own_is_killed_at_an_import_and_in_a_module_that_it_imports_later(store, tmp_path):
     command = [sys.executable, str(ROOT / "tests" / "support" / "fault_injection.py"), *SHORT]
-    for at, call in (("import", 700), ("trainkit.distributed.runtime.Machine.configure", 1)):
+    for at, call in (("import", 700), ("trainkit.distributed.runtime.Runtime.configure", 1)):
         notes = tmp_path / at
         plan = environment([{"at": at, "call": call, "do": "kill"}], notes)
         given = {**os.environ, "PYTHONPATH": str(PLUGIN), "ACCELERATE_USE_CPU": "true", **plan}

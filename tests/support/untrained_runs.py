@@ -13,7 +13,7 @@ from torch import nn
 from trainkit.checkpoint import storage
 from trainkit.config import loader
 from trainkit.inference.trained_model import META
-from trainkit.interfaces import Opened
+from trainkit.interfaces import Dataset
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -24,7 +24,7 @@ MACHINE = {"gpu": None, "cpu": "Some CPU", "processes": 1, "threads": 1, "precis
 class Made:
     folder: RunFolder
     recipe: Any
-    opened: Opened
+    opened: Dataset
     net: nn.Module
     """In evaluation mode."""
 
@@ -46,7 +46,7 @@ def made(recipe: Path, *words: str, step: int = 7, seed: int = 0) -> Made:
     folder.recipe.write_text(loader.dump(loaded))
     (folder.path / META).write_text(json.dumps(asdict(opened.meta)))
     torch.manual_seed(seed)
-    net = loaded.task.build(opened.meta, {}, loaded.seed).learns.eval()
+    net = loaded.task.build(opened.meta, {}, loaded.seed).model.eval()
     for module in net.modules():  # statistics that a wrong mode would not have
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.running_mean.normal_(0, 0.1)

@@ -14,7 +14,7 @@ from trainkit.checkpoint import safe_load
 from trainkit.config import schema
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs
-from trainkit.interfaces import At, Meta
+from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, NoMargin
 from trainkit.models import face_backbones
 from trainkit.tasks.adadistill import AdaDistill, GeometryMargin, Teacher
@@ -22,14 +22,14 @@ from trainkit.tasks.embed import Embed, Pixels
 from trainkit.training import optimizer as optim
 
 CLASSES, SIDE, DIM = 4, 16, 8
-META = Meta(CLASSES, (3, SIDE, SIDE), "toy")
+META = DatasetInfo(CLASSES, (3, SIDE, SIDE), "toy")
 STUDENT = face_backbones.MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
 NET = face_backbones.IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
 MARGINS = [ArcFace(m=0.45, scale=16.0), CosFace(m=0.35, scale=16.0), AdaFace(m=0.4, scale=16.0)]
 
 
-def at(progress: float = 0.0, gather=lambda x: x.detach()) -> At:
-    return At(0, 0, progress, gather, contextlib.nullcontext)
+def at(progress: float = 0.0, gather=lambda x: x.detach()) -> StepContext:
+    return StepContext(0, 0, progress, gather, contextlib.nullcontext)
 
 
 def batch(size: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -44,7 +44,7 @@ def batch(size: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
 def teacher_file(tmp_path_factory):
     """Weights as a run of task `embed` leaves them: the network under `net.`, its class centres as `head.weight`."""
     torch.manual_seed(5)
-    net = Embed(net=NET).build(META, {}, 0).learns
+    net = Embed(net=NET).build(META, {}, 0).model
     with torch.no_grad():
         net.net(batch(32)["image"])  # batch-norm statistics that are not those of the start
     file = tmp_path_factory.mktemp("teacher") / "model.safetensors"
@@ -57,10 +57,10 @@ def distil(file, **settings):
     torch.manual_seed(0)
     given = {"student": STUDENT, "teacher": Teacher(net=NET, weights=str(file)), "margin": MARGINS[0], **settings}
     task = AdaDistill(**given)
-    parts = task.build(META, {"teacher": file}, 0)
-    for module in parts.frozen.values():
+    networks = task.build(META, {"teacher": file}, 0)
+    for module in networks.frozen.values():
         module.eval().requires_grad_(False)
-    return task, parts
+    return task, networks
 
 
 # The formulas, with lists and floats
@@ -133,18 +133,20 @@ def norms_of(rows):
 def test_embed_has_the_loss_of_its_formula_and_trains_network_and_centres(margin):
     torch.manual_seed(0)
     task, given = Embed(net=NET, margin=margin), batch()
-    parts = task.build(META, {}, 0)
-    loss = task.loss(parts.learns, parts, given, at())
-    embeddings, label = parts.learns(given["image"]).tolist(), given["label"].tolist()
+    networks = task.build(META, {}, 0)
+    loss = task.loss(networks.model, networks, given, at())
+    embeddings, label = networks.model(given["image"]).tolist(), given["label"].tolist()
     q = quality(norms_of(embeddings), margin) if margin.name == "adaface" else None
-    expected = cross_entropy(embeddings, label, parts.learns.head.weight.tolist(), margin, q)
+    expected = cross_entropy(embeddings, label, networks.model.head.weight.tolist(), margin, q)
     assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and loss.weight == len(label)
     loss.sum.backward()
-    learning = {name: p for name, p in parts.learns.named_parameters() if p.requires_grad}
+    learning = {name: p for name, p in networks.model.named_parameters() if p.requires_grad}
     # InsightFace fixes the scale of the last batch norm at 1: with a margin softmax it has no effect.
-    assert set(dict(parts.learns.named_parameters())) - set(learning) == {"net.features.weight"}
+    assert set(dict(networks.model.named_parameters())) - set(learning) == {"net.features.weight"}
     assert "head.weight" in learning and all(p.grad.isfinite().all() for p in learning.values())
-    nearest = [max(range(CLASSES), key=lambda j, x=x: cos(x, parts.learns.head.weight[j].tolist())) for x in embeddings]
+    nearest = [
+        max(range(CLASSES), key=lambda j, x=x: cos(x, networks.model.head.weight[j].tolist())) for x in embeddings
+    ]
     assert float(loss.logs["accuracy"]) == pytest.approx(sum(a == b for a, b in zip(nearest, label, strict=True)) / 9)
 
 
@@ -159,14 +161,14 @@ def test_adadistill_has_the_loss_of_its_formula_with_the_centres_after_their_upd
 ):
     """Both kinds of alpha run with every margin: the published code stopped at plain alpha with an undefined name."""
     settings = {"margin": margin, "alpha": alpha, "duplicates": duplicates, "cache_teacher": False}
-    task, parts = distil(teacher_file, **settings)
-    memory, given = parts.remembers, batch()
+    task, networks = distil(teacher_file, **settings)
+    memory, given = networks.memory, batch()
     centres, label = memory.centres.weight.tolist(), given["label"].tolist()
     for step in range(2):
-        s = parts.learns(given["image"]).tolist()
-        t = parts.frozen["teacher"](given["image"]).tolist()
+        s = networks.model(given["image"]).tolist()
+        t = networks.frozen["teacher"](given["image"]).tolist()
         before = centres
-        loss = task.loss(parts.learns, parts, given, at())
+        loss = task.loss(networks.model, networks, given, at())
         centres, alphas = moved(centres, label, s, t, alpha, duplicates)
         torch.testing.assert_close(memory.centres.weight, torch.tensor(centres), rtol=1e-4, atol=1e-5)
         assert centres[3] == before[3] and centres[0] != before[0], "only centres of the batch move"
@@ -177,34 +179,34 @@ def test_adadistill_has_the_loss_of_its_formula_with_the_centres_after_their_upd
 
 
 def test_mse_is_the_squared_distance_of_the_normalised_embeddings(teacher_file):
-    task, parts = distil(teacher_file, method="mse", cache_teacher=False)
+    task, networks = distil(teacher_file, method="mse", cache_teacher=False)
     given = batch()
-    s = parts.learns(given["image"]).tolist()
-    t = parts.frozen["teacher"](given["image"]).tolist()
+    s = networks.model(given["image"]).tolist()
+    t = networks.frozen["teacher"](given["image"]).tolist()
     expected = sum(sum((x - y) ** 2 for x, y in zip(unit(a), unit(b), strict=True)) for a, b in zip(s, t, strict=True))
-    loss = task.loss(parts.learns, parts, given, at())
-    assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and parts.remembers is None
+    loss = task.loss(networks.model, networks, given, at())
+    assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and networks.memory is None
     assert loss.sum.item() == pytest.approx(18 - 2 * 9 * float(loss.logs["cosine_to_teacher"]), rel=1e-4)
 
 
 def test_aml_is_a_margin_loss_against_the_centres_of_the_teacher_which_stay(teacher_file):
-    task, parts = distil(teacher_file, method="aml")
+    task, networks = distil(teacher_file, method="aml")
     own, given = safe_load.read_tensors(teacher_file)["head.weight"], batch()
-    assert torch.equal(parts.remembers.centres.weight, own)
-    given["teacher"] = parts.frozen["teacher"](given["image"])
-    s = parts.learns(given["image"]).tolist()
-    loss = task.loss(parts.learns, parts, given, at())
+    assert torch.equal(networks.memory.centres.weight, own)
+    given["teacher"] = networks.frozen["teacher"](given["image"])
+    s = networks.model(given["image"]).tolist()
+    loss = task.loss(networks.model, networks, given, at())
     expected = cross_entropy(s, given["label"].tolist(), own.tolist(), task.margin, None)
     assert loss.sum.item() == pytest.approx(expected, rel=1e-4) and "alpha" not in loss.logs
-    assert torch.equal(parts.remembers.centres.weight, own)
+    assert torch.equal(networks.memory.centres.weight, own)
 
 
 def test_centres_of_aml_come_from_a_file_of_their_own_where_one_is_named(teacher_file, tmp_path):
     table = torch.randn(DIM, CLASSES)
     safe_load.write_tensors(tmp_path / "header.safetensors", {"kernel": table})
     teacher = Teacher(net=NET, weights=str(teacher_file), centres=str(tmp_path / "header.safetensors"))
-    _, parts = distil(teacher_file, method="aml", teacher=teacher)
-    assert torch.equal(parts.remembers.centres.weight, table.T)
+    _, networks = distil(teacher_file, method="aml", teacher=teacher)
+    assert torch.equal(networks.memory.centres.weight, table.T)
 
 
 def test_aml_without_centres_or_with_those_of_other_people_is_refused(teacher_file, tmp_path):
@@ -226,39 +228,39 @@ def test_aml_without_centres_or_with_those_of_other_people_is_refused(teacher_fi
 @pytest.mark.parametrize(("method", "margin"), [("adadistill", MARGINS[2]), ("aml", MARGINS[0]), ("mse", MARGINS[0])])
 def test_only_the_student_learns(teacher_file, method, margin):
     """Centres in an optimizer or in what is wrapped for processes cost the published code 176 MB a step."""
-    task, parts = distil(teacher_file, method=method, margin=margin, cache_teacher=False)
-    optimizer = optim.build(parts.learns, schema.Optim(lr=0.05))
+    task, networks = distil(teacher_file, method=method, margin=margin, cache_teacher=False)
+    optimizer = optim.build(networks.model, schema.Optim(lr=0.05))
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    assert held == {id(p) for p in parts.learns.parameters()}
-    frozen = {name: t.clone() for name, t in parts.frozen["teacher"].state_dict().items()}
-    memory = [] if parts.remembers is None else [t.clone() for t in parts.remembers.state_dict().values()]
-    student = [p.detach().clone() for p in parts.learns.parameters()]
+    assert held == {id(p) for p in networks.model.parameters()}
+    frozen = {name: t.clone() for name, t in networks.frozen["teacher"].state_dict().items()}
+    memory = [] if networks.memory is None else [t.clone() for t in networks.memory.state_dict().values()]
+    student = [p.detach().clone() for p in networks.model.parameters()]
     for step in range(3):
         optimizer.zero_grad()
-        task.loss(parts.learns, parts, batch(seed=step), at()).sum.backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in parts.learns.parameters())
+        task.loss(networks.model, networks, batch(seed=step), at()).sum.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in networks.model.parameters())
         optimizer.step()
-    assert any((p != before).any() for p, before in zip(parts.learns.parameters(), student, strict=True))
-    assert all(p.grad is None for p in parts.frozen["teacher"].parameters())
-    assert all(torch.equal(t, frozen[name]) for name, t in parts.frozen["teacher"].state_dict().items())
-    if parts.remembers is not None:
-        assert not list(parts.remembers.parameters()) and not any(t.requires_grad for t in parts.remembers.buffers())
-        changed = [(t != old).any().item() for t, old in zip(parts.remembers.buffers(), memory, strict=True)]
+    assert any((p != before).any() for p, before in zip(networks.model.parameters(), student, strict=True))
+    assert all(p.grad is None for p in networks.frozen["teacher"].parameters())
+    assert all(torch.equal(t, frozen[name]) for name, t in networks.frozen["teacher"].state_dict().items())
+    if networks.memory is not None:
+        assert not list(networks.memory.parameters()) and not any(t.requires_grad for t in networks.memory.buffers())
+        changed = [(t != old).any().item() for t, old in zip(networks.memory.buffers(), memory, strict=True)]
         assert all(changed) if method == "adadistill" else not any(changed)
 
 
 def test_the_gradient_of_the_student_takes_the_centres_as_constants(teacher_file):
-    task, parts = distil(teacher_file, cache_teacher=False, margin=CosFace(m=0.35, scale=16.0))
+    task, networks = distil(teacher_file, cache_teacher=False, margin=CosFace(m=0.35, scale=16.0))
     given = batch()
-    task.loss(parts.learns, parts, given, at()).sum.backward()
-    got = [p.grad.clone() for p in parts.learns.parameters()]
-    parts.learns.zero_grad()
-    s = parts.learns(given["image"])
-    c = parts.remembers.centres.weight.clone()
+    task.loss(networks.model, networks, given, at()).sum.backward()
+    got = [p.grad.clone() for p in networks.model.parameters()]
+    networks.model.zero_grad()
+    s = networks.model(given["image"])
+    c = networks.memory.centres.weight.clone()
     cosine = (s / s.norm(dim=1, keepdim=True)) @ (c / c.norm(dim=1, keepdim=True)).T
     logits = 16 * (cosine - 0.35 * nn.functional.one_hot(given["label"], CLASSES))
     (logits.logsumexp(1) - logits[torch.arange(9), given["label"]]).sum().backward()
-    for mine, theirs in zip(got, parts.learns.parameters(), strict=True):
+    for mine, theirs in zip(got, networks.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs.grad, rtol=1e-3, atol=1e-4)
 
 
@@ -266,37 +268,37 @@ def test_the_gradient_of_the_student_takes_the_centres_as_constants(teacher_file
 def test_a_teacher_computed_ahead_gives_the_loss_of_one_asked_each_time(teacher_file, method):
     losses = []
     for ahead in (True, False):
-        task, parts = distil(teacher_file, method=method, cache_teacher=ahead)
+        task, networks = distil(teacher_file, method=method, cache_teacher=ahead)
         given = batch()
-        assert parts.tabulated == ({"teacher": parts.frozen["teacher"]} if ahead else {})
+        assert networks.cached == ({"teacher": networks.frozen["teacher"]} if ahead else {})
         if ahead:  # as the loop fills its table: in other portions than the batches of training
-            teacher = parts.tabulated["teacher"]
+            teacher = networks.cached["teacher"]
             given["teacher"] = torch.cat([teacher(part) for part in given["image"].split(4)])
-        losses.append(task.loss(parts.learns, parts, given, at()).sum.item())
+        losses.append(task.loss(networks.model, networks, given, at()).sum.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_the_norm_statistics_of_adaface_move_and_are_saved(teacher_file):
     margin = AdaFace(t_alpha=0.25)
-    task, parts = distil(teacher_file, margin=margin, cache_teacher=False)
+    task, networks = distil(teacher_file, margin=margin, cache_teacher=False)
     given = batch()
-    norms = norms_of(parts.learns(given["image"]).tolist())
-    task.loss(parts.learns, parts, given, at())
-    assert set(parts.remembers.state_dict()) == {"centres.weight", "norms.mean", "norms.std"}
-    assert float(parts.remembers.norms.mean) == pytest.approx(0.75 * 20 + 0.25 * sum(norms) / 9, rel=1e-5)
-    assert float(parts.remembers.norms.std) == pytest.approx(0.75 * 100 + 0.25 * spread(norms), rel=1e-5)
+    norms = norms_of(networks.model(given["image"]).tolist())
+    task.loss(networks.model, networks, given, at())
+    assert set(networks.memory.state_dict()) == {"centres.weight", "norms.mean", "norms.std"}
+    assert float(networks.memory.norms.mean) == pytest.approx(0.75 * 20 + 0.25 * sum(norms) / 9, rel=1e-5)
+    assert float(networks.memory.norms.std) == pytest.approx(0.75 * 100 + 0.25 * spread(norms), rel=1e-5)
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 0.0), (0.02, 0.5), (0.04, 1.0), (0.9, 1.0)])
 def test_the_geometry_margin_grows_to_its_weight(teacher_file, progress, share):
     margin, geometry = AdaFace(m=0.4, scale=16.0), GeometryMargin(weight=2.0, gain=3.0, ramp=0.04)
-    task, parts = distil(teacher_file, margin=margin, geometry=geometry, cache_teacher=False)
+    task, networks = distil(teacher_file, margin=margin, geometry=geometry, cache_teacher=False)
     given = batch()
-    s = parts.learns(given["image"]).tolist()
-    t = parts.frozen["teacher"](given["image"]).tolist()
+    s = networks.model(given["image"]).tolist()
+    t = networks.frozen["teacher"](given["image"]).tolist()
     label = given["label"].tolist()
-    loss = task.loss(parts.learns, parts, given, at(progress))
-    centres = parts.remembers.centres.weight.tolist()
+    loss = task.loss(networks.model, networks, given, at(progress))
+    centres = networks.memory.centres.weight.tolist()
     hard = [max(cos(centres[y], b), 1e-6) for y, b in zip(label, t, strict=True)]
     plus = [2.0 * share * 3.0 * h * max(h - cos(a, b), 0.0) for h, a, b in zip(hard, s, t, strict=True)]
     assert max(plus) > 0 or share == 0
@@ -308,9 +310,9 @@ def test_every_process_moves_its_centres_by_the_samples_of_all(teacher_file):
     """In the published code each of four GPUs kept a table of its own."""
     settings = {"margin": MARGINS[2], "cache_teacher": False}
     whole_task, whole = distil(teacher_file, **settings)
-    whole.learns.eval()
+    whole.model.eval()
     given = batch(8)
-    alone = whole_task.loss(whole.learns, whole, given, at())
+    alone = whole_task.loss(whole.model, whole, given, at())
     slots, turn, sums = [None, None], threading.Barrier(2, timeout=60), [0.0, 0.0]
     parts_of = [distil(teacher_file, **settings) for _ in range(2)]
 
@@ -322,10 +324,10 @@ def test_every_process_moves_its_centres_by_the_samples_of_all(teacher_file):
             turn.wait()
             return both
 
-        task, parts = parts_of[number]
-        parts.learns.eval()
+        task, networks = parts_of[number]
+        networks.model.eval()
         mine = {key: value[4 * number : 4 * number + 4] for key, value in given.items()}
-        sums[number] = float(task.loss(parts.learns, parts, mine, at(gather=gather)).sum.detach())
+        sums[number] = float(task.loss(networks.model, networks, mine, at(gather=gather)).sum.detach())
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -333,9 +335,9 @@ def test_every_process_moves_its_centres_by_the_samples_of_all(teacher_file):
     for thread in threads:
         thread.join()
     (_, one), (_, two) = parts_of
-    for name, t in whole.remembers.state_dict().items():
-        assert torch.equal(one.remembers.state_dict()[name], two.remembers.state_dict()[name])
-        torch.testing.assert_close(one.remembers.state_dict()[name], t, rtol=1e-5, atol=1e-6)
+    for name, t in whole.memory.state_dict().items():
+        assert torch.equal(one.memory.state_dict()[name], two.memory.state_dict()[name])
+        torch.testing.assert_close(one.memory.state_dict()[name], t, rtol=1e-5, atol=1e-6)
     assert sum(sums) == pytest.approx(alone.sum.item(), rel=1e-4)
 
 
@@ -345,7 +347,7 @@ def test_every_process_moves_its_centres_by_the_samples_of_all(teacher_file):
 def test_a_picture_is_embedded_with_its_mirror_image():
     torch.manual_seed(0)
     task = Embed(net=NET)
-    net = task.build(META, {}, 0).learns.eval()
+    net = task.build(META, {}, 0).model.eval()
     given = batch()
     with torch.no_grad():
         rows = task.predict(net, given)
@@ -356,10 +358,10 @@ def test_a_picture_is_embedded_with_its_mirror_image():
 
 
 def test_raw_pixels_are_the_reference_and_score_like_any_network(teacher_file):
-    task, parts = distil(teacher_file)
-    assert isinstance(parts.frozen["pixels"], Pixels) and parts.trusted == ("teacher",)
+    task, networks = distil(teacher_file)
+    assert isinstance(networks.frozen["pixels"], Pixels) and networks.trusted == ("teacher",)
     given = batch(12)
-    rows = task.predict(parts.frozen["pixels"], given)
+    rows = task.predict(networks.frozen["pixels"], given)
     assert rows["embedding"].shape == (12, 3 * SIDE * SIDE)
 
     label = given["label"].tolist()
@@ -417,24 +419,24 @@ def embed(margin, **settings):
     return task, task.build(NAMED, {}, 0)
 
 
-NAMED = Meta(CLASSES, (3, SIDE, SIDE), "toy", tuple("abcd"))
+NAMED = DatasetInfo(CLASSES, (3, SIDE, SIDE), "toy", tuple("abcd"))
 
 
 @pytest.mark.parametrize("margin", [NoMargin(), NoMargin(loss="bce"), *MARGINS], ids=lambda m: m.name)
 def test_classes_are_predicted_with_the_scores_that_training_lowers_by_the_margin(margin):
-    task, parts = embed(margin, classify=True, mirror=False)
-    net = parts.learns.eval()
+    task, networks = embed(margin, classify=True, mirror=False)
+    net = networks.model.eval()
     rows = task.predict(net, batch())
     embedding, scores = net(batch()["image"], with_scores=True)
     torch.testing.assert_close(rows["embedding"], embedding)
     scale = 1.0 if isinstance(margin, NoMargin) else margin.scale
     torch.testing.assert_close(rows["logits"], scale * scores)
-    assert "pixels" not in parts.frozen  # raw pixels give no class
+    assert "pixels" not in networks.frozen  # raw pixels give no class
 
 
 def test_the_mirror_image_has_its_say_in_embedding_and_scores():
-    task, parts = embed(CosFace(m=0.2, scale=12.0, scale_eval=6.0), classify=True)
-    net, shown = parts.learns.eval(), batch()
+    task, networks = embed(CosFace(m=0.2, scale=12.0, scale_eval=6.0), classify=True)
+    net, shown = networks.model.eval(), batch()
     turned = {**shown, "image": shown["image"].flip(-1)}
     rows, other = task.predict(net, shown), task.predict(net, turned)
     for key in ("embedding", "logits", "norm"):
@@ -445,27 +447,27 @@ def test_the_mirror_image_has_its_say_in_embedding_and_scores():
 
 
 def test_without_a_mirror_an_embedding_is_that_of_the_picture_alone():
-    task, parts = embed(MARGINS[0], mirror=False)
-    net, shown = parts.learns.eval(), batch()
+    task, networks = embed(MARGINS[0], mirror=False)
+    net, shown = networks.model.eval(), batch()
     rows = task.predict(net, shown)
     torch.testing.assert_close(rows["embedding"], net(shown["image"]))
     torch.testing.assert_close(rows["norm"], rows["embedding"].norm(dim=1))
 
 
 def test_a_class_of_double_weight_counts_as_if_it_stood_there_twice():
-    task, parts = embed(NoMargin(), class_weights={"b": 2.0})
+    task, networks = embed(NoMargin(), class_weights={"b": 2.0})
     even, _ = embed(NoMargin())
-    net, shown = parts.learns.eval(), batch(9)
+    net, shown = networks.model.eval(), batch(9)
     twice = torch.cat([torch.arange(9), torch.nonzero(shown["label"] == 1)[:, 0]])
-    weighted = task.loss(net, parts, shown, at())
-    repeated = even.loss(net, parts, {key: value[twice] for key, value in shown.items()}, at())
+    weighted = task.loss(net, networks, shown, at())
+    repeated = even.loss(net, networks, {key: value[twice] for key, value in shown.items()}, at())
     torch.testing.assert_close(weighted.sum / weighted.weight, repeated.sum / repeated.weight)
     assert float(weighted.weight) == len(twice)
 
 
 def test_a_margin_that_grows_makes_the_loss_grow_with_the_epochs():
-    task, parts = embed(CosFace(m=0.4, scale=12.0, ramp_epochs=4))
-    net = parts.learns.eval()
-    losses = [float(task.loss(net, parts, batch(), At(0, e, 0.0, lambda x: x, contextlib.nullcontext)).sum)
+    task, networks = embed(CosFace(m=0.4, scale=12.0, ramp_epochs=4))
+    net = networks.model.eval()
+    losses = [float(task.loss(net, networks, batch(), StepContext(0, e, 0.0, lambda x: x, contextlib.nullcontext)).sum)
               for e in range(6)]  # fmt: skip
     assert losses[0] < losses[1] < losses[2] < losses[3] < losses[4] == losses[5]

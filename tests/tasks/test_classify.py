@@ -15,18 +15,18 @@ from trainkit.checkpoint import safe_load, timm_weights
 from trainkit.config.schema import Group, LrRule, Optim
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
-from trainkit.interfaces import At, Meta
+from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.models.timm_classifier import Network
 from trainkit.tasks.classify import Classify, Mix
 from trainkit.training import optimizer
 
 CLASSES, SIDE = 5, 32
-META = Meta(CLASSES, (3, SIDE, SIDE), "toy", ("a", "b", "c", "d", "e"))
+META = DatasetInfo(CLASSES, (3, SIDE, SIDE), "toy", ("a", "b", "c", "d", "e"))
 NET = {"model": "test_convnext3", "args": {"patch_size": 2}}
 
 
-def at(step: int = 0) -> At:
-    return At(step, 0, 0.0, lambda x: x, contextlib.nullcontext)
+def at(step: int = 0) -> StepContext:
+    return StepContext(step, 0, 0.0, lambda x: x, contextlib.nullcontext)
 
 
 def batch(size: int = 8, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -77,8 +77,8 @@ def plain(smoothing: float, weight: list[float]) -> tuple[float, float]:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weighted", [{}, {"a": 2.0, "e": 0.25}], ids=["even", "weighted"])
 def test_the_loss_is_the_formula_in_plain_python(smoothing, weighted):
-    task, parts = made(smoothing=smoothing, class_weights=weighted)
-    loss = task.loss(Fixed(LOGITS), parts, {"image": torch.zeros(3, 3, 4, 4), "label": LABELS}, at())
+    task, networks = made(smoothing=smoothing, class_weights=weighted)
+    loss = task.loss(Fixed(LOGITS), networks, {"image": torch.zeros(3, 3, 4, 4), "label": LABELS}, at())
     total, divided = plain(smoothing, [weighted.get(name, 1.0) for name in META.class_names])
     assert loss.sum.item() == pytest.approx(total, rel=1e-6)
     assert float(loss.weight) == pytest.approx(divided if weighted else 3)
@@ -91,18 +91,18 @@ def test_the_loss_is_the_formula_in_plain_python(smoothing, weighted):
 
 
 def test_the_loss_at_the_start_is_that_of_guessing():
-    task, parts = made()
-    parts.learns.eval()
-    loss = task.loss(parts.learns, parts, batch(64), at())
+    task, networks = made()
+    networks.model.eval()
+    loss = task.loss(networks.model, networks, batch(64), at())
     assert float(loss.sum / loss.weight) == pytest.approx(math.log(CLASSES), abs=0.15)
 
 
 def test_a_batch_of_eight_is_learnt_by_heart():
-    task, parts = made()
-    moved = optimizer.build(parts.learns, Optim(name="adamw", lr=2e-3))
+    task, networks = made()
+    moved = optimizer.build(networks.model, Optim(name="adamw", lr=2e-3))
     shown = batch(8)
     for _ in range(60):
-        loss = task.loss(parts.learns, parts, shown, at())
+        loss = task.loss(networks.model, networks, shown, at())
         loss.sum.div(loss.weight).backward()
         moved.step()
         moved.zero_grad()
@@ -114,7 +114,7 @@ def test_a_batch_of_eight_is_learnt_by_heart():
 def test_the_embedding_is_what_the_classifier_reads(model, side):
     torch.manual_seed(0)
     task = Classify(net=Network(model=model))
-    net = task.build(Meta(CLASSES, (3, side, side), "toy", META.class_names), {}, 0).learns.eval()
+    net = task.build(DatasetInfo(CLASSES, (3, side, side), "toy", META.class_names), {}, 0).model.eval()
     image = torch.randn(2, 3, side, side)
     rows = task.predict(net, {"image": image})
     torch.testing.assert_close(rows["logits"], net.net(image))
@@ -169,9 +169,9 @@ def test_what_is_mixed_depends_on_where_the_step_stands_and_on_nothing_else():
 
 
 def test_an_odd_batch_cannot_be_mixed():
-    task, parts = made(mix=Mix(mixup=0.8))
+    task, networks = made(mix=Mix(mixup=0.8))
     with pytest.raises(UserError, match="micro-batches of 7 pictures"):
-        task.loss(parts.learns, parts, batch(7), at())
+        task.loss(networks.model, networks, batch(7), at())
 
 
 # What is trained
@@ -186,7 +186,7 @@ def weights_file(tmp_path):
     """Weights of a run on other classes: seven of them."""
     torch.manual_seed(9)
     task = Classify(net=Network(**NET))
-    net = task.build(Meta(7, META.shape, "other", tuple("1234567")), {}, 0).learns
+    net = task.build(DatasetInfo(7, META.shape, "other", tuple("1234567")), {}, 0).model
     safe_load.write_tensors(tmp_path / "model.safetensors", net.state_dict())
     return tmp_path / "model.safetensors"
 
@@ -199,12 +199,12 @@ def weights_file(tmp_path):
     ],
 )
 def test_a_frozen_backbone_is_not_moved_by_training(tune, expected, weights_file):
-    task, parts = made(net={"weights": "w.safetensors", "tune": tune}, found={"net": weights_file})
-    net = parts.learns.train()
+    task, networks = made(net={"weights": "w.safetensors", "tune": tune}, found={"net": weights_file})
+    net = networks.model.train()
     assert trained(net) == expected
     before = {name: t.clone() for name, t in net.state_dict().items()}
     moved = optimizer.build(net, Optim(name="sgd", lr=0.1))
-    loss = task.loss(net, parts, batch(8), at())
+    loss = task.loss(net, networks, batch(8), at())
     loss.sum.backward()
     moved.step()
     changed = {name for name, t in net.state_dict().items() if not torch.equal(t, before[name])}
@@ -214,12 +214,12 @@ def test_a_frozen_backbone_is_not_moved_by_training(tune, expected, weights_file
 
 def test_what_is_not_trained_drops_nothing_and_keeps_its_statistics(tmp_path):
     torch.manual_seed(0)
-    net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).learns
+    net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).model
     safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     spec = Network(model="test_resnet", weights="m", tune="linear", drop_path=0.5)
     task = Classify(net=spec)
-    parts = task.build(META, {"net": tmp_path / "m.safetensors"}, 0)
-    net = parts.learns.train()
+    networks = task.build(META, {"net": tmp_path / "m.safetensors"}, 0)
+    net = networks.model.train()
     before = {name: t.clone() for name, t in net.named_buffers()}
     shown = batch(8)["image"]
     torch.testing.assert_close(net(shown), net(shown), rtol=0, atol=0)
@@ -227,21 +227,21 @@ def test_what_is_not_trained_drops_nothing_and_keeps_its_statistics(tmp_path):
 
 
 def test_weights_of_other_classes_fill_all_but_the_classifier(weights_file):
-    _, parts = made(net={"weights": "w"}, found={"net": weights_file})
-    given, own = safe_load.read_tensors(weights_file), parts.learns.state_dict()
+    _, networks = made(net={"weights": "w"}, found={"net": weights_file})
+    given, own = safe_load.read_tensors(weights_file), networks.model.state_dict()
     assert own["net.head.fc.weight"].shape == (CLASSES, given["net.head.fc.weight"].shape[1])
     assert all(torch.equal(own[name], t) for name, t in given.items() if not name.startswith("net.head.fc."))
 
 
 def test_weights_of_the_same_classes_are_taken_whole(tmp_path):
-    _, parts = made(seed=3)
-    safe_load.write_tensors(tmp_path / "m.safetensors", parts.learns.state_dict())
+    _, networks = made(seed=3)
+    safe_load.write_tensors(tmp_path / "m.safetensors", networks.model.state_dict())
     _, other = made(seed=4, net={"weights": "w"}, found={"net": tmp_path / "m.safetensors"})
-    assert all(torch.equal(other.learns.state_dict()[name], t) for name, t in parts.learns.state_dict().items())
+    assert all(torch.equal(other.model.state_dict()[name], t) for name, t in networks.model.state_dict().items())
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
-    net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).learns
+    net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).model
     safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     with pytest.raises(UserError, match=r"m.safetensors"):
         made(net={"weights": "w"}, found={"net": tmp_path / "m.safetensors"})
@@ -249,8 +249,8 @@ def test_weights_of_another_network_are_refused(tmp_path):
 
 def test_a_network_of_two_classifiers_can_be_trained_whole_and_not_in_part(tmp_path):
     spec = {"model": "deit_tiny_distilled_patch16_224"}
-    meta = Meta(CLASSES, (3, 32, 32), "toy", META.class_names)
-    net = Classify(net=Network(**spec)).build(meta, {}, 0).learns
+    meta = DatasetInfo(CLASSES, (3, 32, 32), "toy", META.class_names)
+    net = Classify(net=Network(**spec)).build(meta, {}, 0).model
     safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
     with pytest.raises(UserError, match="several layers"):
         Classify(net=Network(**spec, weights="m", tune="linear")).build(meta, {"net": tmp_path / "m.safetensors"}, 0)
@@ -260,8 +260,8 @@ def test_a_network_of_two_classifiers_can_be_trained_whole_and_not_in_part(tmp_p
 
 
 def test_the_rate_falls_from_block_to_block_in_what_the_optimizer_does():
-    _, parts = made()
-    net = parts.learns
+    _, networks = made()
+    net = networks.model
     moved = optimizer.build(net, Optim(name="sgd", lr=1.0, momentum=0.0, layer_decay=0.5))
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     for p in net.parameters():
@@ -280,13 +280,13 @@ def test_the_rate_falls_from_block_to_block_in_what_the_optimizer_does():
 
 
 def test_a_group_and_a_depth_multiply():
-    _, parts = made()
+    _, networks = made()
     grouped = optimizer.groups(
-        parts.learns, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match="*.stem.*", lr_scale=4.0)])
+        networks.model, Optim(lr=1.0, layer_decay=0.5, groups=[Group(match="*.stem.*", lr_scale=4.0)])
     )
     scale = {id(p): g["lr_scale"] for g in grouped for p in g["params"]}
-    depth = optimizer.layer_scales(parts.learns, 0.5)
-    named = dict(parts.learns.named_parameters())
+    depth = optimizer.layer_scales(networks.model, 0.5)
+    named = dict(networks.model.named_parameters())
     assert scale[id(named["net.stem.0.weight"])] == 4 * depth["net.stem.0.weight"]
     assert scale[id(named["net.head.fc.weight"])] == 1.0
 
@@ -297,7 +297,9 @@ def test_a_network_without_an_order_of_layers_has_no_depth():
 
 
 def test_parameters_that_their_network_excepts_do_not_decay():
-    net = Classify(net=Network(model="test_vit")).build(Meta(5, (3, 160, 160), "t", META.class_names), {}, 0).learns
+    net = (
+        Classify(net=Network(model="test_vit")).build(DatasetInfo(5, (3, 160, 160), "t", META.class_names), {}, 0).model
+    )
     grouped = optimizer.groups(net, Optim(lr=1.0, weight_decay=0.05))
     decay = {id(p): g["weight_decay"] for g in grouped for p in g["params"]}
     named = dict(net.named_parameters())
@@ -309,8 +311,8 @@ def test_our_average_is_timms(tmp_path):
     """ModelEmaV3 without its warm-up, and ours once its cap of (1 + step) / (10 + step) is above the decay."""
     from timm.utils import ModelEmaV3
 
-    _, parts = made()
-    net = parts.learns
+    _, networks = made()
+    net = networks.model
     ours, theirs = optimizer.Average(net, 0.9), ModelEmaV3(net, decay=0.9)
     for step in range(1000, 1005):
         with torch.no_grad():
@@ -388,8 +390,8 @@ def test_a_parameter_without_a_gradient_ends_the_run():
 
 def test_pretrained_weights_are_asked_for_by_their_tag():
     task = Classify(net=Network(model="convnext_atto.d2_in1k", weights="pretrained"))
-    assert task.needs()["net"].weights == "timm:convnext_atto.d2_in1k"
-    assert Classify(net=Network(model="convnext_atto")).needs() == {}
+    assert task.required_weights()["net"].weights == "timm:convnext_atto.d2_in1k"
+    assert Classify(net=Network(model="convnext_atto")).required_weights() == {}
 
 
 def test_pretrained_weights_that_are_not_here_end_the_run_before_it_begins(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from trainkit.config.units import Span
 from trainkit.data.people.modalities import subsets
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Search
-from trainkit.interfaces import MODALITIES, At, Loss, Meta
+from trainkit.interfaces import MODALITIES, DatasetInfo, Loss, StepContext
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.models.reid import ReidSpec
 from trainkit.tasks.reid import Pixels, Reid
@@ -34,8 +34,8 @@ from trainkit.training import optimizer
 from trainkit.training.loss_meter import LossMeter
 
 PEOPLE, VOCABULARY, LENGTH = 6, 20, 5
-META = Meta(PEOPLE, (3, 32, 16), "toy", modalities=MODALITIES, vocabulary=VOCABULARY, text_length=LENGTH)
-RGB_ALONE = Meta(PEOPLE, (3, 32, 16), "toy", modalities=("rgb",))
+META = DatasetInfo(PEOPLE, (3, 32, 16), "toy", modalities=MODALITIES, vocabulary=VOCABULARY, text_length=LENGTH)
+RGB_ALONE = DatasetInfo(PEOPLE, (3, 32, 16), "toy", modalities=("rgb",))
 ALL = {
     "identity": Identity(weight=0.7, smoothing=0.1),
     "triplet": Triplet(weight=1.5),
@@ -45,19 +45,19 @@ ALL = {
 }
 
 
-def at(step: int = 1, gather=lambda x, grad=False: x) -> At:
-    return At(step, 0, 0.0, gather, contextlib.nullcontext)
+def at(step: int = 1, gather=lambda x, grad=False: x) -> StepContext:
+    return StepContext(step, 0, 0.0, gather, contextlib.nullcontext)
 
 
-def made(meta: Meta = META, seed: int = 0, net=None, **settings):
+def made(meta: DatasetInfo = META, seed: int = 0, net=None, **settings):
     torch.manual_seed(seed)
     spec = {"model": "test_resnet", "embedding": 16, "text": {"layers": 1, "width": 16, "heads": 2}}
     spec |= {"fusion": {"name": "transformer", "layers": 1, "heads": 2}, **(net or {})}
     task = Reid(net=read(ReidSpec, spec), **settings)
-    parts = task.build(meta, {}, seed)
-    if hasattr(parts.learns.fusion, "out"):  # past the start, at which fusion is a mean
-        nn.init.normal_(parts.learns.fusion.out.weight, std=0.1)
-    return task, parts
+    networks = task.build(meta, {}, seed)
+    if hasattr(networks.model.fusion, "out"):  # past the start, at which fusion is a mean
+        nn.init.normal_(networks.model.fusion.out.weight, std=0.1)
+    return task, networks
 
 
 def read(kind, tree):
@@ -127,12 +127,12 @@ def plain_matching(query, person, kinds, gallery, label, temperature):
 
 
 def test_the_loss_is_its_terms_in_plain_loops():
-    task, parts = made(**ALL)
+    task, networks = made(**ALL)
     shown = usual()
-    state = copy.deepcopy(parts.learns.state_dict())
-    loss = task.loss(parts.learns, parts, shown, at())
-    parts.learns.load_state_dict(state)
-    out = parts.learns({m: shown[f"image.{m}"] for m in MODALITIES[:4]}, shown["text"], shown["queries"])
+    state = copy.deepcopy(networks.model.state_dict())
+    loss = task.loss(networks.model, networks, shown, at())
+    networks.model.load_state_dict(state)
+    out = networks.model({m: shown[f"image.{m}"] for m in MODALITIES[:4]}, shown["text"], shown["queries"])
     out = {name: value.detach().double().numpy() for name, value in out.items()}
     label, queries = shown["label"].numpy(), shown["queries"].numpy()
     person = np.array([label[row[row >= 0][0]] for row in queries])
@@ -167,16 +167,16 @@ def test_the_loss_is_its_terms_in_plain_loops():
 
 @pytest.mark.parametrize("name", ["triplet", "sdm", "circle", "contrast"])
 def test_one_loss_alone_is_enough_for_what_it_trains(name):
-    task, parts = made(identity=None, **{name: ALL[name]})
-    loss = task.loss(parts.learns, parts, usual(), at())
+    task, networks = made(identity=None, **{name: ALL[name]})
+    loss = task.loss(networks.model, networks, usual(), at())
     loss.sum.backward()
-    optimizer.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
+    optimizer.refuse_idle({n: p for n, p in networks.model.named_parameters() if p.requires_grad})
     assert set(loss.logs) == {name}
     idle = {"triplet": ["classifier", "fusion", "neck"], "sdm": ["classifier"]}.get(name, ["classifier", "fusion"])
-    (told,) = [note for note in parts.notes if "no loss depends on them" in note]
+    (told,) = [note for note in networks.notes if "no loss depends on them" in note]
     assert re.findall(r"(\w+) \(", told) == idle and "classifier (96)" in told
-    assert not parts.learns.classifier.weight.requires_grad
-    assert parts.learns.bn.weight.requires_grad == (name != "triplet")
+    assert not networks.model.classifier.weight.requires_grad
+    assert networks.model.bn.weight.requires_grad == (name != "triplet")
 
 
 @pytest.mark.parametrize(
@@ -190,47 +190,47 @@ def test_one_loss_alone_is_enough_for_what_it_trains(name):
     ids=["words alone", "no words", "nothing to ask with", "nothing to find"],
 )
 def test_whatever_a_batch_lacks_all_that_is_trained_gets_a_finite_gradient(records):
-    task, parts = made(norms=Span(1, "steps"), **ALL)
-    loss = task.loss(parts.learns, parts, batch(*records), at())
+    task, networks = made(norms=Span(1, "steps"), **ALL)
+    loss = task.loss(networks.model, networks, batch(*records), at())
     loss.sum.backward()
-    trained = {n: p for n, p in parts.learns.named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in networks.model.named_parameters() if p.requires_grad}
     optimizer.refuse_idle(trained)
     assert all(torch.isfinite(p.grad).all() for p in trained.values())
     assert all(math.isfinite(v) for v in loss.logs.values())
 
 
 def test_rgb_alone_trains_without_queries():
-    task, parts = made(RGB_ALONE, triplet=Triplet(margin=0.3), circle=Circle(), norms=Span(1, "steps"))
+    task, networks = made(RGB_ALONE, triplet=Triplet(margin=0.3), circle=Circle(), norms=Span(1, "steps"))
     shown = {k: v for k, v in batch([0, 0, 1, 1], [0] * 4).items() if k in ("image.rgb", "label", "modality")}
     shown["queries"] = torch.zeros(0, 5, dtype=torch.int64)
-    loss = task.loss(parts.learns, parts, shown, at())
+    loss = task.loss(networks.model, networks, shown, at())
     loss.sum.backward()
-    optimizer.refuse_idle({n: p for n, p in parts.learns.named_parameters() if p.requires_grad})
+    optimizer.refuse_idle({n: p for n, p in networks.model.named_parameters() if p.requires_grad})
     assert {"feature_norm", "bn_norm"} == {name for name in loss.logs if "norm" in name}
 
 
 def test_a_batch_is_learnt_by_heart_and_its_people_are_found():
-    task, parts = made(identity=Identity(), sdm=Matching(temperature=0.1))
-    moved = optimizer.build(parts.learns, Optim(name="adamw", lr=3e-3))
+    task, networks = made(identity=Identity(), sdm=Matching(temperature=0.1))
+    moved = optimizer.build(networks.model, Optim(name="adamw", lr=3e-3))
     shown, seen = usual(), []
     for _ in range(25):
-        loss = task.loss(parts.learns, parts, shown, at())
+        loss = task.loss(networks.model, networks, shown, at())
         (loss.sum / loss.weight).backward()
         moved.step()
         moved.zero_grad()
         seen.append({k: float(v) for k, v in loss.logs.items()})
     assert seen[-1]["accuracy"] == 1.0 and seen[-1]["sdm"] < 0.5 * seen[0]["sdm"]
-    scores = task.score(predicted(task, parts.learns, shown), held(shown))
+    scores = task.score(predicted(task, networks.model, shown), held(shown))
     assert scores.metrics["map"] > 0.9
 
 
 def test_nothing_waits_for_the_device():
     """Tensors without values: whatever asks for one, such as a branch or a selection by a mask, raises here."""
-    task, parts = made(norms=Span(1, "steps"), **ALL)
+    task, networks = made(norms=Span(1, "steps"), **ALL)
     real = usual()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         shown = {key: mode.from_tensor(value) for key, value in real.items()}
-        loss = task.loss(parts.learns, parts, shown, at(0))
+        loss = task.loss(networks.model, networks, shown, at(0))
         assert "fused_norm" in loss.logs and loss.sum.shape == ()
         with pytest.raises(DataDependentOutputException):
             bool(loss.sum > 0)
@@ -279,15 +279,15 @@ class Pair:
 def halves():
     """A batch of two ranks with different numbers of RGB records and of queries, and the same as one batch."""
     records = [([0, 0, 3, 0, 3, 3], [0, 0, 0, 1, 2, 4]), ([1, 5, 1, 5, 1, 5], [0, 0, 1, 1, 3, 4])]
-    parts = [batch(*r, seed=i) for i, r in enumerate(records)]
-    assert len(parts[0]["queries"]) != len(parts[1]["queries"])
-    kind = torch.cat([p["modality"] for p in parts])
+    shares = [batch(*r, seed=i) for i, r in enumerate(records)]
+    assert len(shares[0]["queries"]) != len(shares[1]["queries"])
+    kind = torch.cat([p["modality"] for p in shares])
     order = kind.argsort(stable=True)
     place = torch.cat([order.argsort(), torch.tensor([-1])])  # -1 stays -1
-    whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0] if k != "queries"}
+    whole = {k: torch.cat([p[k] for p in shares]) for k in shares[0] if k != "queries"}
     whole |= {k: whole[k][order] for k in ("label", "modality", "index", "view")}
-    shifted = [torch.where(p["queries"] < 0, -1, p["queries"] + 6 * i) for i, p in enumerate(parts)]
-    return parts, whole | {"queries": place[torch.cat(shifted)]}
+    shifted = [torch.where(p["queries"] < 0, -1, p["queries"] + 6 * i) for i, p in enumerate(shares)]
+    return shares, whole | {"queries": place[torch.cat(shifted)]}
 
 
 PLAIN = {"neck": "none", "model": "test_vit", "args": {"patch_size": 8}}
@@ -295,13 +295,13 @@ PLAIN = {"neck": "none", "model": "test_vit", "args": {"patch_size": 8}}
 
 
 def two_ranks(gather):
-    task, parts = made(net=PLAIN, gather=gather, **ALL)
+    task, networks = made(net=PLAIN, gather=gather, **ALL)
     shares, whole = halves()
-    one = copy.deepcopy(parts.learns)
-    alone = task.loss(one, parts, whole, at())
+    one = copy.deepcopy(networks.model)
+    alone = task.loss(one, networks, whole, at())
     (alone.sum / alone.weight).backward()
-    nets, pair = [copy.deepcopy(parts.learns) for _ in range(2)], Pair()
-    losses = pair.run(lambda rank, gather: task.loss(nets[rank], parts, shares[rank], at(gather=gather)))
+    nets, pair = [copy.deepcopy(networks.model) for _ in range(2)], Pair()
+    losses = pair.run(lambda rank, gather: task.loss(nets[rank], networks, shares[rank], at(gather=gather)))
     # As the loop scales it and the wrapper averages it.
     sum(loss.sum * (2 / 12) for loss in losses).backward()
     averaged = {
@@ -334,26 +334,26 @@ import torch
 from torch import distributed, nn
 
 from tests.tasks import test_reid as toy
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
-machine = SimpleNamespace(world=2, rank=rank)
+runtime = SimpleNamespace(world=2, rank=rank)
 x = torch.arange(6.0).reshape(3, 2).add(10 * rank).requires_grad_()
-seen = Machine.gather(machine, x, grad=True)
+seen = Runtime.gather(runtime, x, grad=True)
 assert torch.equal(seen, torch.cat([torch.arange(6.0).reshape(3, 2) + 10 * r for r in range(2)]))
-assert torch.equal(seen, Machine.gather(machine, x)) and not Machine.gather(machine, x).requires_grad
+assert torch.equal(seen, Runtime.gather(runtime, x)) and not Runtime.gather(runtime, x).requires_grad
 # Each rank weighs what it sees by its number: what comes back is the sum of all weights for the rows of this one.
 (seen * torch.arange(12.0).reshape(6, 2) * (rank + 1)).sum().backward()
 assert torch.equal(x.grad, 3 * torch.arange(12.0).reshape(6, 2)[3 * rank : 3 * rank + 3])
 
 task, parts = toy.made(net=toy.PLAIN, **toy.ALL)
-net = nn.parallel.DistributedDataParallel(parts.learns, broadcast_buffers=False)
+net = nn.parallel.DistributedDataParallel(parts.model, broadcast_buffers=False)
 share = toy.halves()[0][rank]
-loss = task.loss(net, parts, share, toy.at(gather=lambda x, grad=False: Machine.gather(machine, x, grad)))
+loss = task.loss(net, parts, share, toy.at(gather=lambda x, grad=False: Runtime.gather(runtime, x, grad)))
 (loss.sum * (2 / 12)).backward()
 if rank == 0:
-    torch.save({name: p.grad for name, p in parts.learns.named_parameters() if p.requires_grad}, sys.argv[1])
+    torch.save({name: p.grad for name, p in parts.model.named_parameters() if p.requires_grad}, sys.argv[1])
 distributed.destroy_process_group()
 """
 
@@ -366,21 +366,21 @@ def test_over_gloo_two_processes_have_the_gradient_of_one(tmp_path):
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
     done = subprocess.run([*command, script, out], capture_output=True, text=True, timeout=200, env=env)
     assert done.returncode == 0, done.stderr
-    task, parts = made(net=PLAIN, **ALL)
-    alone = task.loss(parts.learns, parts, halves()[1], at())
+    task, networks = made(net=PLAIN, **ALL)
+    alone = task.loss(networks.model, networks, halves()[1], at())
     (alone.sum / alone.weight).backward()
     averaged = torch.load(out, weights_only=True)
     assert averaged
     for name, grad in averaged.items():
-        torch.testing.assert_close(grad, parts.learns.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(grad, networks.model.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
 
 
 def test_local_losses_compare_the_records_of_a_process_alone():
     alone, _, losses, _ = two_ranks("local")
     shares, _ = halves()
-    task, parts = made(net=PLAIN, **ALL)
+    task, networks = made(net=PLAIN, **ALL)
     for share, loss in zip(shares, losses, strict=True):
-        assert float(task.loss(parts.learns, parts, share, at()).sum) == pytest.approx(float(loss.sum), rel=1e-5)
+        assert float(task.loss(networks.model, networks, share, at()).sum) == pytest.approx(float(loss.sum), rel=1e-5)
     assert abs(float(sum(loss.sum for loss in losses) - alone.sum)) > 0.1
 
 
@@ -408,9 +408,9 @@ def held(shown, kind="scores"):
 
 
 def test_queries_are_fused_and_scored_as_in_evaluation_though_the_network_trains():
-    task, parts = made(**ALL)
-    net, shown = parts.learns, usual()
-    task.loss(net, parts, shown, at())  # moves the statistics of the neck away from 0 and 1
+    task, networks = made(**ALL)
+    net, shown = networks.model, usual()
+    task.loss(net, networks, shown, at())  # moves the statistics of the neck away from 0 and 1
     rows, split = predicted(task, net, shown), held(shown)
     assert list(rows) == ["feature"] and rows["feature"].shape == (14, 16)
     before = {name: t.clone() for name, t in net.state_dict().items()}
@@ -442,8 +442,8 @@ def test_scoring_needs_a_search_and_a_prediction():
 
 def test_pixels_are_compared_by_correlation_over_areas():
     shown = usual()
-    task, parts = made()
-    pixels = parts.frozen["pixels"]
+    task, networks = made()
+    pixels = networks.frozen["pixels"]
     feature = task.predict(pixels, shown)["feature"]
     assert feature.shape == (14, 3 * 16 * 8)
     first = shown["image.rgb"][0].numpy().reshape(3, 16, 2, 8, 2).mean((2, 4)).ravel()
@@ -468,16 +468,16 @@ def test_norms_are_logged_at_their_own_steps_and_computed_at_no_other(monkeypatc
     asked = []
     plain = reid._mean_length
     monkeypatch.setattr(reid, "_mean_length", lambda x: asked.append(x) or plain(x))
-    task, parts = made(norms=Span(3, "steps"), sdm=Matching())
-    logged = [set(task.loss(parts.learns, parts, usual(), at(step)).logs) for step in range(7)]
+    task, networks = made(norms=Span(3, "steps"), sdm=Matching())
+    logged = [set(task.loss(networks.model, networks, usual(), at(step)).logs) for step in range(7)]
     norms = {"feature_norm", "fused_norm", "bn_norm"}
     assert [norms & keys for keys in logged] == [norms, set(), set()] * 2 + [norms] and len(asked) == 9
-    task, parts = made(norms=None)
-    assert not norms & set(task.loss(parts.learns, parts, usual(), at(0)).logs)
+    task, networks = made(norms=None)
+    assert not norms & set(task.loss(networks.model, networks, usual(), at(0)).logs)
     assert float(plain(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))) == 3.0 and float(plain(torch.zeros(0, 2))) == 0.0
 
 
-def machine():
+def runtime():
     return SimpleNamespace(device=torch.device("cpu"), world=1, at_once=True, sum=lambda x: x)
 
 
@@ -489,14 +489,14 @@ def tallied(tally, *logs):
 
 def test_what_some_batches_log_is_a_mean_over_those_even_across_an_interruption():
     first, rest = [{"a": 1.0, "rare": 8.0}, {"a": 2.0}], [{"a": 6.0}, {"a": 3.0, "rare": 4.0}]
-    whole = tallied(LossMeter(machine()), *first, *rest)
+    whole = tallied(LossMeter(runtime()), *first, *rest)
     assert whole.read() == {"train/loss": 1.0, "train/a": 3.0, "train/rare": 6.0, "train/grad_norm": 1.0}
-    resumed = LossMeter(machine())
-    resumed.load(json.loads(json.dumps(tallied(LossMeter(machine()), *first).state())))
+    resumed = LossMeter(runtime())
+    resumed.load(json.loads(json.dumps(tallied(LossMeter(runtime()), *first).state())))
     assert tallied(resumed, *rest).read() == whole.read()
     whole.clear()
     assert "train/rare" not in tallied(whole, {"a": 1.0}).read()
-    old = tallied(LossMeter(machine()), {"a": 1.0}, {"a": 2.0}).state()
+    old = tallied(LossMeter(runtime()), {"a": 1.0}, {"a": 2.0}).state()
     del old["times"]  # of a checkpoint in which every batch had every key
     resumed.load(old)
     assert tallied(resumed, {"a": 6.0}).read()["train/a"] == 3.0
@@ -512,29 +512,29 @@ def test_blocks_that_cannot_train_are_refused():
     with pytest.raises(ValueError, match="norms is '2 epochs'; a number of steps"):
         Reid(net=spec, norms=Span(2, "epochs"))
     with pytest.raises(UserError, match="data block `people`"):
-        Reid(net=spec).build(Meta(3, (3, 32, 16), "toy"), {}, 0)
+        Reid(net=spec).build(DatasetInfo(3, (3, 32, 16), "toy"), {}, 0)
     with pytest.raises(UserError, match="nothing else asks for it"):
         Reid(net=spec, sdm=Matching()).build(RGB_ALONE, {}, 0)
 
 
 def test_weights_are_asked_for_where_there_are_any():
-    assert made()[0].needs() == {}
+    assert made()[0].required_weights() == {}
     spec = ReidSpec(model="test_resnet.r160_in1k", weights="pretrained")
-    assert Reid(net=spec).needs()["net"].weights == "timm:test_resnet.r160_in1k"
+    assert Reid(net=spec).required_weights()["net"].weights == "timm:test_resnet.r160_in1k"
 
 
 def test_parameters_that_are_split_over_processes_are_refused(monkeypatch):
-    task, parts = made()
+    task, networks = made()
     assert hasattr(DTensor, "to_local")
     split = nn.Module()
     split.weight = nn.Parameter(torch.zeros(2))
     split.weight.to_local = lambda: split.weight
-    for act in (lambda: task.predict(split, usual()), lambda: task.loss(split, parts, usual(), at())):
+    for act in (lambda: task.predict(split, usual()), lambda: task.loss(split, networks, usual(), at())):
         with pytest.raises(UserError, match="split over processes"):
             act()
 
 
 def test_the_plan_says_what_is_compared():
-    _, parts = made(**ALL)
+    _, networks = made(**ALL)
     said = "loss: 0.7 identity + 1.5 triplet + 0.4 sdm + 0.01 circle + 0.2 contrast; compared are the records of all"
-    assert parts.notes[-1].startswith(said)
+    assert networks.notes[-1].startswith(said)

@@ -19,7 +19,7 @@ from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
-from trainkit.interfaces import IGNORED, At, Meta
+from trainkit.interfaces import IGNORED, DatasetInfo, StepContext
 from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
 from trainkit.metrics import boundary_f_score
 from trainkit.metrics import segmentation_2d as scenes
@@ -29,10 +29,10 @@ from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
 from trainkit.tasks.segment2d import Segment2d, point_loss
 
 CROP, NAMES = (64, 96), ("road", "car", "pole", "sky")
-META = Meta(4, (3, *CROP), "x", class_names=NAMES, distances=True)
+META = DatasetInfo(4, (3, *CROP), "x", class_names=NAMES, distances=True)
 NET = BiSeNetV2Spec(name="bisenetv2", width=0.25)
 POINTS = PointSpec(points=48, subdivide=64, channels=16, layers=1)
-AT = At(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
+AT = StepContext(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
 
 
 class Reads(nn.Module):
@@ -103,10 +103,10 @@ def test_the_loss_is_that_of_each_output_and_of_the_points(made):
     torch.manual_seed(0)
     net = Sees()
     objective = PixelLoss(ce=0.7, dice=0.3, ohem=Ohem(), near=Near(), class_weights={"pole": 3.0})
-    task, parts = made(net, objective=objective, aux_weight=0.4, points=PointSpec(weight=0.6))
-    assert parts.learns is net and parts.notes == ("stub",)
+    task, networks = made(net, objective=objective, aux_weight=0.4, points=PointSpec(weight=0.6))
+    assert networks.model is net and networks.notes == ("stub",)
     given = batch(distance=6 * torch.rand(2, 24, 32))
-    found = task.loss(net, parts, given, AT)
+    found = task.loss(net, networks, given, AT)
     assert net.given[0] is given["distance"]
     out, weights = net(given["image"]), torch.tensor([1.0, 1, 3, 1])
     each = [objective(logits, given["mask"], given["distance"], weights) for logits in out["logits"]]
@@ -123,10 +123,10 @@ def test_the_loss_is_that_of_each_output_and_of_the_points(made):
 
 
 def test_the_logged_accuracy_is_of_labelled_pixels_at_the_networks_stride(made):
-    task, parts = made(Reads())
+    task, networks = made(Reads())
     given = batch(3)
     logits = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = task.loss(lambda image, distance: {"logits": [logits]}, parts, given, AT)
+    found = task.loss(lambda image, distance: {"logits": [logits]}, networks, given, AT)
     guess, right, count = logits.argmax(1), 0, 0
     for b, y, x in itertools.product(range(2), range(8), range(8)):
         true = given["mask"][b, int((y + 0.5) * 3), int((x + 0.5) * 4)]
@@ -136,10 +136,10 @@ def test_the_logged_accuracy_is_of_labelled_pixels_at_the_networks_stride(made):
 
 def test_a_crop_without_a_label_costs_nothing_and_moves_nothing(made):
     net = Sees()
-    task, parts = made(net, objective=PixelLoss(dice=1, lovasz=1, boundary=1, ohem=Ohem()), points=POINTS)
+    task, networks = made(net, objective=PixelLoss(dice=1, lovasz=1, boundary=1, ohem=Ohem()), points=POINTS)
     given = batch()
     given["mask"][:] = IGNORED
-    found = task.loss(net, parts, given, AT)
+    found = task.loss(net, networks, given, AT)
     found.sum.backward()
     assert found.sum == 0 and all((p.grad == 0).all() for p in net.parameters())
     assert found.logs["pixel_accuracy"] == 0
@@ -287,9 +287,9 @@ def blobs(count, seed, size=CROP):
 def test_bisenet_goes_through_training_evaluation_and_deployment(points):
     torch.manual_seed(0)
     task = Segment2d(net=NET, points=points, norm=Norm(name="group"), objective=PixelLoss(ohem=Ohem(), near=Near()))
-    parts = task.build(META, {}, 0)
-    net, given = parts.learns, blobs(2, 0)
-    found = task.loss(net, parts, given, AT)
+    networks = task.build(META, {}, 0)
+    net, given = networks.model, blobs(2, 0)
+    found = task.loss(net, networks, given, AT)
     found.sum.backward()
     assert all(p.grad is not None for p in net.parameters())
     assert ("points" in found.logs) == (points is not None)
@@ -308,11 +308,11 @@ def test_bisenet_goes_through_training_evaluation_and_deployment(points):
 def test_a_small_network_learns_bars_and_discs(points):
     torch.manual_seed(0)
     task = Segment2d(net=NET, points=points, objective=PixelLoss(ohem=Ohem(), near=Near()))
-    parts = task.build(META, {}, 0)
-    net = parts.learns
+    networks = task.build(META, {}, 0)
+    net = networks.model
     optimizer = torch.optim.SGD(net.parameters(), 0.02, momentum=0.9)
     for step in range(60):
-        loss = task.loss(net, parts, blobs(4, step), AT)
+        loss = task.loss(net, networks, blobs(4, step), AT)
         (loss.sum / 4).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -359,11 +359,16 @@ def test_a_recipe_says_everything_in_words():
     }
     task = validation.validate(Segment2d, tree, TABLES)
     assert task.objective == PixelLoss(ohem=Ohem(probability=0.6), near=Near(), lovasz=0.5)
-    assert task.needs()["net"].weights == "run:first" and task.batch_norm == "sync"
+    assert task.required_weights()["net"].weights == "run:first" and task.batch_norm == "sync"
     assert task.boundary is None and task.points.points == 256
     assert validation.validate(Segment2d, validation.to_tree(task), TABLES) == task
     plain = validation.validate(Segment2d, {"net": {"name": "bisenetv2"}}, TABLES)
-    assert plain.needs() == {} and plain.batch_norm == "batch" and plain.points is None and plain.boundary == 0.0075
+    assert (
+        plain.required_weights() == {}
+        and plain.batch_norm == "batch"
+        and plain.points is None
+        and plain.boundary == 0.0075
+    )
     group = validation.validate(Segment2d, {"net": {"name": "bisenetv2"}, "norm": {"name": "group"}}, TABLES)
     assert group.batch_norm is None
 

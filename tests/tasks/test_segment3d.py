@@ -16,7 +16,7 @@ from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import At, Meta
+from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
 from trainkit.models import segmentation_3d
 from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, UNetSpec
@@ -25,9 +25,9 @@ from trainkit.tasks.segment3d import Segment3d, Window
 NNUNET = partial(deep, coarsest=False)
 PATCH = (4, 8, 6)
 NAMES = ("background", "ball", "box")
-META = Meta(3, (1, *PATCH), "x", class_names=NAMES, spacing=(3.0, 1.0, 0.5), axes="yzx")
+META = DatasetInfo(3, (1, *PATCH), "x", class_names=NAMES, spacing=(3.0, 1.0, 0.5), axes="yzx")
 UNET = UNetSpec(name="unet", filters=[4, 8])
-AT = At(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
+AT = StepContext(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
 
 
 class Reads(nn.Module):
@@ -89,16 +89,16 @@ def case(shape=(7, 20, 13), seed=0, **more):
 
 def test_the_loss_is_the_sum_over_samples_of_the_objective(made):
     net = nn.Conv3d(1, 3, 1)
-    task, parts = made(net, objective=SegmentationLoss(dice=0.7, ce=0.3, class_weights={"box": 3.0}))
-    assert parts.learns is net and parts.notes == ("stub",)
+    task, networks = made(net, objective=SegmentationLoss(dice=0.7, ce=0.3, class_weights={"box": 3.0}))
+    assert networks.model is net and networks.notes == ("stub",)
     batch = patches()
-    found = task.loss(net, parts, batch, AT)
+    found = task.loss(net, networks, batch, AT)
     weights = torch.tensor([1.0, 1.0, 3.0])
     each = [task.objective(net(batch["image"][i : i + 1]), batch["mask"][i : i + 1], weights) for i in range(2)]
     torch.testing.assert_close(found.sum, sum(x.sum() for x in each))
     assert found.weight == 2
     plain, _ = made(net, objective=SegmentationLoss(dice=0.7, ce=0.3))
-    assert not torch.isclose(plain.loss(net, parts, batch, AT).sum, found.sum)
+    assert not torch.isclose(plain.loss(net, networks, batch, AT).sum, found.sum)
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ def test_the_loss_is_the_sum_over_samples_of_the_objective(made):
 )
 def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combine):
     net = Several()
-    task, parts = made(net, spec)
+    task, networks = made(net, spec)
     batch = patches()
     outputs = net(batch["image"])
-    found = task.loss(net, parts, batch, AT)
+    found = task.loss(net, networks, batch, AT)
     torch.testing.assert_close(found.sum, combine(task.objective, outputs, batch["mask"], None).sum())
     for other in (deep, NNUNET, subsets):
         others = other(task.objective, outputs, batch["mask"], None).sum()
@@ -127,24 +127,26 @@ def test_of_nnunets_network_the_head_of_the_coarsest_output_has_a_gradient_of_0(
     torch.manual_seed(0)
     task = Segment3d(net=DynUNetSpec(name="dynunet", filters=[4, 8, 8, 8]))
     patch = (8, 32, 32)
-    parts = task.build(Meta(3, (1, *patch), "x", class_names=NAMES, spacing=(3.0, 1.0, 1.0), axes="yzx"), {}, 0)
+    networks = task.build(
+        DatasetInfo(3, (1, *patch), "x", class_names=NAMES, spacing=(3.0, 1.0, 1.0), axes="yzx"), {}, 0
+    )
     mask = torch.randint(0, 3, (2, *patch), dtype=torch.uint8)
-    task.loss(parts.learns, parts, {"image": torch.randn(2, 1, *patch), "mask": mask}, AT).sum.backward()
-    zero = {name for name, p in parts.learns.named_parameters() if p.grad is not None and not p.grad.any()}
+    task.loss(networks.model, networks, {"image": torch.randn(2, 1, *patch), "mask": mask}, AT).sum.backward()
+    zero = {name for name, p in networks.model.named_parameters() if p.grad is not None and not p.grad.any()}
     assert zero == {f"deep_supervision_heads.1.conv.conv.{word}" for word in ("weight", "bias")}
-    assert all(p.grad is not None for p in parts.learns.parameters())
+    assert all(p.grad is not None for p in networks.model.parameters())
 
 
 def test_the_logged_dice_is_that_of_the_organs_voxels_taken_together(made):
-    task, parts = made()
+    task, networks = made()
     batch = patches(3)
     predicted = torch.randint(0, 3, (2, *PATCH))
-    found = task.loss(lambda image: torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1) * 5.0, parts, batch, AT)
+    found = task.loss(lambda image: torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1) * 5.0, networks, batch, AT)
     a, b = predicted.numpy(), batch["mask"].numpy()
     hits = sum(((a == c) & (b == c)).sum() for c in (1, 2))
     assert found.logs["dice"].item() == pytest.approx(2 * hits / ((a > 0).sum() + (b > 0).sum()))
     nothing = {"image": torch.zeros(1, 1, *PATCH), "mask": torch.zeros(1, *PATCH, dtype=torch.uint8)}
-    assert task.loss(Reads(), parts, nothing, AT).logs["dice"] == 1
+    assert task.loss(Reads(), networks, nothing, AT).logs["dice"] == 1
 
 
 # Patches
@@ -282,10 +284,10 @@ def test_a_recipe_says_everything_in_words():
     assert task.net == DynUNetSpec(name="dynunet", filters=[8, 16, 32], weights="run:first")
     assert task.window == Window(overlap=0.25, weight="constant", batch_size=2)
     assert task.tolerance == {"ball": 2.0} and task.objective.ce == 0.5
-    assert task.needs()["net"].weights == "run:first"
+    assert task.required_weights()["net"].weights == "run:first"
     assert validation.validate(Segment3d, validation.to_tree(task), TABLES) == task
     plain = validation.validate(Segment3d, {"net": {"name": "unet", "filters": [8, 16]}, "tolerance": 2}, TABLES)
-    assert plain.tolerance == 2 and plain.needs() == {}
+    assert plain.tolerance == 2 and plain.required_weights() == {}
 
 
 @pytest.mark.parametrize(
@@ -321,11 +323,11 @@ def test_settings_that_mean_nothing_are_refused(wrong):
 )
 def test_a_small_network_learns_a_ball_and_a_box(spec):
     patch = (8, 32, 32)
-    meta = Meta(3, (1, *patch), "x", class_names=NAMES, spacing=(3.0, 1.0, 1.0), axes="yzx")
+    meta = DatasetInfo(3, (1, *patch), "x", class_names=NAMES, spacing=(3.0, 1.0, 1.0), axes="yzx")
     torch.manual_seed(0)
     task = Segment3d(net=spec)
-    parts = task.build(meta, {}, 0)
-    net, draw = parts.learns, torch.Generator().manual_seed(0)
+    networks = task.build(meta, {}, 0)
+    net, draw = networks.model, torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2 if spec.name != "emcad" else 3e-3)
 
     def drawn(count):
@@ -340,7 +342,7 @@ def test_a_small_network_learns_a_ball_and_a_box(spec):
         return {"image": (value + 0.5 * torch.randn(value.shape, generator=draw))[:, None], "mask": mask}
 
     for _ in range(60):
-        loss = task.loss(net, parts, drawn(2), AT)
+        loss = task.loss(net, networks, drawn(2), AT)
         (loss.sum / 2).backward()
         optimizer.step()
         optimizer.zero_grad()

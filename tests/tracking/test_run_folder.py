@@ -20,7 +20,7 @@ from runs import ROOT, TOY, Ran, all_same, left_alone, newest, run, spawn, start
 from small_disk import mounted
 
 from trainkit.checkpoint import verification
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
 from trainkit.tracking import run_folder, run_lifecycle, uploader
@@ -294,9 +294,9 @@ def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_
     said = f"{folder.name} is said to be going on, on another-machine; if that machine is gone, --resume {folder.name}"
     with pytest.raises(UserError, match=f"no unfinished run of toy with these settings; {said}"):
         run(*WORDS, resume="")
-    assert launch(Order(TOY, (*WORDS, "train.length=1 steps"), ("toy",), "", or_start=True), lambda: False) == 0
+    assert launch(RunRequest(TOY, (*WORDS, "train.length=1 steps"), ("toy",), "", or_start=True), lambda: False) == 0
     assert newest() != folder and said not in capsys.readouterr().out, "a run of another recipe is no reason"
-    assert launch(Order(TOY, WORDS, ("toy",), "", or_start=True), stop_after(1)) == 143
+    assert launch(RunRequest(TOY, WORDS, ("toy",), "", or_start=True), stop_after(1)) == 143
     assert newest() != folder and said in capsys.readouterr().out and folder.info().status == "RUNNING"
     ran = run(*WORDS, resume=folder.name)
     assert folder.info().status == "FINISHED" and ran.code == 0

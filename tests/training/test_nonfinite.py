@@ -14,8 +14,8 @@ from runs import PLUGIN, TOY, Ran, newest, spawn
 from tests.checkpoint.test_async_save import Folder
 from tests.training.test_trainer import same as alike
 from trainkit.checkpoint import storage
-from trainkit.config.run_request import Order, load
-from trainkit.distributed.runtime import Machine
+from trainkit.config.run_request import RunRequest, load
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop
 from trainkit.errors import UserError
 from trainkit.tracking.tracker import Silent
@@ -51,7 +51,7 @@ class Noted(Silent):
 def poisoned(folder, *words, at=None, stop=None, replayed=()):
     """The poisoned toy, trained without a store: its logger, and how it ended."""
     given = {word.partition("=")[0]: word for word in ("task.name=poisoned", *QUIET, *words)}
-    recipe = load(Order(TOY, list(given.values()), PLUGINS))
+    recipe = load(RunRequest(TOY, list(given.values()), PLUGINS))
     asked = itertools.count()
     folder.mkdir(parents=True, exist_ok=True)
     stopping = (lambda: False) if stop is None else (lambda: next(asked) >= stop)
@@ -60,7 +60,7 @@ def poisoned(folder, *words, at=None, stop=None, replayed=()):
     # A test may go on with a task that behaves otherwise: the recipe is not compared.
     with (
         mock.patch("trainkit.config.loader.digest", lambda recipe: ""),
-        Trainer(recipe, data, Machine(recipe), run, resume=resume, stop=Stop(stopping)) as trainer,
+        Trainer(recipe, data, Runtime(recipe), run, resume=resume, stop=Stop(stopping)) as trainer,
     ):
         run.outcome = trainer.fit()
     return run
@@ -195,7 +195,7 @@ def test_scores_that_are_not_numbers_are_never_the_best_and_wear_patience_out(tm
 
 def test_a_first_score_that_is_not_a_number_is_no_record():
     """Compared with NaN nothing is better, and a run that recovers would be stopped all the same."""
-    recipe = load(Order(TOY, ["stop_when={metric: val/accuracy, patience: 2}"], ("toy",)))
+    recipe = load(RunRequest(TOY, ["stop_when={metric: val/accuracy, patience: 2}"], ("toy",)))
     state = object.__new__(TrainState)
     state.record, state.waited, state.best, state.step = None, 0, [], 1
     seen = []

@@ -15,7 +15,7 @@ from runs import ROOT, TOY, Ran, newest, spawn
 
 from tests.training.test_nonfinite import bits, held, poisoned, same
 from trainkit.errors import UserError
-from trainkit.interfaces import Parts
+from trainkit.interfaces import Networks
 from trainkit.tracking.journal import Event
 from trainkit.training import out_of_memory
 from trainkit.training.model import Model
@@ -106,9 +106,9 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path):
     task = "norm: false, dropout: 0.0"
     poisoned(tmp_path / "whole", TASK.format(task), HALVE.format(16))
     poisoned(tmp_path / "parts", TASK.format(f"{task}, room: 1"), HALVE.format(16))
-    whole, parts = (bits(held(tmp_path / name)[0])["model"] for name in ("whole", "parts"))
+    whole, networks = (bits(held(tmp_path / name)[0])["model"] for name in ("whole", "parts"))
     for name in whole:
-        torch.testing.assert_close(whole[name], parts[name], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(whole[name], networks[name], rtol=1e-6, atol=1e-6)
     assert held(tmp_path / "parts")[-1].state["micro_batch"] == 1
 
 
@@ -141,8 +141,8 @@ def test_other_errors_are_not_taken_for_it():
 def test_what_belongs_together_is_not_cut(block, together):
     recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
-    parts = Parts(torch.nn.Identity(), together=together)
-    portions = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), parts, machine, state, None)
+    networks = Networks(torch.nn.Identity(), indivisible=together)
+    portions = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), networks, machine, state, None)
     _, said = out_of_memory.caught(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
         portions.halve(Plan(1, 1, 16, 16, 1, 1, 0), said)

@@ -20,7 +20,7 @@ from torch import nn
 
 from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.interfaces import At, Meta, Parts
+from trainkit.interfaces import DatasetInfo, Networks, StepContext
 from trainkit.models import face_backbones
 from trainkit.speed.flops import Counter
 from trainkit.training import teacher_cache
@@ -66,18 +66,18 @@ class Split:
         return {**batch, "image": batch["image"].float() / 255 * self.shade - 1}
 
 
-MACHINE = SimpleNamespace(
+RUNTIME = SimpleNamespace(
     world=1,
     rank=0,
     main=True,
     precision="no",
     device=torch.device("cpu"),
     accelerator=SimpleNamespace(autocast=contextlib.nullcontext),
-    place=lambda batch: batch,
+    to_device=lambda batch: batch,
     gather=lambda x: x,
-    lead=lambda act: act(),
-    each=lambda x: [x],
-    any=lambda flag: lambda: flag,
+    on_main=lambda act: act(),
+    all_gather=lambda x: [x],
+    any_async=lambda flag: lambda: flag,
 )
 
 
@@ -93,14 +93,14 @@ class Home:
     def __init__(self, path):
         self.path, self.said = path / "outputs", []
 
-    def open(self, teacher=None, split=None, stopping=lambda: False, stored=True, machine=MACHINE):
+    def open(self, teacher=None, split=None, stopping=lambda: False, stored=True, runtime=RUNTIME):
         self.teacher = Teacher() if teacher is None else teacher
         self.split = Split() if split is None else split
         self.teacher.eval().requires_grad_(False)
         self.teacher.seen, self.said = 0, []
         logger = SimpleNamespace(say=self.said.append)
-        parts = Parts(nn.Identity(), tabulated={"teacher": self.teacher}, stored=stored)
-        return teacher_cache.outputs(parts, self.split, machine, logger, 3, self.path, stopping)
+        networks = Networks(nn.Identity(), cached={"teacher": self.teacher}, cache_on_disk=stored)
+        return teacher_cache.outputs(networks, self.split, runtime, logger, 3, self.path, stopping)
 
     @property
     def made(self):
@@ -135,15 +135,15 @@ def carried(split, rows, epoch=1) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_what_a_table_takes_is_forecast_from_a_few_batches(home, tmp_path, monkeypatch):
-    machine = SimpleNamespace(**vars(MACHINE), synchronize=lambda: None)
+    runtime = SimpleNamespace(**vars(RUNTIME), synchronize=lambda: None)
     teacher, split = Teacher().eval().requires_grad_(False), Split()
 
     def found(stored=True, **changes) -> list[tuple]:
-        parts = Parts(nn.Identity(), tabulated={"teacher": teacher}, stored=stored)
+        networks = Networks(nn.Identity(), cached={"teacher": teacher}, cache_on_disk=stored)
         ticks = itertools.count()
         with monkeypatch.context() as patch:  # a second a batch
             patch.setattr(teacher_cache.time, "perf_counter", lambda: float(next(ticks)))
-            told = teacher_cache.forecast(parts, Split(**changes), machine, home.path)
+            told = teacher_cache.forecast(networks, Split(**changes), runtime, home.path)
         return [(one.name, one.samples, one.views, one.seconds, one.bytes) for one in told]
 
     # 50 samples in batches of 4 make 13, in each of two views; half precision.
@@ -302,7 +302,7 @@ def test_a_table_that_is_whole_and_of_another_network_is_computed_again(home):
 
 
 @pytest.mark.parametrize(
-    ("teacher", "split", "machine"),
+    ("teacher", "split", "runtime"),
     [
         (Teacher(seed=1), Split(), {}),
         (nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, WIDE)), Split(), {}),
@@ -312,10 +312,10 @@ def test_a_table_that_is_whole_and_of_another_network_is_computed_again(home):
         (Teacher(), Split(), {"precision": "bf16"}),
     ],
 )
-def test_outputs_of_something_else_are_another_table(home, teacher, split, machine):
+def test_outputs_of_something_else_are_another_table(home, teacher, split, runtime):
     home.open()
     teacher.head = getattr(teacher, "head", None)
-    home.open(teacher, split, machine=SimpleNamespace(**{**vars(MACHINE), **machine}))
+    home.open(teacher, split, runtime=SimpleNamespace(**{**vars(RUNTIME), **runtime}))
     assert len(home.made) == 2
 
 
@@ -419,7 +419,7 @@ class Ranks:
         self.turn.wait()
         return found
 
-    def machine(self, rank):
+    def runtime(self, rank):
         def lead(act):
             done = failure = None
             if rank == 0:
@@ -436,20 +436,20 @@ class Ranks:
             "world": self.world,
             "rank": rank,
             "main": rank == 0,
-            "each": lambda thing: self.each(rank, thing),
+            "all_gather": lambda thing: self.each(rank, thing),
             "gather": lambda x: torch.cat(self.each(rank, x)),
-            "lead": lead,
-            "any": lambda flag: lambda: any(self.each(rank, flag)),
+            "on_main": lead,
+            "any_async": lambda flag: lambda: any(self.each(rank, flag)),
         }
-        return SimpleNamespace(**{**vars(MACHINE), **own})
+        return SimpleNamespace(**{**vars(RUNTIME), **own})
 
     def run(self, act):
-        """`act(machine)` on each; what each returned or raised."""
+        """`act(runtime)` on each; what each returned or raised."""
         out = [None] * self.world
 
         def one(rank):
             try:
-                out[rank] = act(self.machine(rank))
+                out[rank] = act(self.runtime(rank))
             except UserError as error:
                 out[rank] = error
 
@@ -468,10 +468,10 @@ def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
     teachers = [Teacher() for _ in range(world)]  # not by the threads: they share the generator of weights
     stops = [iter([False, False, True] + 100 * [False]) for _ in range(world)]
     found = Ranks(world).run(
-        lambda m: homes[m.rank].open(teachers[m.rank], machine=m, stopping=lambda: next(stops[m.rank])).whole
+        lambda m: homes[m.rank].open(teachers[m.rank], runtime=m, stopping=lambda: next(stops[m.rank])).whole
     )
     assert found == [False] * world
-    found = Ranks(world).run(lambda m: homes[m.rank].open(teachers[m.rank], machine=m))
+    found = Ranks(world).run(lambda m: homes[m.rank].open(teachers[m.rank], runtime=m))
     assert (homes[0].made[0] / "outputs.npy").read_bytes() == (home.made[0] / "outputs.npy").read_bytes()
     assert homes[0].made[0].name == home.made[0].name
     for outputs in found:
@@ -480,14 +480,14 @@ def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
 
 def test_what_one_process_finds_wrong_ends_all(home):
     split, teachers = Split(size=20), [Teacher(), Teacher()]
-    found = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], split, machine=m))
+    found = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], split, runtime=m))
     table = np.load(home.made[0] / "outputs.npy", mmap_mode="r+")
     table[:] = -table
     errors = Ranks(2).run(lambda m: found[m.rank].check(0))
     assert len({str(error) for error in errors}) == 1 and isinstance(errors[0], UserError)
     for teacher in teachers:
         teacher.turned = math.inf
-    broken = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], Split(size=21), machine=m))
+    broken = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], Split(size=21), runtime=m))
     assert all("half precision" in str(error) for error in broken)
 
 
@@ -501,9 +501,9 @@ def test_half_precision_changes_the_loss_by_less_than_a_thousandth(tmp_path, met
     losses = []
     for teacher in (said, said.half().float()):
         torch.manual_seed(1)
-        parts = task.build(Meta(40, (3, 48, 48), ""), {"teacher": weights}, 0)
+        networks = task.build(DatasetInfo(40, (3, 48, 48), ""), {"teacher": weights}, 0)
         batch = {"image": picture, "label": torch.arange(16), "teacher": teacher}
-        loss = task.loss(parts.learns, parts, batch, At(0, 0, 0.0, lambda x: x, contextlib.nullcontext))
+        loss = task.loss(networks.model, networks, batch, StepContext(0, 0, 0.0, lambda x: x, contextlib.nullcontext))
         losses.append(loss.sum.item() / 16)
     assert losses[0] != losses[1] and abs(losses[0] - losses[1]) <= 1e-3
 

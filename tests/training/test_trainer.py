@@ -419,7 +419,7 @@ def test_seeds_are_begun_by_resume_or_start_and_trained_once():
 
 
 def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.inference import evaluate_run
 
     settings = ["best.metric=val/ema/accuracy", "data.noise=2.5", "evaluations.val.every=4 steps"]
@@ -429,7 +429,7 @@ def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
     step = int(file.parent.name.split("-")[1])
     averaged = dict(zip(*ran.history.series("val/ema/accuracy"), strict=True))
     assert averaged[step] == max(averaged.values())
-    scored = evaluate_run.evaluate(Order(TOY, settings, ("toy",)), ran.folder.name, log=False)
+    scored = evaluate_run.evaluate(RunRequest(TOY, settings, ("toy",)), ran.folder.name, log=False)
     assert scored["val/accuracy"] == averaged[step]
     own = dict(zip(*ran.history.series("val/accuracy"), strict=True))
     assert own[step] != averaged[step], "the two cannot be told apart here"

@@ -18,9 +18,9 @@ from runs import PLUGIN, TOY, run
 
 from tests.checkpoint.test_async_save import Folder
 from trainkit.checkpoint import storage
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.data.loader import stream
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.tracker import Silent
 from trainkit.training import trainer as module
@@ -40,11 +40,11 @@ def made(*words: str, folder: Path | None = None, kind: type[Trainer] = Trainer,
     if str(PLUGIN) not in sys.path:
         sys.path.insert(0, str(PLUGIN))
     given = {word.partition("=")[0]: word for word in words}
-    recipe = load(Order(TOY, tuple(given.values()), ("toy", "poison") if "poisoned" in str(words) else ("toy",)))
+    recipe = load(RunRequest(TOY, tuple(given.values()), ("toy", "poison") if "poisoned" in str(words) else ("toy",)))
     if folder is not None:
         folder.mkdir(exist_ok=True)
     logger = RunLogger(recipe, folder and Folder(folder), tracker or Silent(), main=folder is not None)
-    return kind(recipe, recipe.data.open(recipe.seed), Machine(recipe), logger, stop=stop)
+    return kind(recipe, recipe.data.open(recipe.seed), Runtime(recipe), logger, stop=stop)
 
 
 def noticed(check, wrong: type[Trainer]) -> None:
@@ -268,14 +268,14 @@ def test_8_where_memory_may_run_out_on_one_process_gradients_are_averaged_behind
     def check(kind):
         with made(*PLAIN, kind=kind) as trainer:
             last, averaged = [], []
-            no_sync = trainer.machine.no_sync
+            no_sync = trainer.runtime.no_sync
 
             def noted(net, last, into=last, plain=no_sync):
                 into.append(last)
                 return plain(net, last=last)
 
-            monkeypatch.setattr(trainer.machine, "no_sync", noted)
-            monkeypatch.setattr(trainer.machine, "average", lambda grads: averaged.append(len(grads)))
+            monkeypatch.setattr(trainer.runtime, "no_sync", noted)
+            monkeypatch.setattr(trainer.runtime, "average", lambda grads: averaged.append(len(grads)))
             trainer.memory.averages_gradients = True
             trainer.open()
             trainer.step()

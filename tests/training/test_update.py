@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from trainkit import rng
 from trainkit.config.schema import Log, Optim
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
 from trainkit.speed.clock import Clock
 from trainkit.tracking.run_folder import RunFolder
@@ -31,9 +31,9 @@ from trainkit.training.run_logger import RunLogger
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def machine(at_once=True, scaler=None, **more):
+def runtime(at_once=True, scaler=None, **more):
     """A machine of one process on a CPU, without its launch."""
-    found = object.__new__(Machine)
+    found = object.__new__(Runtime)
     found.world, found.device, found.at_once, found._factors = 1, torch.device("cpu"), at_once, {}
     found.accelerator = SimpleNamespace(scaler=scaler, **more)
     return found
@@ -54,7 +54,7 @@ def test_a_backward_pass_that_begins_with_the_factor_has_the_bits_of_one_through
         if way == "product":
             (loss * factor / 1).backward()
         else:
-            machine().backward(loss, factor)
+            runtime().backward(loss, factor)
         grads.append([p.grad for p in net.parameters()])
     for mine in grads[1:]:
         assert all(torch.equal(a, b) for a, b in zip(grads[0], mine, strict=True))
@@ -62,13 +62,13 @@ def test_a_backward_pass_that_begins_with_the_factor_has_the_bits_of_one_through
 
 def test_where_losses_are_scaled_accelerate_goes_first():
     seen = []
-    scaled = machine(scaler=object(), backward=lambda loss: seen.append(float(loss.detach())))
+    scaled = runtime(scaler=object(), backward=lambda loss: seen.append(float(loss.detach())))
     scaled.backward(torch.tensor(8.0, requires_grad=True), 0.25)
     assert seen == [2.0]
     inner = SimpleNamespace(step=lambda: "inner")
     wrapper = SimpleNamespace(step=lambda: "wrapper", optimizer=inner)
     assert scaled.stepper(wrapper)() == "wrapper"
-    assert machine().stepper(wrapper)() == "inner" and machine().stepper(inner)() == "inner"
+    assert runtime().stepper(wrapper)() == "inner" and runtime().stepper(inner)() == "inner"
 
 
 @given(st.integers(-(2**70), 2**70), st.text(max_size=8), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4))
@@ -90,7 +90,7 @@ def losses(count, seed, tensor_weight):
 
 @pytest.mark.parametrize("tensor_weight", [False, True])
 def test_sums_on_the_host_have_the_bits_of_those_on_the_device(tensor_weight):
-    here, there = LossMeter(machine(at_once=True)), LossMeter(machine(at_once=False))
+    here, there = LossMeter(runtime(at_once=True)), LossMeter(runtime(at_once=False))
     given_ = list(losses(200, 1, tensor_weight))
     for number in range(0, 200, 2):
         for tally in (here, there):
@@ -103,7 +103,7 @@ def test_sums_on_the_host_have_the_bits_of_those_on_the_device(tensor_weight):
         first.load(second.state())
         assert first.state() == second.state()
     here.clear()
-    assert here.state() == LossMeter(machine(at_once=False)).state()
+    assert here.state() == LossMeter(runtime(at_once=False)).state()
 
 
 BAD = [math.nan, math.inf, -math.inf]
@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_seen_on_the_host_as_on_the_device(sums, norm, fin
     given_ = [Loss(torch.tensor(value), 1) for value in sums]
     wanted = all(map(math.isfinite, sums)) if scaled else fine  # infinite gradients are the scaler's own affair
     for at_once in (True, False):
-        found = all_finite(torch.tensor(norm), given_, machine(at_once, scaler=object() if scaled else None))
+        found = all_finite(torch.tensor(norm), given_, runtime(at_once, scaler=object() if scaled else None))
         assert isinstance(found, bool) == at_once and bool(found) == wanted
         guard, alone = NonFiniteGuard("rollback"), NonFiniteGuard("rollback")
         alone.observe(Update(7, [], finite=found))
@@ -152,7 +152,7 @@ def test_gradients_are_measured_and_clipped_to_the_bits_that_torch_comes_to(dtyp
 def test_a_batch_that_is_handed_on_is_not_the_one_that_was_read():
     batch = {"image": torch.zeros(2)}
     for at_once in (True, False):
-        placed = machine(at_once).place(batch)
+        placed = runtime(at_once).to_device(batch)
         placed["teacher"] = torch.ones(2)
         assert list(batch) == ["image"] and placed["image"] is batch["image"]
 

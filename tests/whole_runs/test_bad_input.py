@@ -25,7 +25,7 @@ from tests.training.test_trainer import all_same
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.data.faces.dataset import Faces
 from trainkit.errors import EXIT_CODE, UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.tasks.embed import Embed
 from trainkit.tracking import run_lifecycle
 from trainkit.tracking.store import Store
@@ -219,9 +219,9 @@ def teacher(tmp_path):
         from trainkit.models.face_backbones import IResNetSpec
 
         torch.manual_seed(0)
-        parts = Embed(net=IResNetSpec(**net)).build(Meta(classes, (3, SIDE, SIDE), ""), {}, 0)
+        networks = Embed(net=IResNetSpec(**net)).build(DatasetInfo(classes, (3, SIDE, SIDE), ""), {}, 0)
         file = tmp_path / f"teacher-{width}.safetensors"
-        safe_load.write_tensors(file, parts.learns.state_dict())
+        safe_load.write_tensors(file, networks.model.state_dict())
         return file
 
     return make

@@ -16,8 +16,8 @@ from runs import ROOT, Ran, all_same, environment, left_alone, newest, run, stop
 
 from trainkit.checkpoint import safe_load, state_dict, storage, verification
 from trainkit.checkpoint.verification import CheckpointError
-from trainkit.config.run_request import Order, load
-from trainkit.distributed.runtime import Machine
+from trainkit.config.run_request import RunRequest, load
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -197,7 +197,7 @@ def test_tensors_are_read_in_two_places_alone_and_states_in_one():
 
 def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch):
     again()
-    monkeypatch.setattr(Machine, "describe", lambda self, plain=Machine.describe: {**plain(self), "cpu": "another"})
+    monkeypatch.setattr(Runtime, "describe", lambda self, plain=Runtime.describe: {**plain(self), "cpu": "another"})
     monkeypatch.setattr("trainkit.training.state._versions", lambda: {"torch": "9.9", "trainkit": "x", "python": "3"})
     ran = run(*WORDS, resume="")
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed elsewhere"))
@@ -222,8 +222,8 @@ def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     from trainkit.training.events import EventSchedule
     from trainkit.training.state import TrainState
 
-    recipe = load(Order(Path(__file__).parents[1] / "plugin" / "toy.yaml", (), ("toy",)))
-    net = recipe.task.build(recipe.data.open(0).meta, {}, 0).learns
+    recipe = load(RunRequest(Path(__file__).parents[1] / "plugin" / "toy.yaml", (), ("toy",)))
+    net = recipe.task.build(recipe.data.open(0).meta, {}, 0).model
     state = TrainState(net, torch.optim.SGD(net.parameters()), None, average, None, EventSchedule({}, None, None), None,
                   loaded.state["identity"])  # fmt: skip
     with pytest.raises(UserError, match="step-000000008: holds no ema"):

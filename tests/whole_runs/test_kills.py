@@ -37,7 +37,7 @@ PHASES: dict[str, dict[str, Any]] = {
         ]
     },
     "steps": {
-        "at": ["trainkit.distributed.runtime.Machine.backward", "trainkit.training.run_logger.RunLogger.progress"]
+        "at": ["trainkit.distributed.runtime.Runtime.backward", "trainkit.training.run_logger.RunLogger.progress"]
     },
     "saving": {"at": ["trainkit.checkpoint.state_dict.Copies.make", *SYSTEM], "thread": "trainkit-checkpoint"},
     "evaluating": {
@@ -275,7 +275,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Job:
 
 def after(calls: int) -> list[Fault]:
     """Killed in the micro-batch of this number. By the fourth update the checkpoint of the second is on the disk."""
-    return [{"at": "trainkit.distributed.runtime.Machine.backward", "call": calls, "do": "kill"}]
+    return [{"at": "trainkit.distributed.runtime.Runtime.backward", "call": calls, "do": "kill"}]
 
 
 @pytest.mark.timeout(1800)
@@ -311,7 +311,7 @@ def test_when_checkpoints_are_written_changes_no_bit(sparse, tmp_path, database)
     ]  # fmt: skip
 
 
-UPDATE = {"at": "trainkit.distributed.runtime.Machine.backward", "call": 13}
+UPDATE = {"at": "trainkit.distributed.runtime.Runtime.backward", "call": 13}
 """In the seventh update, behind two evaluations, the last checkpoint being that of the sixth or before."""
 SPOILED = {
     "reseeding": ("tensor model/", UPDATE),

@@ -14,10 +14,10 @@ import torch
 from runs import PLUGIN, ROOT, TOY
 from safetensors.torch import load_file
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.training.checkpointer import Resume
@@ -36,11 +36,11 @@ def before(tmp_path):
 
 def test_a_run_goes_on_from_its_checkpoint(before, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(PLUGIN), *sys.path])
-    recipe = load(Order(TOY, WORDS, ("toy",)))
+    recipe = load(RunRequest(TOY, WORDS, ("toy",)))
     path = before / "run" / "checkpoints" / "step-000000006"
     logger = RunLogger(recipe, RunFolder(before / "run"))
     resume = Resume(path, journal.read(before / "run" / "journal.jsonl").events)
-    with Trainer(recipe, recipe.data.open(recipe.seed), Machine(recipe), logger, resume=resume) as trainer:
+    with Trainer(recipe, recipe.data.open(recipe.seed), Runtime(recipe), logger, resume=resume) as trainer:
         assert trainer.state.step == 6 and trainer.state.best[0]["step"] == 6
         written = {"model": trainer.model.bare.state_dict(), "ema": trainer.model.ema.tensors}
         for file, tensors in written.items():

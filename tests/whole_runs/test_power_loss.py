@@ -15,7 +15,7 @@ from runs import PLUGIN, TOY
 from tests.checkpoint.test_storage import scratch  # noqa: F401 - a fixture
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.state_dict import Copies
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -49,7 +49,7 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
     recording.mark("began", folder.name)
     try:
         tracker = Written(folder)
-        recipe = load(Order(TOY, ("checkpoints={every: 1 steps, keep_last: 2}",), ("toy",)))
+        recipe = load(RunRequest(TOY, ("checkpoints={every: 1 steps, keep_last: 2}",), ("toy",)))
         for step in range(1, steps + 1):
             if step == 4:  # as after a kill: a new process goes back to the newest checkpoint
                 tracker.journal.close()
@@ -139,7 +139,7 @@ def what_is_wrong(home: Path, recording: Recording, n: int) -> str:
 def life(scratch, monkeypatch) -> tuple[Recording, Path]:  # noqa: F811
     """A recording of such a run, and a folder for what power cuts leave of it."""
     monkeypatch.syspath_prepend(str(PLUGIN))
-    load(Order(TOY, (), ("toy",)))  # imports are no part of it
+    load(RunRequest(TOY, (), ("toy",)))  # imports are no part of it
     (scratch / "home").mkdir()
     with power_loss.recorded(scratch / "home") as recording:
         lived(scratch / "home", recording)

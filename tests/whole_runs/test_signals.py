@@ -61,7 +61,7 @@ PHASES = {
     "inside a save": save("1"),
     "report": Phase("trainkit.analysis.run_summary.write", step=12),
     "first step": Phase("toy.ToyTask.loss"),
-    "import": Phase("toy.ToyTask.needs"),
+    "import": Phase("toy.ToyTask.required_weights"),
     "data check": Phase("trainkit.analysis.data_integrity.ensure"),
     "needs": Phase("trainkit.experiments.launch.gather", words=("task.needs_recipe=FIRST",)),
     "teacher": Phase("toy.ToyTask.loss", 5, "sleep 1", words=("task.needs_recipe=FIRST",)),
@@ -73,7 +73,7 @@ PHASES = {
     "scoring": Phase("toy.ToyTask.score", 3, step=6),
     "last evaluation": Phase("toy.ToyTask.predict", 37, "sleep 3", step=12, until=10**6),
     "sending": Phase("mlflow.tracking.MlflowClient.log_artifact", 2, step=12),
-    "shutdown": Phase("trainkit.distributed.runtime.Machine.close", 1, "sleep 1", step=12),
+    "shutdown": Phase("trainkit.distributed.runtime.Runtime.close", 1, "sleep 1", step=12),
 }
 """The first few in the order in which default tests take them."""
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.data import leakage
 from trainkit.data.leakage import Held, Thumbnails
 from trainkit.errors import UserError, few, number_of
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from trainkit.config.schema import Recipe
-    from trainkit.distributed.runtime import Machine
-    from trainkit.interfaces import Opened
+    from trainkit.distributed.runtime import Runtime
+    from trainkit.interfaces import Dataset
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Report:
 _COLUMNS = ("where", "check", "verdict", "count", "of", "said")
 
 
-def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Report | None:
+def ensure(recipe: Recipe, data: Dataset, runtime: Runtime, store: Store) -> Report | None:
     """The report on the data of a run, by its policy: on rank 0 alone, and None where nothing is looked at.
 
     Called on every process. Raises UserError on all of them where the policy is to refuse, and something is bad.
@@ -145,11 +145,11 @@ def ensure(recipe: Recipe, data: Opened, machine: Machine, store: Store) -> Repo
             found.append(report)
 
     if recipe.integrity.policy != "off":
-        machine.lead(act)
+        runtime.on_main(act)
     return found[0] if found else None
 
 
-def note(report: Report | None, data: Opened, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
+def note(report: Report | None, data: Dataset, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
     """Keep a report on data among the artifacts of a run, and say what is bad."""
     if report is None:
         return
@@ -162,23 +162,23 @@ def note(report: Report | None, data: Opened, tracker: Tracker | Silent, say: Ca
         say(f"integrity: {sentence}")
 
 
-def check(order: Order, whole: bool = False) -> tuple[Report, Opened]:
+def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
     """The report on the data of a recipe, and these, without a training. Raises UserError where they cannot be opened.
 
     What `data.leakage` would refuse is part of it, as all else.
     """
-    recipe = load(order)
+    recipe = load(request)
     if hasattr(recipe.data, "leakage"):
         recipe.data.leakage = "allow"
     data = recipe.data.open(recipe.seed)
     report = of(data, Store.locate().home / FOLDER, whole)
     if report is None:
         kind = getattr(recipe.data, "name", type(recipe.data).__name__)
-        raise UserError(str(order.path), f"data {kind}, which does not say what it holds", "splits with `held()`")
+        raise UserError(str(request.path), f"data {kind}, which does not say what it holds", "splits with `held()`")
     return report, data
 
 
-def of(data: Opened, cache: Path | None = None, whole: bool = False) -> Report | None:
+def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report | None:
     """The report on opened data, as it is kept in the folder `cache`, or made and kept now.
 
     `whole`: all pictures are looked at, however many there are. None where no split says what it holds.
@@ -208,7 +208,7 @@ def of(data: Opened, cache: Path | None = None, whole: bool = False) -> Report |
     return report
 
 
-def held(data: Opened) -> dict[str, tuple[str, Held]]:
+def held(data: Dataset) -> dict[str, tuple[str, Held]]:
     """Digest and content of the training set and of each set that is scored, by name, as far as they say.
 
     Ways of scoring a set (`val.retrieval`) are that set. Empty where the training set does not say.
@@ -237,7 +237,7 @@ def lines(report: Report) -> list[str]:
     return [*table, *([""] if told or part else []), *told, *part]
 
 
-def pictures(report: Report, data: Opened) -> Figure | None:
+def pictures(report: Report, data: Dataset) -> Figure | None:
     """The examples of what looks the same, side by side; None where there are none, or one cannot be read."""
     sets = {_key(name): one for name, (_, one) in held(data).items()}
     tiles, captions = [], []

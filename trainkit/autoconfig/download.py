@@ -34,7 +34,7 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         files |= {(file.sha256, file.to): file for file in loaded.downloads}
         named = (getattr(loaded.data, "train", ""), *getattr(loaded.data, "evaluate", {}).values())
         sets |= dict.fromkeys(path for path in named if path.startswith("hf://"))
-        words = (source.weights or "" for source in loaded.task.needs().values())
+        words = (source.weights or "" for source in loaded.task.required_weights().values())
         nets |= dict.fromkeys(word for word in words if word.startswith(timm_weights.PREFIX))
     for file in files.values():
         yield _file(file)
@@ -52,7 +52,7 @@ def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterato
     seen.add(path)
     loaded = loader.load(path, (), tuple(plugins))
     yield loaded
-    for source in loaded.task.needs().values():
+    for source in loaded.task.required_weights().values():
         if source.recipe is not None and (other := (path.parent / source.recipe).resolve()) not in seen:
             yield from _with_needed(other, plugins, seen)
 

@@ -291,7 +291,7 @@ def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[flo
 
 def pretrained(recipe: Recipe) -> bool:
     """Return whether the network starts from weights, which go with the mean and deviation they were trained with."""
-    return "net" in recipe.task.needs()
+    return "net" in recipe.task.required_weights()
 
 
 def shares(pixels: Mapping[str, float]) -> dict[str, float]:

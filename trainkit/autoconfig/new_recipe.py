@@ -164,7 +164,7 @@ def _fitted(
     fitted = fit.fit(loaded, yaml_reader.read("\n".join(lines)).tree, data, new)
     fitted.put("name", "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in new.stem))
     others: list[tuple[Path, Path]] = []
-    for name, source in loaded.task.needs().items():
+    for name, source in loaded.task.required_weights().items():
         if source.recipe is not None:
             beside = new.with_name(f"{new.stem}_{name}{new.suffix}")
             yaml_editor.refuse(beside, recipe, ())

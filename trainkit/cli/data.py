@@ -263,7 +263,7 @@ def check(
     from trainkit.analysis import data_integrity
     from trainkit.config import run_request
 
-    report, opened = data_integrity.check(run_request.Order(recipe_file(recipe), overrides, plugins), whole)
+    report, opened = data_integrity.check(run_request.RunRequest(recipe_file(recipe), overrides, plugins), whole)
     figure = data_integrity.pictures(report, opened) if drawn is not None else None
     try:
         if out is not None:

@@ -81,7 +81,7 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         os.environ.setdefault(name, "1")
     recipe = recipe_file(words[0]) if words and "=" not in words[0] else None
-    order = evaluate_run.order_for(what, recipe, words if recipe is None else words[1:], plugins)
+    order = evaluate_run.request_for(what, recipe, words if recipe is None else words[1:], plugins)
     evaluate_run.evaluate(order, what, log)
 
 

@@ -17,7 +17,7 @@ from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
 from trainkit.redact import hide_in_logs, without_secrets
 
 if TYPE_CHECKING:
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
 
 
 class Plain(click.Command):
@@ -105,12 +105,12 @@ def recipe_command(*options: Callable[[Any], Any], cls: type[click.Command] = cl
     return decorate
 
 
-def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
+def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:
     """Say that a recipe is begun with, and make the order for it."""
     announce(recipe)
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
 
-    return Order(recipe_file(recipe), overrides, plugins)
+    return RunRequest(recipe_file(recipe), overrides, plugins)
 
 
 def recipe_file(word: str) -> Path:
@@ -141,12 +141,12 @@ def announce(recipe: str) -> None:
         echo(f"{recipe}: starting; loading torch and accelerate", err=True)
 
 
-def say_valid(order: Order) -> int:
+def say_valid(request: RunRequest) -> int:
     """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
     from trainkit.experiments import recipe_check
 
-    echo(recipe_check.check(order), nl=False)
-    echo(f"valid: {order.path}", err=True)
+    echo(recipe_check.check(request), nl=False)
+    echo(f"valid: {request.path}", err=True)
     return 0
 
 

@@ -100,9 +100,9 @@ def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
 @recipe_command()
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
 
-    say_valid(Order(recipe_file(recipe), overrides, plugins))
+    say_valid(RunRequest(recipe_file(recipe), overrides, plugins))
 
 
 @click.command()

@@ -79,7 +79,7 @@ def run(
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
     """
     stopping = _prepare_process(None if check else recipe)
-    from trainkit.config.run_request import Order, Sweep
+    from trainkit.config.run_request import RunRequest, Sweep
 
     several = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
     if len(several) > 1:
@@ -91,18 +91,18 @@ def run(
     if or_start and resume:
         raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
     resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
-    order = Order(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
+    request = RunRequest(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
     if check:
-        return say_valid(order)
+        return say_valid(request)
     if score is not None:
         from trainkit.inference import evaluate_run
 
         with stopping.at_once():
-            evaluate_run.evaluate(order, score)
+            evaluate_run.evaluate(request, score)
         return 0
     from trainkit.experiments import launch
 
-    return launch.launch(order, stopping, _began())
+    return launch.launch(request, stopping, _began())
 
 
 @recipe_command(
@@ -131,11 +131,11 @@ def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, *
 def _launch(recipe: str, check: bool, **asked: Any) -> int:
     """Run a request, of which `asked` are fields of `Order`; with `check` validate it."""
     stopping = _prepare_process(None if check else recipe)
-    from trainkit.config.run_request import Order
+    from trainkit.config.run_request import RunRequest
     from trainkit.experiments import launch
 
-    order = Order(recipe_file(recipe), **asked)
-    return say_valid(order) if check else launch.launch(order, stopping, _began())
+    request = RunRequest(recipe_file(recipe), **asked)
+    return say_valid(request) if check else launch.launch(request, stopping, _began())
 
 
 def _prepare_process(recipe: str | None) -> Stop:

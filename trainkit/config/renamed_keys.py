@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 from collections.abc import Iterator
 
 from trainkit.config.yaml_reader import KeyPath, Tree
+from trainkit.errors import hint_renamed
 
 OLD_KEYS = {("task", "adadistill"): {"products": "matmul_dtype"}}
 """(block, its `name`) to {key as it was: key as it is}."""
@@ -24,7 +22,7 @@ def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
             if old in block and new not in block:
                 block[new] = block.pop(old)
                 done.append(((word, old), (word, new)))
-                hint(f"{word}.{old}", f"{word}.{new}")
+                hint_renamed(f"{word}.{old}", f"{word}.{new}")
     return done
 
 
@@ -32,7 +30,7 @@ def current(parts: list[str], tree: Tree) -> list[str]:
     """Return the path of an override with an old key at its end replaced by the new one."""
     for word, _, keys in _blocks(tree):
         if len(parts) == 2 and parts[0] == word and parts[1] in keys:
-            hint(".".join(parts), f"{word}.{keys[parts[1]]}")
+            hint_renamed(".".join(parts), f"{word}.{keys[parts[1]]}")
             return [word, keys[parts[1]]]
     return parts
 
@@ -44,13 +42,6 @@ def restore(tree: Tree) -> Tree:
             if new in block:
                 block[old] = block.pop(new)
     return tree
-
-
-@functools.cache
-def hint(old: str, new: str) -> None:
-    """Print on the first process, once, that a key has another name."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"hint: {old} is called {new} now; the old name goes with 1.0", file=sys.stderr, flush=True)
 
 
 def _blocks(tree: Tree) -> Iterator[tuple[str, dict[str, Tree], dict[str, str]]]:

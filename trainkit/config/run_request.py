@@ -25,7 +25,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """A request of the command line."""
 
     path: Path
@@ -46,9 +46,9 @@ class Order:
     """Train once for each of several settings; some of `overrides` then have several values, or a range."""
 
 
-def load(order: Order) -> Recipe:
-    """Load the recipe of an order."""
-    return loader.load(order.path, list(order.overrides), tuple(order.plugins))
+def load(request: RunRequest) -> Recipe:
+    """Load the recipe of a request."""
+    return loader.load(request.path, list(request.overrides), tuple(request.plugins))
 
 
 def beside(recipe: Path, named: str) -> Path:

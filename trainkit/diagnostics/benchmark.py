@@ -5,7 +5,7 @@ Every setting trains beside the recipe as shipped, in processes of their own, in
 setting are compared with those of float32, eager: the same samples, so that what differs is arithmetic. What helps and
 drifts little is measured together, and `--write` puts it into a copy of the recipe.
 
-What is done is kept in `ladder.json` in the folder of its run; with `--resume` it is not measured again.
+What is done is kept in `benchmark.json` in the folder of its run; with `--resume` it is not measured again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics import stepped_process, switches
 from trainkit.diagnostics.benchmark_report import (
@@ -30,8 +30,8 @@ from trainkit.diagnostics.benchmark_report import (
     Result,
     said,
 )  # fmt: skip
-from trainkit.diagnostics.stepped_process import Block, Paced, PaceError, Ratio
-from trainkit.diagnostics.switches import Rung, Try
+from trainkit.diagnostics.stepped_process import Block, Ratio, SteppedProcess, SteppedProcessError
+from trainkit.diagnostics.switches import Setting, Switch
 from trainkit.errors import UserError
 from trainkit.speed.eta import checkpoint_cost
 
@@ -53,11 +53,11 @@ class Start:
 
 
 class Benchmark:
-    """Measures the tries of a recipe beside the recipe as shipped. At most two trainings are alive at a time."""
+    """Measures the settings of a recipe beside the recipe as shipped. At most two trainings are alive at a time."""
 
     def __init__(
         self,
-        order: Order,
+        request: RunRequest,
         recipe: Recipe,
         state: BenchmarkState,
         *,
@@ -67,9 +67,9 @@ class Benchmark:
         say: Callable[[str], Any] = print,
         save: Callable[[Result | None], None] = lambda result: None,
     ):
-        self._order, self._recipe, self.state = order, recipe, state
+        self._order, self._recipe, self.state = request, recipe, state
         self._repeats, self._steps, self._within, self._say, self._save = repeats, steps, within, say, save
-        self._plain: Paced | None = None
+        self._plain: SteppedProcess | None = None
         self._start: Start | None = None
         self._reference: Start | None = None
         self._pace = self._took = self._begun = 0.0
@@ -84,7 +84,7 @@ class Benchmark:
         return self._ready
 
     @property
-    def _shipped(self) -> Paced:
+    def _shipped(self) -> SteppedProcess:
         if self._plain is None:
             raise RuntimeError("the recipe as shipped is not running")
         return self._plain
@@ -103,7 +103,7 @@ class Benchmark:
             return
         try:
             self._open()
-        except PaceError as error:
+        except SteppedProcessError as error:
             self.close()
             raise error.mistake or UserError("the recipe as shipped", error.reason) from None
 
@@ -116,7 +116,7 @@ class Benchmark:
         if self.state.machine and self.state.machine != machine:
             changed = [key for key in machine if machine[key] != self.state.machine.get(key)]
             was = ", ".join(f"{key} was {self.state.machine.get(key)} and is {machine[key]}" for key in changed)
-            raise UserError("--resume", f"the ladder was begun elsewhere: {was}", remedy="leave --resume out")
+            raise UserError("--resume", f"the benchmark was begun elsewhere: {was}", remedy="leave --resume out")
         self.state.machine = machine
         if self._start is not None:  # it was there before, and made room for a moment
             self._plain.go(self.state.compared)
@@ -145,96 +145,100 @@ class Benchmark:
         try:
             with self._child(switches.REFERENCE, ()) as child:
                 return self._begin(child, compare=True)
-        except PaceError as error:
+        except SteppedProcessError as error:
             self._say(f"float32, eager: {error.reason}; drift is left out")
             return None
 
-    def _child(self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], **more: Any) -> Paced:
-        order = replace(self._order, overrides=switches.merge(self._order.overrides, words), resume=None)
-        return Paced(order, dict(environment), within=self._within, **more)
+    def _child(
+        self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], **more: Any
+    ) -> SteppedProcess:
+        request = replace(self._order, overrides=switches.merge(self._order.overrides, words), resume=None)
+        return SteppedProcess(request, dict(environment), within=self._within, **more)
 
-    def _begin(self, child: Paced, compare: bool) -> Start:
+    def _begin(self, child: SteppedProcess, compare: bool) -> Start:
         """The first updates of a child that has made one: as many as are compared, or only those that warm it up."""
         outputs = child.outputs() if compare and self._compare_outputs else {}
         block = child.go((self.state.compared if compare else _COMPARED[0]) - 1)
         return Start((*child.first.losses, *block.losses), outputs)
 
-    def _outputs(self, child: Paced) -> tuple[dict[str, np.ndarray], float]:
+    def _outputs(self, child: SteppedProcess) -> tuple[dict[str, np.ndarray], float]:
         began = time.monotonic()
         return child.outputs(), time.monotonic() - began
 
     def _updates(self, seconds_each: float) -> int:
         return self._steps or max(1, round(SECONDS / max(seconds_each, 1e-6)))
 
-    # ---- tries
+    # ---- Settings
 
     def estimate(self, chosen: Sequence[str]) -> tuple[int, float]:
-        """How many tries there are in these rungs, and about how many seconds what is not measured yet will take."""
+        """Return how many settings these switches have, and about how many seconds the unmeasured ones take."""
         self.open()
-        tries = [(rung, one) for rung in self.listed() if rung.name in chosen for one in rung.tries]
-        left = [one for rung, one in tries if not rung.derived and self.state.found(rung.name, one.title) is None]
-        return len(tries), sum(map(self._expected, (*left, Try(TOGETHER))))
+        settings = [(switch, one) for switch in self.listed() if switch.name in chosen for one in switch.settings]
+        left = [
+            one for switch, one in settings if not switch.derived and self.state.found(switch.name, one.title) is None
+        ]
+        return len(settings), sum(map(self._expected, (*left, Setting(TOGETHER))))
 
-    def _expected(self, one: Try) -> float:
-        """About how many seconds a try takes, if its samples take as long as those of the recipe as shipped."""
+    def _expected(self, one: Setting) -> float:
+        """About how many seconds a setting takes, if its samples take as long as those of the recipe as shipped."""
         sizes = (word.partition("=")[2] for word in one.words if word.startswith("train.batch_size="))
         update = self._pace * int(next(sizes, self.ready.batch_size)) / self.ready.batch_size
         before = self._took if one.same_samples else self._begun + _COMPARED[0] * update
         blocks = self._updates(self._pace) * self._pace, self._updates(update) * update
         return before + update + self._repeats * sum(blocks)
 
-    def listed(self) -> list[Rung]:
-        """All rungs, as far as is known now."""
+    def listed(self) -> list[Switch]:
+        """All switches, as far as is known now."""
         best = self._best_of("workers")
         workers = best.number if best is not None else None
         return switches.listed(self._recipe, self.ready, os.environ, workers)
 
-    def _best_of(self, rung: str) -> Result | None:
-        """The fastest try of a rung that may be chosen."""
-        found = [r for r in self.state.results if r.rung == rung and r.choosable]
+    def _best_of(self, switch: str) -> Result | None:
+        """Return the fastest setting of a switch that may be chosen."""
+        found = [r for r in self.state.results if r.switch == switch and r.choosable]
         return max(found, key=_ratio, default=None)
 
     def run(self, chosen: Sequence[str]) -> None:
-        """Measure the tries of these rungs, and then what helps, together."""
+        """Measure the settings of these switches, and then what helps, together."""
         self.open()
         for name in switches.NAMES:
             if name in chosen:
-                rung = next(rung for rung in self.listed() if rung.name == name)
-                self._run_switch(rung)
+                switch = next(switch for switch in self.listed() if switch.name == name)
+                self._run_switch(switch)
         self._together()
 
-    def _run_switch(self, rung: Rung) -> None:
-        if not rung.tries:
-            self.state.absent[rung.name] = rung.absent or "there is nothing else to try"
-            self._say(f"{rung.name:18} not measured: {self.state.absent[rung.name]}")
+    def _run_switch(self, switch: Switch) -> None:
+        if not switch.settings:
+            self.state.absent[switch.name] = switch.absent or "there is nothing else to try"
+            self._say(f"{switch.name:18} not measured: {self.state.absent[switch.name]}")
             return
-        if rung.derived:
-            self._compute(rung)
+        if switch.derived:
+            self._compute(switch)
             return
         best = 1.0
-        for one in rung.tries:
-            result = self._try(rung.name, one)
+        for one in switch.settings:
+            result = self._try(switch.name, one)
             if result.ratio is not None:
-                if rung.climbs and (result.high or math.inf) * LEAST < best:
+                if switch.ends_when_slower and (result.high or math.inf) * LEAST < best:
                     break
                 best = max(best, result.ratio)
-            elif rung.climbs or rung.fills:
+            elif switch.ends_when_slower or switch.ends_when_full:
                 break
-        if rung.name == "workers":
-            self._refine(rung)
+        if switch.name == "workers":
+            self._refine(switch)
 
-    def _refine(self, rung: Rung) -> None:
+    def _refine(self, switch: Switch) -> None:
         """Look for the best number of workers between those that were tried."""
         best = self._best_of("workers")
         if best is not None:
-            tried = {one.number for one in rung.tries} | {self._recipe.loader.workers}
+            tried = {one.number for one in switch.settings} | {self._recipe.loader.workers}
             for number in switches.refine(sorted(tried), best.number, int(self.ready.machine["cores"])):
                 self._try("workers", switches.with_workers(number))
 
-    def _try(self, rung: str, one: Try) -> Result:
-        found = self.state.found(rung, one.title)
+    def _try(self, switch: str, one: Setting) -> Result:
+        found = self.state.found(switch, one.title)
         if found is None:
-            found = self._measure(rung, one)
+            found = self._measure(switch, one)
             self._keep(found)
         self._say(said(found))
         return found
@@ -243,9 +247,9 @@ class Benchmark:
         self.state.results.append(result)
         self._save(result)
 
-    def _measure(self, rung: str, one: Try) -> Result:
+    def _measure(self, switch: str, one: Setting) -> Result:
         result = Result(
-            rung=rung,
+            switch=switch,
             title=one.title,
             words=one.words,
             environment=one.environment,
@@ -257,7 +261,7 @@ class Benchmark:
             with self._child(one.words, one.environment) as child:
                 start = self._begin(child, one.same_samples)
                 pairs = self._pairs(child)
-        except PaceError as error:
+        except SteppedProcessError as error:
             if error.kind == "memory" and self.ready.machine["device"] == "cuda":
                 return self._alone(result, one)
             return replace(result, failed=_why(error))
@@ -268,12 +272,12 @@ class Benchmark:
             result, one, start, stepped_process.ratio(rates, shipped), rates, shipped, [b for _, b in pairs]
         )
 
-    def _pairs(self, child: Paced) -> list[tuple[Block, Block]]:
+    def _pairs(self, child: SteppedProcess) -> list[tuple[Block, Block]]:
         own = child.go(1)
         updates = self._updates(self._pace), self._updates(own.seconds)
         try:
             return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
-        except PaceError as error:
+        except SteppedProcessError as error:
             if error.child is not self._plain:
                 raise
             # After thousands of updates at its full rate even a sound recipe may diverge: it begins again, once.
@@ -281,20 +285,20 @@ class Benchmark:
             self.open()
             try:
                 return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
-            except PaceError as again:
+            except SteppedProcessError as again:
                 if again.child is self._plain:
                     raise again.mistake or UserError("the recipe as shipped", again.reason) from None
                 raise
 
-    def _alone(self, result: Result, one: Try) -> Result:
-        """A try that does not fit beside the recipe as shipped, measured after that has made room."""
+    def _alone(self, result: Result, one: Setting) -> Result:
+        """Measure a setting that does not fit beside the recipe as shipped, after that has made room."""
         self.close()
         try:
             with self._child(one.words, one.environment) as child:
                 start = self._begin(child, one.same_samples)
                 own = child.go(1)
                 blocks = [child.go(self._updates(own.seconds)) for _ in range(self._repeats)]
-        except PaceError as error:
+        except SteppedProcessError as error:
             return replace(result, failed=_why(error))
         finally:
             self.open()
@@ -306,7 +310,7 @@ class Benchmark:
     def _figures(
         self,
         result: Result,
-        one: Try,
+        one: Setting,
         start: Start,
         ratio: Ratio,
         rates: Sequence[float],
@@ -326,16 +330,16 @@ class Benchmark:
             output_drift=outputs,
         )
 
-    def _compute(self, rung: Rung) -> None:
+    def _compute(self, switch: Switch) -> None:
         """Compute what fewer evaluations or checkpoints would bring, from the seconds of one and the recipe's plan."""
-        left = [one for one in rung.tries if self.state.found(rung.name, one.title) is None]
+        left = [one for one in switch.settings if self.state.found(switch.name, one.title) is None]
         costs: dict[str, float] = {}
         if left:
             try:
-                costs = self._costs(rung.name)
-            except PaceError as error:
+                costs = self._costs(switch.name)
+            except SteppedProcessError as error:
                 for one in left:
-                    failed = Result(rung=rung.name, title=one.title, words=one.words, failed=_why(error))
+                    failed = Result(switch=switch.name, title=one.title, words=one.words, failed=_why(error))
                     self._keep(replace(failed, gives_up=one.gives_up))
                 left = []
         for one in left:
@@ -344,7 +348,7 @@ class Benchmark:
             took = ", ".join(f"{name} {cost:.2g} s" for name, cost in costs.items())
             self._keep(
                 Result(
-                    rung=rung.name,
+                    switch=switch.name,
                     title=one.title,
                     words=one.words,
                     gives_up=one.gives_up,
@@ -353,13 +357,13 @@ class Benchmark:
                     note=f"of the whole training; computed from {took}",
                 )
             )
-        for one in rung.tries:
-            if (result := self.state.found(rung.name, one.title)) is not None:
+        for one in switch.settings:
+            if (result := self.state.found(switch.name, one.title)) is not None:
                 self._say(said(result))
 
-    def _costs(self, rung: str) -> dict[str, float]:
+    def _costs(self, switch: str) -> dict[str, float]:
         """Seconds of one of what is held between updates."""
-        if rung == "evaluations":
+        if switch == "evaluations":
             twice = 2 if self._recipe.train.ema else 1
             return {name: twice * self._shipped.evaluate(name)[0] for name in self._recipe.evaluations}
         with self._child(("checkpoints.every=1 step",), (), keep=("checkpoints",)) as child:
@@ -387,18 +391,18 @@ class Benchmark:
             for result in taken:
                 words = switches.merge(words, result.words)
             environment = tuple(dict(pair for result in taken for pair in result.environment).items())
-            self._try(TOGETHER, Try(" + ".join(result.title for result in taken), words, environment))
+            self._try(TOGETHER, Setting(" + ".join(result.title for result in taken), words, environment))
 
     def kept(self) -> Result | None:
         """Return the choice: what helps together, or the best alone where together is not better; None for nothing."""
-        single = max((r for r in self.state.results if r.choosable and r.rung != TOGETHER), key=_ratio, default=None)
-        joint = [r for r in self.state.results if r.rung == TOGETHER and r.choosable]
+        single = max((r for r in self.state.results if r.choosable and r.switch != TOGETHER), key=_ratio, default=None)
+        joint = [r for r in self.state.results if r.switch == TOGETHER and r.choosable]
         if single is not None and joint and _ratio(joint[-1]) >= _ratio(single):
             return joint[-1]
         return single
 
 
-def _why(error: PaceError) -> str:
+def _why(error: SteppedProcessError) -> str:
     first = (error.reason.splitlines() or [""])[0][:300]
     return f"{'out of memory' if error.kind == 'memory' else 'failed'}: {first}"
 

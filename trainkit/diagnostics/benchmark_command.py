@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.config import loader, yaml_editor
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics import stepped_process, switches
 from trainkit.diagnostics.benchmark import SECONDS, Benchmark
@@ -35,11 +35,11 @@ from trainkit.errors import UserError, number_of
 from trainkit.tracking.run_lifecycle import about, begin, ending
 from trainkit.tracking.store import Store
 
-_STATE = "ladder.json"
+_STATE = "benchmark.json"
 
 
 def command(
-    order: Order,
+    request: RunRequest,
     *,
     only: Sequence[str] = (),
     repeats: int = 5,
@@ -49,11 +49,11 @@ def command(
     say: Callable[[str], Any] = print,
 ) -> int:
     """`trainkit bench`. Returns 0. Raises UserError for what the user can mend."""
-    recipe = load(order)
-    chosen = _refuse(order, recipe, only, repeats, steps, write)
+    recipe = load(request)
+    chosen = _refuse(request, recipe, only, repeats, steps, write)
     store = Store.locate()
     store.ready()
-    begun = replace(order, resume="" if resume else None)
+    begun = replace(request, resume="" if resume else None)
     with _told_to_stop(), _tracked(begun, recipe, store, say) as (tracker, folder):
         for left in folder.path.glob(f"{stepped_process.PREFIX}*"):  # of one that was killed
             shutil.rmtree(left, ignore_errors=True)
@@ -63,17 +63,17 @@ def command(
         def save(result: Result | None) -> None:
             state.save(file)
             if result is not None:
-                _nested(order, recipe, result, folder, store)
+                _nested(request, recipe, result, folder, store)
 
         benchmark = Benchmark(
-            order, recipe, state, repeats=repeats, steps=steps, within=folder.path, say=say, save=save
+            request, recipe, state, repeats=repeats, steps=steps, within=folder.path, say=say, save=save
         )
         try:
             many, took = benchmark.estimate(chosen)
             state.save(file)
             size = f"{steps} updates" if steps else f"about {SECONDS:g} s"
             say(
-                f"{number_of(many, 'tries', 'try')} of {repeats} pairs of blocks of {size}: {_duration(took)} or so; "
+                f"{number_of(many, 'settings', 'setting')} of {repeats} pairs of {size}: about {_duration(took)}; "
                 "what is compiled takes longer. Interrupted, it goes on with --resume."
             )
             benchmark.run(chosen)
@@ -84,33 +84,35 @@ def command(
         say("\n" + table(state, kept))
         say(outcome(kept))
         if write is not None:
-            say(_write(order, recipe, state, kept, write, tracker))
+            say(_write(request, recipe, state, kept, write, tracker))
     return 0
 
 
 def _refuse(
-    order: Order, recipe: Recipe, only: Sequence[str], repeats: int, steps: int | None, write: Path | None
+    request: RunRequest, recipe: Recipe, only: Sequence[str], repeats: int, steps: int | None, write: Path | None
 ) -> list[str]:
     """Return the switches that are asked for. Raises UserError."""
     unknown = [name for name in only if name not in switches.NAMES]
     if unknown:
-        raise UserError("--only", f"no rung {', '.join(map(repr, unknown))}", f"one of {', '.join(switches.NAMES)}")
+        raise UserError("--only", f"no switch {', '.join(map(repr, unknown))}", f"one of {', '.join(switches.NAMES)}")
     if repeats < 2:
         raise UserError("--repeats", f"{repeats}", "2 or more", "an interval needs repeats")
     if steps is not None and steps < 1:
         raise UserError("--steps", f"{steps}", "1 or more")
     if not hasattr(os, "killpg"):
-        raise UserError("ladder", "this system cannot freeze processes", remedy="run it on Linux or macOS")
+        raise UserError("bench", "this system cannot freeze processes", remedy="run it on Linux or macOS")
     if missing := recipe.data.missing():
-        raise UserError(str(order.path), "; ".join(missing))
+        raise UserError(str(request.path), "; ".join(missing))
     if write is not None:
-        yaml_editor.refuse(write, order.path, [s.recipe for s in recipe.task.needs().values() if s.recipe is not None])
+        yaml_editor.refuse(
+            write, request.path, [s.recipe for s in recipe.task.required_weights().values() if s.recipe is not None]
+        )
     return [name for name in switches.NAMES if name in only] if only else list(switches.NAMES)
 
 
 @contextmanager
 def _told_to_stop() -> Iterator[None]:
-    """A scheduler's signal ends the ladder as Ctrl-C does: trainings closed, state kept, run KILLED."""
+    """A scheduler's signal ends the benchmark as Ctrl-C does: trainings closed, state kept, run KILLED."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -126,59 +128,59 @@ def _told_to_stop() -> Iterator[None]:
 
 
 @contextmanager
-def _tracked(order: Order, recipe: Recipe, store: Store, say: Callable[[str], Any]) -> Iterator[tuple[Any, Any]]:
+def _tracked(request: RunRequest, recipe: Recipe, store: Store, say: Callable[[str], Any]) -> Iterator[tuple[Any, Any]]:
     """Open the run above those of the settings: its tracker and its folder."""
     from trainkit.tracking.tracker import Silent, Tracker
 
     text = loader.dump(recipe)
     # Of the whole text: what bears on speed, such as the loader, is no part of a recipe's hash.
-    digest = hashlib.sha256(f"ladder\n{text}".encode()).hexdigest()
+    digest = hashlib.sha256(f"bench\n{text}".encode()).hexdigest()
     tracker: Any = Silent()
     with ending(lambda: tracker):
-        folder, resuming = begin(order, store, f"{recipe.name}-ladder", recipe.seed, digest, text, False)
+        folder, resuming = begin(request, store, f"{recipe.name}-bench", recipe.seed, digest, text, False)
         tracker = Tracker.start(
             folder,
             store,
             experiment=_experiment(recipe),
             run_name=folder.name,
             params=loader.flat(recipe),
-            tags={"trainkit.recipe": recipe.name, "trainkit.ladder": "ladder"},
-            note=f"What switches bring: `trainkit bench {order.path.name}`.\n\n{about(order)}",
+            tags={"trainkit.recipe": recipe.name, "trainkit.benchmark": "benchmark"},
+            note=f"What switches bring: `trainkit bench {request.path.name}`.\n\n{about(request)}",
             resume=resuming,
             system_metrics_every=0.0,
         )
         if resuming:
             tracker.cut_back(0)
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
+        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
         say(f"run {folder.name}{', continued' if resuming else ''}")
         yield tracker, folder
         tracker.finish("FINISHED")
 
 
 def _experiment(recipe: Recipe) -> str:
-    return f"{recipe.log.experiment or recipe.name}-ladder"
+    return f"{recipe.log.experiment or recipe.name}-bench"
 
 
-def _nested(order: Order, recipe: Recipe, result: Result, folder: Any, store: Store) -> None:
-    """Write one try down as a run beneath the ladder's."""
+def _nested(request: RunRequest, recipe: Recipe, result: Result, folder: Any, store: Store) -> None:
+    """Log one setting as a run beneath the benchmark's."""
     from trainkit.tracking.tracker import Tracker
 
     digest = hashlib.sha256(json.dumps(asdict(result), sort_keys=True).encode()).hexdigest()
-    own = store.new_run(f"{recipe.name}-{result.rung}", recipe.seed, digest, parent=folder.name)
+    own = store.new_run(f"{recipe.name}-{result.switch}", recipe.seed, digest, parent=folder.name)
     tracker = Tracker.start(
         own,
         store,
         experiment=_experiment(recipe),
-        run_name=f"{result.rung}: {result.title}"[:200],
+        run_name=f"{result.switch}: {result.title}"[:200],
         params={
-            "rung": result.rung,
+            "switch": result.switch,
             "change": result.title,
             "overrides": " ".join(result.words),
             "environment": " ".join(f"{k}={v}" for k, v in result.environment),
             "gives_up": result.gives_up,
         },
-        tags={"trainkit.recipe": recipe.name, "trainkit.ladder": folder.name, "trainkit.verdict": result.verdict},
+        tags={"trainkit.recipe": recipe.name, "trainkit.benchmark": folder.name, "trainkit.verdict": result.verdict},
         parent=folder.name,
         system_metrics_every=0.0,
     )
@@ -194,7 +196,7 @@ def _conclude(state: BenchmarkState, kept: Result | None, tracker: Any) -> None:
     if (most := largest(state)) is not None:
         found["speed/largest_micro_batch"] = most[0]
     tracker.log(0, found)
-    tracker.artifact_text("tables/ladder.txt", table(state, kept) + "\n")
+    tracker.artifact_text("tables/benchmark.txt", table(state, kept) + "\n")
     # A column of CSV holds one kind: what was not measured is not a number.
     numbers = ("samples_per_s", "ratio", "low", "high", "memory_gb", "loss_drift", "output_drift")
     columns = {
@@ -203,21 +205,23 @@ def _conclude(state: BenchmarkState, kept: Result | None, tracker: Any) -> None:
         else [row[key] for row in listed]
         for key in listed[0]
     }
-    tracker.table("tables/ladder.csv", columns)
-    tracker.figure("figures/ladder.png", drawing.figure(listed))
+    tracker.table("tables/benchmark.csv", columns)
+    tracker.figure("figures/benchmark.png", drawing.figure(listed))
 
 
-def _write(order: Order, recipe: Recipe, state: BenchmarkState, kept: Result | None, new: Path, tracker: Any) -> str:
+def _write(
+    request: RunRequest, recipe: Recipe, state: BenchmarkState, kept: Result | None, new: Path, tracker: Any
+) -> str:
     if kept is None or not kept.words or kept.interval is None:
         return f"{new} is not written: there is no switch to put into it"
     machine = state.machine
-    lines = [f"speed    {kept.interval} as {order.path.name}, {kept.rate:.4g} samples/s, by"]
+    lines = [f"speed    {kept.interval} as {request.path.name}, {kept.rate:.4g} samples/s, by"]
     lines.append(f"         {kept.title}; trainkit bench, {time.strftime('%Y-%m-%d')}")
     where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores'):g} cores"
     lines.append(f"         on {where}, torch {machine.get('torch')}, {platform.system()}")
     lines += [f"         with {key}={value}" for key, value in kept.environment if key != "OMP_NUM_THREADS"]
     text = yaml_editor.rewrite(
-        order.path, switches.merge(order.overrides, kept.words), [line[:117] for line in lines], order.plugins
+        request.path, switches.merge(request.overrides, kept.words), [line[:117] for line in lines], request.plugins
     )
     new.write_text(text, encoding="utf-8")
     tracker.artifact_text(f"recipe/{new.name}", text)

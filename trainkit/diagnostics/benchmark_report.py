@@ -32,7 +32,7 @@ _ALIKE = 1.05
 class Result:
     """Measurements of one setting."""
 
-    rung: str
+    switch: str
     title: str
     words: tuple[str, ...] = ()
     environment: tuple[tuple[str, str | None], ...] = ()
@@ -113,7 +113,7 @@ class BenchmarkState:
     compared: int = 0
     results: list[Result] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
-    """Rungs without anything to measure, and why."""
+    """Switches without anything to measure, and why."""
 
     def save(self, path: Path) -> None:
         """Write it; a crash leaves the old one."""
@@ -133,9 +133,9 @@ class BenchmarkState:
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return BenchmarkState()
 
-    def found(self, rung: str, title: str) -> Result | None:
+    def found(self, switch: str, title: str) -> Result | None:
         """Return the result of a setting, where it was measured."""
-        return next((r for r in self.results if (r.rung, r.title) == (rung, title)), None)
+        return next((r for r in self.results if (r.switch, r.title) == (switch, title)), None)
 
 
 def _result(values: Mapping[str, Any]) -> Result:
@@ -160,7 +160,7 @@ def metrics(result: Result) -> dict[str, float]:
 
 def said(result: Result) -> str:
     """Return a result as a line."""
-    head = f"{result.rung:18} {result.title}: "
+    head = f"{result.switch:18} {result.title}: "
     if result.failed:
         return head + result.failed
     if result.interval is None:
@@ -179,11 +179,11 @@ def _percent(share: float | None) -> str:
 
 
 def rows(state: BenchmarkState, kept: Result | None) -> list[dict[str, Any]]:
-    """The table: one row for each try, by column; the recipe as shipped first, rungs without a try last."""
+    """The table: one row for each setting, by column; the recipe as shipped first, switches without a setting last."""
     loss, outputs = state.shipped_drift
     table = [
         {
-            "rung": "",
+            "switch": "",
             "change": "as shipped",
             "samples_per_s": float(np.median(state.shipped)) if state.shipped else None,
             "ratio": 1.0,
@@ -197,10 +197,10 @@ def rows(state: BenchmarkState, kept: Result | None) -> list[dict[str, Any]]:
         }
     ]
     for r in state.results:
-        chosen = kept is not None and (r is kept or (kept.rung == TOGETHER and r.title in kept.title.split(" + ")))
+        chosen = kept is not None and (r is kept or (kept.switch == TOGETHER and r.title in kept.title.split(" + ")))
         table.append(
             {
-                "rung": r.rung,
+                "switch": r.switch,
                 "change": r.title,
                 "samples_per_s": r.rate,
                 "ratio": r.ratio,
@@ -218,7 +218,7 @@ def rows(state: BenchmarkState, kept: Result | None) -> list[dict[str, Any]]:
 
 def largest(state: BenchmarkState) -> tuple[int, str] | None:
     """The largest micro-batch that was trained, and in words whether a larger one fits; None where none was tried."""
-    tried = [result for result in state.results if result.rung == "batch"]
+    tried = [result for result in state.results if result.switch == "batch"]
     fit = max((result.number for result in tried if not result.failed), default=0)
     over = next((result for result in tried if result.failed.startswith("out of memory")), None)
     if not fit:
@@ -228,7 +228,7 @@ def largest(state: BenchmarkState) -> tuple[int, str] | None:
 
 def table(state: BenchmarkState, kept: Result | None) -> str:
     """The table as text."""
-    head = ["rung", "change", "samples/s", "x as shipped (95 %)", "GB", "loss drift", "output drift", ""]
+    head = ["switch", "change", "samples/s", "x as shipped (95 %)", "GB", "loss drift", "output drift", ""]
     lines = [head]
     for row in rows(state, kept):
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
@@ -236,7 +236,7 @@ def table(state: BenchmarkState, kept: Result | None) -> str:
             ratio += f" ({row['low']:.3f} to {row['high']:.3f})"
         lines.append(
             [
-                row["rung"],
+                row["switch"],
                 row["change"],
                 "" if row["samples_per_s"] is None else f"{row['samples_per_s']:.4g}",
                 ratio,

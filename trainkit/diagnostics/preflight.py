@@ -22,11 +22,11 @@ import psutil
 import torch
 
 from trainkit.checkpoint import storage
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Opened
+from trainkit.interfaces import Dataset
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, pace
 from trainkit.tracking.run_folder import RunFolder, RunInfo
@@ -71,42 +71,42 @@ class Tried:
     """What the device, or the machine, has left beside that."""
 
 
-def command(order: Order, say: Callable[[str], Any]) -> int:
+def command(request: RunRequest, say: Callable[[str], Any]) -> int:
     """Try a recipe and say what its training will take. Raises UserError for what would end it.
 
     Returns 0, or 2 where the disk does not hold its checkpoints.
     """
-    recipe = load(order)
-    machine, store = Machine(recipe), Store.locate()
+    recipe = load(request)
+    runtime, store = Runtime(recipe), Store.locate()
     try:
-        machine.lead(store.prepare)
+        runtime.on_main(store.prepare)
         data = recipe.data.open(recipe.seed)
-        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
+        found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
         with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
-            tried = fly(recipe, data, machine, found, Path(machine.share(scratch)), store.home / "outputs")
-        cut = plan.Plan.make(recipe, data, machine.world, machine.rank)
+            tried = fly(recipe, data, runtime, found, Path(runtime.broadcast(scratch)), store.home / "outputs")
+        cut = plan.Plan.make(recipe, data, runtime.world, runtime.rank)
         lines, fits = report(recipe, cut, tried, shutil.disk_usage(store.home).free)
     finally:
-        machine.close()
-    if machine.main:
+        runtime.close()
+    if runtime.main:
         for line in lines:
             say(line)
     return 0 if fits else 2
 
 
 def fly(
-    recipe: Recipe, data: Opened, machine: Machine, found: Mapping[str, Path], folder: Path, outputs: Path
+    recipe: Recipe, data: Dataset, runtime: Runtime, found: Mapping[str, Path], folder: Path, outputs: Path
 ) -> Tried:
     """Train a few updates, hold an evaluation, write a checkpoint, and go on from it.
 
     `outputs` is where tables of outputs are kept; none is written.
     """
-    machine.configure(recipe)
+    runtime.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
     short = _shortened(recipe, smallest)
     logger = RunLogger(short, _Scratch(folder))
-    with Trainer(short, data, machine, logger, weights=found) as trainer:
+    with Trainer(short, data, runtime, logger, weights=found) as trainer:
         if trainer.plan.steps <= FIRST:
             steps = number_of(trainer.plan.steps, "updates", "update")
             raise UserError("preflight", f"a training of {steps}", f"more than {FIRST}")
@@ -114,24 +114,24 @@ def fly(
         costs = trainer.evaluator.costs
         _updates(trainer, FIRST)
         path, written_s = _saved(trainer)
-        building = teacher_cache.forecast(trainer.model.parts, data.train, machine, outputs)
-        step_s = machine.share(float(trainer.clock.recent(1).seconds[-1]))
+        building = teacher_cache.forecast(trainer.model.networks, data.train, runtime, outputs)
+        step_s = runtime.broadcast(float(trainer.clock.recent(1).seconds[-1]))
     del trainer  # its networks take memory
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
     with Trainer(
-        short, data, machine, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
+        short, data, runtime, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
     ) as trainer:
         trainer.open()
         beside = _updates(trainer, timed, save_at=max(2, timed // 3))
         steps, holds_up_s = apart(trainer.clock.recent()[1:], beside)
-    peak, left = _memory(machine)
+    peak, left = _memory(runtime)
     return Tried(
         steps=steps,
         costs=costs,
         held={name: seconds[-1] for name, seconds in logger.evaluation_s.items()},
         scored={name: sizes[name] for name in logger.evaluation_s},
         written_s=written_s,
-        holds_up_s=machine.share(written_s if holds_up_s is None else holds_up_s),
+        holds_up_s=runtime.broadcast(written_s if holds_up_s is None else holds_up_s),
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         building=building,
         peak_gb=peak,
@@ -162,7 +162,7 @@ def _saved(trainer: Trainer) -> tuple[Path, float]:
     began = time.perf_counter()
     trainer.checkpoints.save(required=True)
     trainer.checkpoints.wait()
-    seconds = trainer.machine.share(time.perf_counter() - began)
+    seconds = trainer.runtime.broadcast(time.perf_counter() - began)
     folder = trainer.logger.folder
     path, problems = storage.newest_valid(folder.checkpoints) if folder is not None else (None, [])
     if path is None:
@@ -227,7 +227,7 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
             lines.append(f"evaluation  {name}: about {seconds:.3g} s, from its first batch")
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
     tables = sum(one.bytes for one in tried.building)
-    need = (keep + 1) * tried.bytes + tables  # one more while it is written
+    dependency = (keep + 1) * tried.bytes + tables  # one more while it is written
     for one in tried.building:
         what = f"{one.samples:,} samples in {one.views} views"
         kept = f"{one.bytes / 1e9:.3g} GB in the store, once" if one.bytes else "in memory, at every start"
@@ -237,7 +237,7 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
     lines += [
         f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it. Beside "
         f"the training, one holds it up for {tried.holds_up_s:.2g} s",
-        f"disk        {need / 1e9:.2g} GB for {keep} checkpoints kept and one being written{more}; "
+        f"disk        {dependency / 1e9:.2g} GB for {keep} checkpoints kept and one being written{more}; "
         f"{free / 1e9:.3g} GB free",
         f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
         f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
@@ -247,10 +247,10 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
     now = time.time()
     ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
     lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if it began now")
-    if need > free:
+    if dependency > free:
         what = "checkpoints and outputs" if tables else "checkpoints"
         lines.append(f"error: the disk does not hold the {what}; free some, or lower checkpoints.keep_last")
-    return lines, need <= free
+    return lines, dependency <= free
 
 
 # ---- The trial
@@ -275,11 +275,11 @@ def _shortened(recipe: Recipe, held: str | None) -> Recipe:
     return replace(recipe, evaluations=evaluations, **out)
 
 
-def _memory(machine: Machine) -> tuple[float, float]:
+def _memory(runtime: Runtime) -> tuple[float, float]:
     """Greatest memory so far and what is left beside it, GB."""
-    if machine.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(machine.device)
-        return peak / 1e9, (torch.cuda.mem_get_info(machine.device)[1] - peak) / 1e9
+    if runtime.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(runtime.device)
+        return peak / 1e9, (torch.cuda.mem_get_info(runtime.device)[1] - peak) / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return peak / 1e9, psutil.virtual_memory().available / 1e9

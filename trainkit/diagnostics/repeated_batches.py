@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Batch, Split
 from trainkit.training.plan import Plan
 
@@ -20,13 +20,13 @@ class RepeatedBatches:
 
     protocol, at_once = None, None
 
-    def __init__(self, split: Split, plan: Plan, machine: Machine):
+    def __init__(self, split: Split, plan: Plan, runtime: Runtime):
         self._split = split
         self.name, self.views, self.size, self.digest = split.name, split.views, plan.batch_size, split.digest
         self._rows = np.array(split.order(0, plan.batch_size)[0, 0 : plan.batch_size])
         # On a CPU a batch is not copied to where it is used, and may be changed there.
-        self.copied = machine.device.type == "cpu"
-        pin = machine.device.type == "cuda"
+        self.copied = runtime.device.type == "cpu"
+        pin = runtime.device.type == "cuda"
         self._kept: dict[int, Batch] = {}
         for micro in range(plan.accumulation):
             first = (micro * plan.world + plan.rank) * plan.micro_batch

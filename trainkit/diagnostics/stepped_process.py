@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 
 PATIENCE = 900.0
@@ -82,7 +82,7 @@ class Ready:
     block: int
     """Samples that must not be parted; 1 where any may meet."""
     machine: Mapping[str, Any]
-    """`Machine.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
+    """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
     views: int = 0
     """Countable versions of a picture; 0 where the augmentation has others."""
 
@@ -138,7 +138,9 @@ def _interval(middle: float, error: float, freedom: int) -> Ratio:
     return Ratio(*(float(np.exp(middle + side)) for side in (0.0, -half, half)))
 
 
-def in_turns(one: Paced, other: Paced, updates: tuple[int, int], repeats: int) -> Iterator[tuple[Block, Block]]:
+def in_turns(
+    one: SteppedProcess, other: SteppedProcess, updates: tuple[int, int], repeats: int
+) -> Iterator[tuple[Block, Block]]:
     """Blocks of two trainings in turns, A B B A A B ...: pairs of neighbours, of which each comes first as often."""
     for repeat in range(repeats):
         if repeat % 2 == 0:
@@ -149,10 +151,10 @@ def in_turns(one: Paced, other: Paced, updates: tuple[int, int], repeats: int) -
             yield one.go(updates[0]), b
 
 
-class PaceError(Exception):
+class SteppedProcessError(Exception):
     """A child that cannot go on. `kind` is memory, user, silent or failed."""
 
-    child: Paced | None = None
+    child: SteppedProcess | None = None
     """Whose it is, where it came to be."""
 
     def __init__(self, kind: str, reason: str, mistake: UserError | None = None):
@@ -160,7 +162,7 @@ class PaceError(Exception):
         self.kind, self.reason, self.mistake = kind, reason, mistake
 
 
-class Paced:
+class SteppedProcess:
     """A training in a child process. It has made its first update when this has been made.
 
     `environment` has variables for the child alone, None for one that is taken away. `keep` are blocks of `KEEPS`.
@@ -170,7 +172,7 @@ class Paced:
 
     def __init__(
         self,
-        order: Order,
+        request: RunRequest,
         environment: Mapping[str, str | None] = {},
         *,
         keep: Collection[str] = (),
@@ -183,8 +185,15 @@ class Paced:
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
-        words = [sys.executable, "-P", "-m", "trainkit.diagnostics.stepping_child", str(order.path), *order.overrides]
-        words += [f"--plugin={plugin}" for plugin in order.plugins] + [f"--keep={block}" for block in keep]
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "trainkit.diagnostics.stepping_child",
+            str(request.path),
+            *request.overrides,
+        ]
+        words += [f"--plugin={plugin}" for plugin in request.plugins] + [f"--keep={block}" for block in keep]
         # What the parent can import, the child can: plug-ins are found on the path of the process.
         found = os.pathsep.join(dict.fromkeys(path for path in (*sys.path, str(_ROOT)) if path))
         own = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
@@ -264,7 +273,7 @@ class Paced:
                     pipe.close()
             self._aside.cleanup()
 
-    def __enter__(self) -> Paced:
+    def __enter__(self) -> SteppedProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -283,7 +292,7 @@ class Paced:
             raise error from None
         try:
             answer = self._answer()
-        except PaceError as error:
+        except SteppedProcessError as error:
             error.child = self
             raise
         self._freeze(True)
@@ -301,26 +310,26 @@ class Paced:
             elif self._child.poll() is not None:
                 raise self._gone()
             elif time.monotonic() > end:
-                raise PaceError("silent", f"no word for {self._patience:.0f} s{self._last()}")
+                raise SteppedProcessError("silent", f"no word for {self._patience:.0f} s{self._last()}")
         line, self._buffer = self._buffer.split(b"\n", 1)
         answer = json.loads(line)
         if "failed" in answer:
             mistake = UserError(*answer["mistake"]) if answer.get("mistake") else None
-            raise PaceError(answer["failed"], answer["reason"], mistake)
+            raise SteppedProcessError(answer["failed"], answer["reason"], mistake)
         return answer
 
     def _block(self, answer: Mapping[str, Any]) -> Block:
         block = dict(answer["block"])
         return Block(**{**block, "losses": tuple(block["losses"]), "each": tuple(block["each"])})
 
-    def _gone(self) -> PaceError:
+    def _gone(self) -> SteppedProcessError:
         try:
             code = self._child.wait(5)
         except subprocess.TimeoutExpired:
             code = None
         if code == -getattr(signal, "SIGKILL", 9):
-            return PaceError("memory", "killed by the system, as it does when memory is short")
-        return PaceError("failed", f"ended with code {code}{self._last()}")
+            return SteppedProcessError("memory", "killed by the system, as it does when memory is short")
+        return SteppedProcessError("failed", f"ended with code {code}{self._last()}")
 
     def _last(self) -> str:
         """The last line that it wrote to stderr."""

@@ -28,12 +28,12 @@ import torch
 from torch.backends.cpu import get_cpu_capability
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Checkpoints, Recipe
 from trainkit.config.units import Span
 from trainkit.data.loader import stream
 from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.tracking.journal import Journal
@@ -71,7 +71,7 @@ class _Session:
         for _ in range(steps):
             losses.append(_copied(trainer.step()))
             trainer.after_step()
-        trainer.machine.synchronize()
+        trainer.runtime.synchronize()
         trainer.clock.to("setup")
         seconds = trainer.clock.seconds
         phases = {phase: s - self._mark[phase] for phase, s in seconds.items() if phase != "setup"}
@@ -83,14 +83,14 @@ class _Session:
             phases=phases,
             losses=tuple(map(_mean, losses)),
             each=tuple(trainer.clock.recent(steps).seconds.tolist()),
-            memory_gb=_peak_gb(trainer.machine),
+            memory_gb=_peak_gb(trainer.runtime),
         )
         return {"block": asdict(block)}
 
     def obey(self, word: Mapping[str, Any]) -> None:
         """Do what the parent asks for, and answer."""
         if word["do"] == "go":
-            _forget_peak(self._trainer.machine)
+            _forget_peak(self._trainer.runtime)
             self._mark = dict(self._trainer.clock.seconds)
             self._tell(self.go(word["updates"]))
         elif word["do"] == "outputs":
@@ -102,7 +102,7 @@ class _Session:
 
     def ready(self, began: float) -> Ready:
         """Return what is known when the first step has been made."""
-        plan, data, machine = self._trainer.plan, self._trainer.data, self._trainer.machine
+        plan, data, runtime = self._trainer.plan, self._trainer.data, self._trainer.runtime
         norms = torch.nn.modules.batchnorm._BatchNorm
         return Ready(
             setup_s=time.time() - began,
@@ -113,32 +113,32 @@ class _Session:
             batch_norm=any(isinstance(m, norms) and m.training for m in self._trainer.model.bare.modules()),
             block=data.block,
             views=data.train.views,
-            machine=_facts(machine),
+            machine=_facts(runtime),
         )
 
     @torch.no_grad()
     def _outputs(self) -> dict[str, np.ndarray]:
         """Return what the network predicts for the first samples of the first evaluation, by column."""
-        machine, net, task = self._trainer.machine, self._trainer.model.parts.learns, self._whole.task
+        runtime, net, task = self._trainer.runtime, self._trainer.model.networks.model, self._whole.task
         for name, split in evaluated(self._whole, self._trainer.data).items():
             size = min(self._whole.evaluations[name].batch_size, _OUTPUT_ROWS)
             rows, real = next(iter(stream.every_sample(split, size, 1, 0)))
             training = net.training
             net.eval()
-            with machine.accelerator.autocast():
-                found = task.predict(net, split.on_device(machine.place(split.fetch(rows, epoch=0))))
+            with runtime.accelerator.autocast():
+                found = task.predict(net, split.on_device(runtime.to_device(split.fetch(rows, epoch=0))))
             net.train(training)
             return {key: value.float().cpu().numpy()[real] for key, value in found.items()}
         return {}
 
     def _evaluate(self, name: str, most: float) -> dict[str, Any]:
-        machine, net, task = self._trainer.machine, self._trainer.model.parts.learns, self._whole.task
+        runtime, net, task = self._trainer.runtime, self._trainer.model.networks.model, self._whole.task
         split, size = evaluated(self._whole, self._trainer.data)[name], self._whole.evaluations[name].batch_size
-        seconds = trial(task, net, split, size, machine)
+        seconds = trial(task, net, split, size, runtime)
         if seconds > most:
             return {"seconds": seconds, "held": False}
         began = time.perf_counter()
-        evaluate(task, net, split, size, machine)
+        evaluate(task, net, split, size, runtime)
         return {"seconds": time.perf_counter() - began, "held": True}
 
 
@@ -172,20 +172,20 @@ class _Journalled(Silent):
         return self._journal.commit()
 
 
-def _facts(machine: Machine) -> dict[str, Any]:
+def _facts(runtime: Runtime) -> dict[str, Any]:
     """Return what of the machine decides which switches there are."""
-    cuda = machine.device.type == "cuda"
+    cuda = runtime.device.type == "cuda"
     compiles = ""
     if cuda:
         compiles = "" if importlib.util.find_spec("triton") else "torch.compile for GPUs needs triton"
     elif not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
         compiles = "torch.compile needs a C++ compiler"
     return {
-        **machine.describe(),
+        **runtime.describe(),
         "torch": torch.__version__,
         "instructions": get_cpu_capability(),
         "bf16": not cuda or torch.cuda.is_bf16_supported(including_emulation=False),
-        "tf32": cuda and torch.cuda.get_device_capability(machine.device) >= (8, 0),
+        "tf32": cuda and torch.cuda.get_device_capability(runtime.device) >= (8, 0),
         "compiles": compiles,
         "cores": _cores(),
     }
@@ -196,18 +196,18 @@ def _cores() -> float:
     return Load().cores()
 
 
-def _forget_peak(machine: Machine) -> None:
+def _forget_peak(runtime: Runtime) -> None:
     """Count the most memory from here on."""
-    if machine.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(machine.device)
+    if runtime.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(runtime.device)
         return
     with contextlib.suppress(OSError):  # Linux alone; elsewhere it stays that of the whole process
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_gb(machine: Machine) -> float:
-    if machine.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(machine.device) / 1e9
+def _peak_gb(runtime: Runtime) -> float:
+    if runtime.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(runtime.device) / 1e9
     peak = None
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -251,16 +251,16 @@ def run(words: list[str], began: float, tell: Tell) -> None:
     keep = [word.partition("=")[2] for word in words if word.startswith("--keep=")]
     plugins = tuple(word.partition("=")[2] for word in words if word.startswith("--plugin="))
     path, *overrides = [word for word in words if not word.startswith(("--keep=", "--plugin="))]
-    order = Order(Path(path), tuple(overrides), plugins)
-    whole = load(order)
-    machine, store = Machine(whole), Store.locate()
+    request = RunRequest(Path(path), tuple(overrides), plugins)
+    whole = load(request)
+    runtime, store = Runtime(whole), Store.locate()
     try:
-        found = {name: need.file for name, need in gather(order, whole, machine, store, None).items()}
+        found = {name: dependency.file for name, dependency in gather(request, whole, runtime, store, None).items()}
         data = whole.data.open(whole.seed)
         recipe = shortened(whole, keep)
         folder = _folder(recipe, began)
         logger = RunLogger(recipe, folder, _Journalled(folder), main=True)
-        with Trainer(recipe, data, machine, logger, weights=found) as trainer:
+        with Trainer(recipe, data, runtime, logger, weights=found) as trainer:
             trainer.start()
             session = _Session(trainer, whole, tell)
             first = session.go(1)
@@ -271,7 +271,7 @@ def run(words: list[str], began: float, tell: Tell) -> None:
             if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
                 os.killpg(os.getpid(), signal.SIGCONT)  # workers that were frozen with it
     finally:
-        machine.close()
+        runtime.close()
 
 
 def _folder(recipe: Recipe, began: float) -> RunFolder:

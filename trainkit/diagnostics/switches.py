@@ -1,8 +1,8 @@
-"""The rungs of the ladder: what may make a recipe faster, where each applies, and what it gives up.
+"""The switches of the benchmark: what may make a recipe faster, where each applies, and what it gives up.
 
-A rung is one question (`precision`, `workers`) with one or more answers to try; a try is some words of overrides, or
+A switch (`precision`, `workers`) has one or more settings; a setting is some words of overrides, or
 variables of the environment. What changes how a network learns, or how much is known of a run, says so in `gives_up`
-and is never chosen by the ladder.
+and is never chosen by the benchmark.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REFERENCE = ("train.precision=no", "train.compile=off", "device.tf32=false")
 
 
 @dataclass(frozen=True)
-class Try:
-    """One answer to the question of a rung."""
+class Setting:
+    """One setting of a switch: what of the recipe or the environment it changes."""
 
     title: str
     words: tuple[str, ...] = ()
@@ -45,15 +45,15 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One question."""
+class Switch:
+    """One thing that may make a recipe faster, with the settings to measure."""
 
     name: str
-    tries: tuple[Try, ...] = ()
-    climbs: bool = False
-    """Numbers that grow: a try whose whole interval is more than 1 % slower than the best so far ends the search."""
-    fills: bool = False
-    """Numbers that grow until one does not fit: a try that fails ends the search."""
+    settings: tuple[Setting, ...] = ()
+    ends_when_slower: bool = False
+    """Numbers that grow: a setting whose interval lies more than 1 % below the best so far ends the search."""
+    ends_when_full: bool = False
+    """Numbers that grow until one does not fit: a setting that fails ends the search."""
     absent: str = ""
     """Why there is nothing to measure."""
     derived: bool = False
@@ -66,132 +66,140 @@ NAMES = (
     "prefetch", "pin", "persistent_workers", "cache", "cache_teacher", "micro_batch", "batch", "accumulation",
     "evaluations", "checkpoints", "log", "expandable_segments", "launch_blocking",
 )  # fmt: skip
-"""All rungs, in the order in which they are measured."""
+"""All switches, in the order in which they are measured."""
 
 
-def listed(recipe: Recipe, ready: Ready, environment: Mapping[str, str] = {}, workers: int | None = None) -> list[Rung]:
-    """All rungs for a recipe on the machine on which it got `ready`.
+def listed(
+    recipe: Recipe, ready: Ready, environment: Mapping[str, str] = {}, workers: int | None = None
+) -> list[Switch]:
+    """All switches for a recipe on the machine on which it got `ready`.
 
     `workers` is the best number found so far; reading further ahead is tried with that many.
     """
     gpu = ready.machine["device"] == "cuda"
-    rungs = {rung.name: rung for rung in _arithmetic(recipe, ready, gpu)}
-    rungs |= {rung.name: rung for rung in _reading(recipe, ready, gpu, workers)}
-    rungs |= {rung.name: rung for rung in _portions(recipe, ready, gpu)}
-    rungs |= {rung.name: rung for rung in _between(recipe)}
+    switches = {switch.name: switch for switch in _arithmetic(recipe, ready, gpu)}
+    switches |= {switch.name: switch for switch in _reading(recipe, ready, gpu, workers)}
+    switches |= {switch.name: switch for switch in _portions(recipe, ready, gpu)}
+    switches |= {switch.name: switch for switch in _between(recipe)}
     if not gpu:
         # What a GPU alone has.
         for name in ("tf32", "cudnn_benchmark", "deterministic", "pin", "expandable_segments"):
-            rungs[name] = Rung(name, absent="of no effect on a CPU")
+            switches[name] = Switch(name, absent="of no effect on a CPU")
     blocking = environment.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
-    freed = Try("without CUDA_LAUNCH_BLOCKING", environment=(("CUDA_LAUNCH_BLOCKING", None),))
-    rungs["launch_blocking"] = (
-        Rung("launch_blocking", (freed,)) if blocking and gpu else Rung("launch_blocking", absent="it is not set")
+    freed = Setting("without CUDA_LAUNCH_BLOCKING", environment=(("CUDA_LAUNCH_BLOCKING", None),))
+    switches["launch_blocking"] = (
+        Switch("launch_blocking", (freed,)) if blocking and gpu else Switch("launch_blocking", absent="it is not set")
     )
-    return [rungs[name] for name in NAMES]
+    return [switches[name] for name in NAMES]
 
 
-def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Rung]:
+def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
     machine, device = ready.machine, recipe.device
     there = ["no", *(["bf16"] if machine["bf16"] else []), *(["fp16"] if gpu else [])]
     others = [word for word in there if word != machine["precision"]]
-    precision = tuple(Try(WORDS[word], (f"train.precision={word}",)) for word in others)
+    precision = tuple(Setting(WORDS[word], (f"train.precision={word}",)) for word in others)
     on = recipe.train.compile
     # On a CPU there are no CUDA graphs, and tuning takes longer than the trainings that it is for.
     modes = ("off", "default", *(("reduce-overhead", "max-autotune") if gpu else ()))
     compiled = tuple(
-        Try("without compilation" if mode == "off" else f"compiled, {mode}", (f"train.compile={mode}",))
+        Setting("without compilation" if mode == "off" else f"compiled, {mode}", (f"train.compile={mode}",))
         for mode in modes
         if mode != on
     )
     no_compiler = machine["compiles"] if on == "off" else ""
-    rungs = [
-        Rung("precision", precision),
-        Rung("compile", absent=no_compiler) if no_compiler else Rung("compile", compiled),
+    switches = [
+        Switch("precision", precision),
+        Switch("compile", absent=no_compiler) if no_compiler else Switch("compile", compiled),
         _toggle("channels_last", "device.channels_last", device.channels_last),
         _toggle("cudnn_benchmark", "device.cudnn_benchmark", device.cudnn_benchmark),
         _toggle("tf32", "device.tf32", device.tf32, "" if machine["tf32"] else "this GPU has no TF32"),
         _toggle("expandable_segments", "device.expandable_segments", device.expandable_segments),
-        Rung("deterministic", absent="it is off, as is fastest"),
+        Switch("deterministic", absent="it is off, as is fastest"),
         _toggle("fused", "optim.fused", recipe.optim.fused),
     ]
     if device.deterministic:
-        repeats = Try("other kernels too", ("device.deterministic=false",), gives_up="a GPU's bits no longer repeat")
-        rungs.append(Rung("deterministic", (repeats,)))
-        rungs.append(Rung("cudnn_benchmark", absent="deterministic kernels alone are allowed"))
+        repeats = Setting(
+            "other kernels too", ("device.deterministic=false",), gives_up="a GPU's bits no longer repeat"
+        )
+        switches.append(Switch("deterministic", (repeats,)))
+        switches.append(Switch("cudnn_benchmark", absent="deterministic kernels alone are allowed"))
     if recipe.optim.name.startswith("timm:"):
-        rungs.append(Rung("fused", absent="timm's optimizers have no such switch"))
+        switches.append(Switch("fused", absent="timm's optimizers have no such switch"))
     cores = max(1, int(machine["cores"]))
-    tries = tuple(
-        Try(f"{n} threads" if n > 1 else "1 thread", (f"device.threads={n}",), (("OMP_NUM_THREADS", str(n)),), number=n)
+    settings = tuple(
+        Setting(
+            f"{n} threads" if n > 1 else "1 thread", (f"device.threads={n}",), (("OMP_NUM_THREADS", str(n)),), number=n
+        )
         for n in _powers(cores)
         if n != machine["threads"]
     )
-    rungs.append(Rung("threads", tries, climbs=True, absent="" if tries else "there is one core"))
-    return rungs
+    switches.append(Switch("threads", settings, ends_when_slower=True, absent="" if settings else "there is one core"))
+    return switches
 
 
-def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[Rung]:
+def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[Switch]:
     loader, cores = recipe.loader, max(1, int(ready.machine["cores"]))
-    tries = tuple(with_workers(n) for n in (0, *_powers(cores)) if n != loader.workers)
-    rungs = [
-        Rung("workers", tries, climbs=True),
+    settings = tuple(with_workers(n) for n in (0, *_powers(cores)) if n != loader.workers)
+    switches = [
+        Switch("workers", settings, ends_when_slower=True),
         _toggle("pin", "loader.pin", loader.pin),
-        Rung("persistent_workers", absent="one stream of batches for the whole run: workers always live on"),
+        Switch("persistent_workers", absent="one stream of batches for the whole run: workers always live on"),
     ]
     count = best if best is not None else loader.workers
     ahead = tuple(
-        Try(f"{n} batches ahead" if n > 1 else "1 batch ahead", _with(count != loader.workers, count, n), number=n)
+        Setting(f"{n} batches ahead" if n > 1 else "1 batch ahead", _with(count != loader.workers, count, n), number=n)
         for n in (1, 2, 4, 8)
         if n != loader.prefetch
     )
-    rungs.append(
-        Rung("prefetch", ahead) if count else Rung("prefetch", absent="no workers read ahead: 0 are best so far")
+    switches.append(
+        Switch("prefetch", ahead) if count else Switch("prefetch", absent="no workers read ahead: 0 are best so far")
     )
     kinds = _choices(recipe.data, "cache")
     own = getattr(recipe.data, "cache", None)
     cached = tuple(
-        Try(f"cache: {word}", (f"data.cache={word}",))
+        Setting(f"cache: {word}", (f"data.cache={word}",))
         for word in kinds
         if word not in (own, "auto") and (gpu or word != "device")
     )
-    rungs.append(Rung("cache", cached, absent="" if cached else "this data has no such choice"))
-    rungs.append(_teacher(recipe, ready))
-    return rungs
+    switches.append(Switch("cache", cached, absent="" if cached else "this data has no such choice"))
+    switches.append(_teacher(recipe, ready))
+    return switches
 
 
-def _teacher(recipe: Recipe, ready: Ready) -> Rung:
+def _teacher(recipe: Recipe, ready: Ready) -> Switch:
     """List what caching a frozen teacher brings. Losses are not compared: one output may stand for many."""
     on = getattr(recipe.task, "cache_teacher", None)
     if on is None:
-        return Rung("cache_teacher", absent="this task has no teacher that could be asked once")
+        return Switch("cache_teacher", absent="this task has no teacher that could be asked once")
     if on:
-        return Rung("cache_teacher", (Try("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),))
+        return Switch(
+            "cache_teacher", (Setting("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),)
+        )
     if not ready.views:
-        return Rung("cache_teacher", absent="the augmentation has no countable views: only mirrored pictures have")
-    return Rung("cache_teacher", (Try("the teacher's outputs, once", (f"{_TEACHER}=true",), same_samples=False),))
+        return Switch("cache_teacher", absent="the augmentation has no countable views: only mirrored pictures have")
+    return Switch("cache_teacher", (Setting("the teacher's outputs, once", (f"{_TEACHER}=true",), same_samples=False),))
 
 
-def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Rung]:
+def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
     batch, micro, many = ready.batch_size, ready.micro_batch, ready.accumulation
     if ready.block > 1:
         why = f"micro-batches are blocks of {ready.block} that belong together"
-        return [Rung(name, absent=why) for name in ("micro_batch", "batch", "accumulation")]
+        return [Switch(name, absent=why) for name in ("micro_batch", "batch", "accumulation")]
     size = ready.steps_per_epoch * batch
     seen = "batch norm sees another number of samples" if ready.batch_norm else ""
     least = getattr(recipe.task, "batch_norm_least", 1)
     smaller = [batch // part for part in (1, 2, 4, 8) if batch % part == 0 and batch // part >= max(1, least)]
     micros = tuple(
-        Try(f"micro-batch {n}", (f"train.micro_batch={n}",), gives_up=seen, number=n) for n in smaller if n != micro
+        Setting(f"micro-batch {n}", (f"train.micro_batch={n}",), gives_up=seen, number=n) for n in smaller if n != micro
     )
     changes = {"gives_up": OTHER_BATCH, "same_samples": False}
     batches = tuple(
-        Try(f"batch {n}", (f"train.batch_size={n}", f"train.micro_batch={n}"), number=n, **changes)
+        Setting(f"batch {n}", (f"train.batch_size={n}", f"train.micro_batch={n}"), number=n, **changes)
         for n in (batch * 2**k for k in range(1, 9))
         if n <= size
     )
     gathered = tuple(
-        Try(
+        Setting(
             f"{n} micro-batches of {micro}" if n > 1 else f"batch {micro}, without accumulation",
             (f"train.batch_size={n * micro}", f"train.micro_batch={micro}"),
             number=n,
@@ -202,48 +210,48 @@ def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Rung]:
     )
     no_smaller, too_few = "a batch cannot be parted", "the data has no more samples"
     return [
-        Rung("micro_batch", micros, absent="" if micros else no_smaller),
-        # On a GPU the search is for what fits, which takes seconds a try; a CPU has room for more than is of use.
-        Rung("batch", batches, climbs=not gpu, fills=gpu, absent="" if batches else too_few),
-        Rung("accumulation", gathered, absent="" if gathered else too_few),
+        Switch("micro_batch", micros, absent="" if micros else no_smaller),
+        # On a GPU the search is for what fits, which takes seconds a setting; a CPU has room for more than is of use.
+        Switch("batch", batches, ends_when_slower=not gpu, ends_when_full=gpu, absent="" if batches else too_few),
+        Switch("accumulation", gathered, absent="" if gathered else too_few),
     ]
 
 
-def _between(recipe: Recipe) -> list[Rung]:
+def _between(recipe: Recipe) -> list[Switch]:
     repeated = {name: e.every for name, e in recipe.evaluations.items() if e.every is not None}
-    evaluations: tuple[Try, ...] = ()
+    evaluations: tuple[Setting, ...] = ()
     if repeated:
         half = tuple(f"evaluations.{name}.every={times(every, 2)}" for name, every in repeated.items())
         none = tuple(f"evaluations.{name}.every=null" for name in repeated)
         evaluations = (
-            Try("evaluated half as often", half, gives_up=FEWER_EVALUATIONS, number=2),
-            Try("evaluated at the ends alone", none, gives_up=FEWER_EVALUATIONS),
+            Setting("evaluated half as often", half, gives_up=FEWER_EVALUATIONS, number=2),
+            Setting("evaluated at the ends alone", none, gives_up=FEWER_EVALUATIONS),
         )
     every = recipe.checkpoints.every
-    checkpoints: tuple[Try, ...] = ()
+    checkpoints: tuple[Setting, ...] = ()
     if every is not None:
         less, half = FEWER_CHECKPOINTS, (f"checkpoints.every={times(every, 2)}",)
         none = ("checkpoints.every=null", "checkpoints.lose_at_most=null")
         checkpoints = (
-            Try("checkpoints half as often", half, gives_up=less, number=2),
-            Try("a checkpoint at the end alone", none, gives_up=less),
+            Setting("checkpoints half as often", half, gives_up=less, number=2),
+            Setting("a checkpoint at the end alone", none, gives_up=less),
         )
     lines = (
-        Try("a log line every update", ("log.every=1 step",), gives_up=TO_SEE),
-        Try("log lines a tenth as often", (f"log.every={times(recipe.log.every, 10)}",), gives_up=FEWER_LINES),
+        Setting("a log line every update", ("log.every=1 step",), gives_up=TO_SEE),
+        Setting("log lines a tenth as often", (f"log.every={times(recipe.log.every, 10)}",), gives_up=FEWER_LINES),
     )
     seldom = "nothing is held in between"
     return [
-        Rung("evaluations", evaluations, absent="" if evaluations else seldom, derived=True),
-        Rung("checkpoints", checkpoints, absent="" if checkpoints else seldom, derived=True),
-        Rung("log", lines if str(recipe.log.every) != "1 step" else lines[1:]),
+        Switch("evaluations", evaluations, absent="" if evaluations else seldom, derived=True),
+        Switch("checkpoints", checkpoints, absent="" if checkpoints else seldom, derived=True),
+        Switch("log", lines if str(recipe.log.every) != "1 step" else lines[1:]),
     ]
 
 
-def with_workers(number: int) -> Try:
+def with_workers(number: int) -> Setting:
     """So many workers read batches."""
     title = {0: "no workers", 1: "1 worker"}.get(number, f"{number} workers")
-    return Try(title, (f"loader.workers={number}",), number=number)
+    return Setting(title, (f"loader.workers={number}",), number=number)
 
 
 def refine(tried: Sequence[int], best: int, most: int) -> list[int]:
@@ -266,9 +274,9 @@ def merge(words: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
     return (*kept, *new.values())
 
 
-def _toggle(name: str, key: str, on: bool, absent: str = "") -> Rung:
-    change = Try(f"without {name}" if on else f"with {name}", (f"{key}={'false' if on else 'true'}",))
-    return Rung(name, absent=absent) if absent else Rung(name, (change,))
+def _toggle(name: str, key: str, on: bool, absent: str = "") -> Switch:
+    change = Setting(f"without {name}" if on else f"with {name}", (f"{key}={'false' if on else 'true'}",))
+    return Switch(name, absent=absent) if absent else Switch(name, (change,))
 
 
 def _with(other: bool, workers: int, ahead: int) -> tuple[str, ...]:

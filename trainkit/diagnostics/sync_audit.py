@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
 from trainkit.diagnostics.sync_emulation import Following
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.speed.clock import STEP
 from trainkit.speed.sync_points import Log, Place, Tally, cuda_waits
@@ -49,7 +49,7 @@ class Audit:
         return sum(tally.count for tally in self.inside().values()) / self.steps
 
 
-def audit(order: Order, steps: int = 10) -> Audit:
+def audit(request: RunRequest, steps: int = 10) -> Audit:
     """Train so many updates of a recipe, after a few to warm up, and note where the processor waits.
 
     Nothing is written to the store. Log lines come with the last update; evaluations are seen by the first batch that
@@ -57,24 +57,24 @@ def audit(order: Order, steps: int = 10) -> Audit:
     """
     if steps < 1:
         raise UserError("--steps", f"{steps}", "1 or more")
-    recipe = load(order)
-    machine = Machine(recipe)
+    recipe = load(request)
+    runtime = Runtime(recipe)
     try:
         try:
-            return _audit(order, recipe, machine, steps, as_gpu=True)
+            return _audit(request, recipe, runtime, steps, as_gpu=True)
         except (RuntimeError, AssertionError, ValueError) as error:
-            if machine.device.type == "cuda" or not any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
+            if runtime.device.type == "cuda" or not any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
                 raise
-            again = _audit(order, recipe, machine, steps, as_gpu=False)
+            again = _audit(request, recipe, runtime, steps, as_gpu=False)
             note = f"seen is the way of a CPU: as on a GPU it ends with: {str(error).splitlines()[0]}"
             return replace(again, notes=(*again.notes, note))
     finally:
-        machine.close()
+        runtime.close()
 
 
-def command(order: Order, steps: int) -> Iterable[str]:
+def command(request: RunRequest, steps: int) -> Iterable[str]:
     """`trainkit syncs`: the lines of a recipe's training that make the processor wait, for people."""
-    return lines(audit(order, steps))
+    return lines(audit(request, steps))
 
 
 def lines(found: Audit) -> list[str]:
@@ -113,8 +113,8 @@ def _table(tallies: Mapping[Place, Tally], over: int, unit: str) -> list[str]:
     return said
 
 
-def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: bool) -> Audit:
-    cuda = machine.device.type == "cuda"
+def _audit(request: RunRequest, recipe: Recipe, runtime: Runtime, steps: int, as_gpu: bool) -> Audit:
+    cuda = runtime.device.type == "cuda"
     notes = []
     if not cuda:
         notes.append(
@@ -124,20 +124,22 @@ def _audit(order: Order, recipe: Recipe, machine: Machine, steps: int, as_gpu: b
             notes.append("train.compile is off here: what is compiled cannot be looked into")
     total = WARM_UP + steps
     recipe = _shortened(recipe, total, cuda)
-    machine.configure(recipe)
-    found = {name: need.file for name, need in gather(order, recipe, machine, Store.locate(), None).items()}
+    runtime.configure(recipe)
+    found = {
+        name: dependency.file for name, dependency in gather(request, recipe, runtime, Store.locate(), None).items()
+    }
     data = recipe.data.open(recipe.seed)
-    log = Log(_roots(order.plugins))
-    machine.at_once = False
+    log = Log(_roots(request.plugins))
+    runtime.at_once = False
     if cuda:
         watching = cuda_waits(log.seen, names=recipe.train.compile == "off")
     else:
         watching = Following(log.seen, log.asks if as_gpu else lambda file: False)
-    with watching, Trainer(recipe, data, machine, weights=found) as trainer:
+    with watching, Trainer(recipe, data, runtime, weights=found) as trainer:
         watched = watch(trainer, log, total)
     if trainer.state.step < total:
         notes.append(f"the training has {trainer.state.step} updates")
-    return Audit(recipe.name, str(machine.device), watched, log.tallies, tuple(notes))
+    return Audit(recipe.name, str(runtime.device), watched, log.tallies, tuple(notes))
 
 
 def watch(trainer: Trainer, log: Log, total: int) -> int:

@@ -30,17 +30,17 @@ from torch import nn
 
 from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Opened, Split
-from trainkit.speed.limits import Ceilings, lines, metrics, rate_words, turns
+from trainkit.interfaces import Dataset, Split
+from trainkit.speed.limits import ThroughputLimits, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 from trainkit.training import plan as planning
@@ -69,13 +69,13 @@ _STOPPED = "the run was told to stop"
 
 def ensure(
     recipe: Recipe,
-    data: Opened,
-    machine: Machine,
+    data: Dataset,
+    runtime: Runtime,
     store: Store,
     found: Mapping[str, Path],
     say: Callable[[str], None],
     stopping: Callable[[], bool] = lambda: False,
-) -> Ceilings | None:
+) -> ThroughputLimits | None:
     """The ceilings of a recipe as its `log.ceilings` asks for them: known, measured now, or None.
 
     Called on every process. What cannot be measured is named in `absent` and never ends the run.
@@ -83,23 +83,23 @@ def ensure(
     word, updates = recipe.log.ceilings, _updates(recipe, data)
     if word == "off" or not updates:
         return None
-    if word == "auto" and updates < ENOUGH and not machine.lead(lambda: (store.home / FOLDER).is_dir()):
+    if word == "auto" and updates < ENOUGH and not runtime.on_main(lambda: (store.home / FOLDER).is_dir()):
         return None
-    mark = fingerprint(recipe, data, machine)
+    mark = fingerprint(recipe, data, runtime)
     if word == "auto":
-        kept = _from_words(machine.lead(lambda: _words_of(known(store, mark))))
+        kept = _from_words(runtime.on_main(lambda: _words_of(known(store, mark))))
         if kept is not None or updates < ENOUGH:
             return kept
     others = busy()
     part = SHARE if word == "auto" else None
-    measured = measure(recipe, data, machine, found, SECONDS, say, part, stopping)
+    measured = measure(recipe, data, runtime, found, SECONDS, say, part, stopping)
     if _STOPPED not in measured.absent.values():
-        machine.lead(lambda: keep(store, mark, measured))
+        runtime.on_main(lambda: keep(store, mark, measured))
     say("\n".join([*lines(measured), *([others] if others else [])]))
     return measured
 
 
-def known(store: Store, mark: str) -> Ceilings | None:
+def known(store: Store, mark: str) -> ThroughputLimits | None:
     """Return what was measured under a fingerprint; None where nothing was, or the file is damaged."""
     try:
         entry = json.loads((store.home / FOLDER / f"{mark}.json").read_text(encoding="utf-8"))
@@ -121,7 +121,7 @@ def busy() -> str:
     return f"the machine is busy (load {load:.1f} on {cores} cores): these are figures of what is left of it"
 
 
-def keep(store: Store, mark: str, ceilings: Ceilings) -> None:
+def keep(store: Store, mark: str, ceilings: ThroughputLimits) -> None:
     """Keep what was measured; a store that cannot be written to is no mistake here."""
     entry = {"format": _FORMAT, "fingerprint": mark, "measured": time.time(), "ceilings": asdict(ceilings)}
     with contextlib.suppress(OSError):
@@ -129,7 +129,7 @@ def keep(store: Store, mark: str, ceilings: Ceilings) -> None:
         write_aside(store.home / FOLDER / f"{mark}.json", json.dumps(entry, indent=1) + "\n")
 
 
-def fingerprint(recipe: Recipe, data: Opened, machine: Machine) -> str:
+def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     """32 hexadecimal digits of all that bears on the ceilings: recipe, data, hardware, versions, processes.
 
     Of the recipe, length, learning rate, seed, gates, checkpoints and log do not. The host's name is left out: machines
@@ -147,7 +147,7 @@ def fingerprint(recipe: Recipe, data: Opened, machine: Machine) -> str:
     parts = [
         {key: tree[key] for key in ("task", "data", "loader", "device")},
         [train, scored, optim, data.meta.digest],
-        [machine.describe(), _cores(), {word: os.environ.get(word) for word in _WORDS}],
+        [runtime.describe(), _cores(), {word: os.environ.get(word) for word in _WORDS}],
         [versions, torch.version.cuda],
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -157,17 +157,17 @@ def _cores() -> float:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
-def _updates(recipe: Recipe, data: Opened) -> int:
+def _updates(recipe: Recipe, data: Dataset) -> int:
     """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
     per_epoch = data.train.size // recipe.train.batch_size
     return recipe.train.length.steps(per_epoch, recipe.train.batch_size) if per_epoch else 0
 
 
-def _words_of(ceilings: Ceilings | None) -> dict[str, Any] | None:
+def _words_of(ceilings: ThroughputLimits | None) -> dict[str, Any] | None:
     return None if ceilings is None else asdict(ceilings)
 
 
-def _from_words(words: Any) -> Ceilings | None:
+def _from_words(words: Any) -> ThroughputLimits | None:
     """Ceilings from what JSON kept of them. Raises ValueError or TypeError for what they cannot be."""
     if words is None:
         return None
@@ -181,7 +181,7 @@ def _from_words(words: Any) -> Ceilings | None:
         isinstance(v, int | float) and 0 <= v < math.inf for k in ("evaluations", "fetch") for v in words[k].values()
     ):
         raise ValueError("a rate or a share is no number")
-    return Ceilings(**words)
+    return ThroughputLimits(**words)
 
 
 # ---- Measuring
@@ -189,14 +189,14 @@ def _from_words(words: Any) -> Ceilings | None:
 
 def measure(
     recipe: Recipe,
-    data: Opened,
-    machine: Machine,
+    data: Dataset,
+    runtime: Runtime,
     found: Mapping[str, Path],
     seconds: float = SECONDS,
     say: Callable[[str], None] = lambda text: None,
     share: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
-) -> Ceilings:
+) -> ThroughputLimits:
     """Time the network, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
 
     With `share`, for at most that share of the time which the training's updates will take. Called on every process.
@@ -206,10 +206,10 @@ def measure(
     say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
     # What a task may note about its training belongs to this one.
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
-    alone = _Alone(recipe, data, machine, found, seconds, share, stopping)
-    with _unchanged(machine, recipe):
+    alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
+    with _unchanged(runtime, recipe):
         figures = alone.all()
-    return Ceilings(**figures, absent=alone.absent)
+    return ThroughputLimits(**figures, absent=alone.absent)
 
 
 class _Alone:
@@ -218,14 +218,14 @@ class _Alone:
     def __init__(
         self,
         recipe: Recipe,
-        data: Opened,
-        machine: Machine,
+        data: Dataset,
+        runtime: Runtime,
         found: Mapping[str, Path],
         seconds: float,
         share: float | None,
         stopping: Callable[[], bool],
     ):
-        self.recipe, self.data, self.machine, self.found = recipe, data, machine, found
+        self.recipe, self.data, self.runtime, self.found = recipe, data, runtime, found
         self.stopping = stopping
         self.absent: dict[str, str] = {}
         self._seconds, self._share = seconds, share
@@ -233,10 +233,10 @@ class _Alone:
 
     def all(self) -> dict[str, Any]:
         """Every figure of `Ceilings`."""
-        self.plan = Plan.make(self.recipe, self.data, self.machine.world, self.machine.rank)
+        self.plan = Plan.make(self.recipe, self.data, self.runtime.world, self.runtime.rank)
         batch = self.plan.batch_size
-        frozen = self._each("model", lambda: RepeatedBatches(self.data.train, self.plan, self.machine))
-        own = frozen[self.machine.rank] if frozen else None
+        frozen = self._each("model", lambda: RepeatedBatches(self.data.train, self.plan, self.runtime))
+        own = frozen[self.runtime.rank] if frozen else None
         model = self._each("model", lambda: self._model(own)) if own else None
         counted = [count for _, count in model or ()]
         if own and model and not any(counted):
@@ -247,7 +247,7 @@ class _Alone:
             self.absent.setdefault("flops_per_sample", self.absent.get("model", "nothing was seen that is counted"))
         loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
         held = self._each("evaluations", self._evaluations)
-        self.machine.wait()
+        self.runtime.barrier()
         peaks = self._each("peak_flops", self._peak)
         # Every update waits for the slowest process.
         return {
@@ -263,7 +263,7 @@ class _Alone:
     def _each(self, name: str, act: Callable[[], Any]) -> list[Any] | None:
         """Return what `act` returns on each process; None with the reason in `absent` where it fails on any."""
         done, reason = None, ""
-        if any(self.machine.each(self.stopping())):
+        if any(self.runtime.all_gather(self.stopping())):
             reason = _STOPPED
         else:
             try:
@@ -273,12 +273,12 @@ class _Alone:
                 text = str(error).strip() or type(error).__name__
                 reason = text.splitlines()[0][:300]
         # A batch stays on its process.
-        told = self.machine.each((reason, None if isinstance(done, RepeatedBatches) else done))
+        told = self.runtime.all_gather((reason, None if isinstance(done, RepeatedBatches) else done))
         reasons = [reason for reason, _ in told if reason]
         if reasons:
             self.absent.setdefault(name, reasons[0])
             return None
-        return [done if rank == self.machine.rank else other for rank, (_, other) in enumerate(told)]
+        return [done if rank == self.runtime.rank else other for rank, (_, other) in enumerate(told)]
 
     def budget(self, step_seconds: float | None = None) -> float:
         """Seconds that a part may take; as a share of the training, from those of an update."""
@@ -306,9 +306,9 @@ class _Alone:
         from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
 
         data = replace(self.data, train=frozen, evaluations={}, notes=())
-        with Trainer(self._endless(**changes), data, self.machine, weights=self.found) as trainer:
+        with Trainer(self._endless(**changes), data, self.runtime, weights=self.found) as trainer:
             trainer.open()
-            poll = StopPoll(self.machine, lambda: timing is None or timing.done or self.stopping())
+            poll = StopPoll(self.runtime, lambda: timing is None or timing.done or self.stopping())
             ends = False
             while not ends:
                 poll.ask()
@@ -350,7 +350,7 @@ class _Alone:
         """Seconds in which this process reads its share of an update."""
         plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
         stream = loading.training(
-            self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.machine.device.type == "cuda"
+            self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.runtime.device.type == "cuda"
         )
         # What the workers read while nobody asked is left out; then whole rounds of them.
         at_once, budget = max(1, loader.workers), self.budget()
@@ -395,28 +395,28 @@ class _Alone:
     @torch.no_grad()
     def _evaluations(self) -> dict[str, float]:
         """Seconds of a batch of each evaluation on this process."""
-        recipe, machine = self.recipe, self.machine
+        recipe, runtime = self.recipe, self.runtime
         if not recipe.evaluations:
             return {}
-        if machine.sharded:
+        if runtime.sharded:
             raise ValueError("parameters are sharded over processes, and a forward is no act of one")
         splits = planning.evaluated(recipe, self.data)
         torch.manual_seed(rng.number(recipe.seed, "weights"))
-        net = machine.layout(recipe.task.build(self.data.meta, self.found, recipe.seed).learns).eval()
+        net = runtime.to_memory_format(recipe.task.build(self.data.meta, self.found, recipe.seed).model).eval()
         if recipe.train.compile != "off":
             net.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
         return {name: self._held(net, name, split) for name, split in splits.items()}
 
     def _held(self, net: nn.Module, name: str, split: Split) -> float:
         """Seconds of a batch of an evaluation, read and predicted; the first does not count where others follow."""
-        machine = self.machine
+        runtime = self.runtime
         budget = self.budget() / len(self.recipe.evaluations)
         batches, times = self._batches(name, split), [time.perf_counter()]
         for rows, _ in itertools.chain(batches[:1], itertools.cycle(batches)):
-            batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
-            with machine.accelerator.autocast():
+            batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0)))
+            with runtime.accelerator.autocast():
                 self.recipe.task.predict(net, batch)
-            machine.synchronize()
+            runtime.synchronize()
             times.append(time.perf_counter())
             if len(times) == 2 and times[1] - times[0] > 2 * budget:
                 break  # what takes so long shows little of its beginning
@@ -427,7 +427,7 @@ class _Alone:
 
     def _batches(self, name: str, split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
         size = self.recipe.evaluations[name].batch_size
-        return list(loading.every_sample(split, size, self.machine.world, self.machine.rank))
+        return list(loading.every_sample(split, size, self.runtime.world, self.runtime.rank))
 
     def _rates(self, held: list[dict[str, float]]) -> dict[str, float]:
         """Samples a second of each evaluation over all processes; padding is no sample."""
@@ -440,7 +440,7 @@ class _Alone:
     def _peak(self) -> tuple[float, str]:
         from trainkit.speed import flops
 
-        return flops.peak(self.recipe, self.machine, seconds=min(0.3, self.budget()))
+        return flops.peak(self.recipe, self.runtime, seconds=min(0.3, self.budget()))
 
 
 class _Timing:
@@ -479,7 +479,7 @@ class _Timing:
 
     def _settle(self) -> None:
         """Let the device finish, so that what was handed to it counts."""
-        self._alone.machine.synchronize()
+        self._alone.runtime.synchronize()
         self._ends[-1] = time.perf_counter()
 
     def seconds(self) -> float:
@@ -504,24 +504,24 @@ def steady(seconds: np.ndarray) -> float:
 
 
 @contextlib.contextmanager
-def _unchanged(machine: Machine, recipe: Recipe) -> Iterator[None]:
+def _unchanged(runtime: Runtime, recipe: Recipe) -> Iterator[None]:
     """Put back what a training leaves in the process: generators, compiled code, memory and its peak."""
-    cuda = machine.device.type == "cuda"
-    kept, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(machine.device) if cuda else None
+    cuda = runtime.device.type == "cuda"
+    kept, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(runtime.device) if cuda else None
     try:
         yield
     finally:
         torch.set_rng_state(kept)
         if on_device is not None:
-            torch.cuda.set_rng_state(on_device, machine.device)
+            torch.cuda.set_rng_state(on_device, runtime.device)
         if recipe.train.compile != "off":
             # Else shapes seen here would make the code of the run another one.
             torch._dynamo.reset()
-        machine.accelerator.free_memory()
+        runtime.accelerator.free_memory()
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(machine.device)
+            torch.cuda.reset_peak_memory_stats(runtime.device)
 
 
 # ---- What they say
@@ -541,26 +541,26 @@ def note(logger: RunLogger, resuming: bool) -> None:
             logger.tracker.event(0, "ceilings_absent", dict(logger.limits.absent))
 
 
-def command(order: Order) -> Iterable[str]:
+def command(request: RunRequest) -> Iterable[str]:
     """Measure the ceilings of an order's recipe, keep them, and say them line by line.
 
     Raises UserError for what the user can mend: a mistake in the recipe, data that is not there, weights that another
     recipe must make first.
     """
-    recipe = load(order)
-    machine, store = Machine(recipe), Store.locate()
+    recipe = load(request)
+    runtime, store = Runtime(recipe), Store.locate()
     try:
         data = recipe.data.open(recipe.seed)
-        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
-        Plan.make(recipe, data, machine.world, machine.rank)
+        found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
+        Plan.make(recipe, data, runtime.world, runtime.rank)
         yield f"{recipe.name}: network, loader and evaluations are timed alone, each for {SECONDS:g} s or a few batches"
         others = busy()
-        ceilings = measure(recipe, data, machine, found, SECONDS)
-        machine.lead(lambda: keep(store, fingerprint(recipe, data, machine), ceilings))
-        yield from lines(ceilings) if machine.main else ()
+        ceilings = measure(recipe, data, runtime, found, SECONDS)
+        runtime.on_main(lambda: keep(store, fingerprint(recipe, data, runtime), ceilings))
+        yield from lines(ceilings) if runtime.main else ()
         if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
             yield f"read in the process itself, loader and network take turns: {rate_words(most)} samples/s at most"
         if others:
             yield others
     finally:
-        machine.close()
+        runtime.close()

@@ -18,7 +18,7 @@ from trainkit.files import write_aside
 from trainkit.redact import without_secrets
 
 if TYPE_CHECKING:
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 _WAIT_SECONDS = 2.0
 """A process that fails writes its file at once; one that was killed is gone from the system's list a moment later."""
@@ -59,9 +59,9 @@ def lost(error: BaseException | str) -> bool:
     return type(error).__name__.startswith("Dist") or any(words in str(error).lower() for words in _LOST)
 
 
-def first(folder: Path, machine: Machine) -> Exception | None:
+def first(folder: Path, runtime: Runtime) -> Exception | None:
     """Return the error that ended another process, and so this one; None where none wrote one or is gone."""
-    others = [rank for rank in range(machine.world) if rank != machine.rank]
+    others = [rank for rank in range(runtime.world) if rank != runtime.rank]
     end = time.monotonic() + _WAIT_SECONDS
     while others:
         told = {rank: said for rank in others if (said := _read(_note(folder, rank))) and not said["lost"]}
@@ -74,7 +74,7 @@ def first(folder: Path, machine: Machine) -> Exception | None:
             return RuntimeError(f"process {rank} failed first: {told[rank]['words']}")
         over = time.monotonic() > end
         # One that is gone may have written its error as it went.
-        if over and (gone := [rank for rank in others if machine.gone(rank)]):
+        if over and (gone := [rank for rank in others if runtime.gone(rank)]):
             return RuntimeError(f"process {gone[0]} is gone without a word: killed, or it left early")
         if over:
             break

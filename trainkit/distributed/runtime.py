@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Machine:
+class Runtime:
     """The processes and the device of one launch; made once, shared by a run and the runs it needs first."""
 
     def __init__(self, recipe: Recipe):
@@ -85,8 +85,8 @@ class Machine:
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = _gloo_group(patience) if self.world > 1 and self.device.type != "cpu" else None
         self.asked = 0
-        """How often `any` was asked: at every update, and at every batch of an evaluation."""
-        self._peers = self.each((socket.gethostname(), os.getpid()))
+        """How often `any_async` was asked: at every update, and at every batch of an evaluation."""
+        self._peers = self.all_gather((socket.gethostname(), os.getpid()))
         self.configure(recipe)
 
     def configure(self, recipe: Recipe) -> None:
@@ -176,13 +176,13 @@ class Machine:
             scaler.load_state_dict(self._scale)
         return self.accelerator.prepare(net, optimizer)
 
-    def place(self, batch: Batch) -> Batch:
+    def to_device(self, batch: Batch) -> Batch:
         """Move a batch to the device, without waiting where the host memory is pinned."""
         if self.at_once:
             return dict(batch)
         return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
-    def layout(self, net: nn.Module) -> nn.Module:
+    def to_memory_format(self, net: nn.Module) -> nn.Module:
         """Move a network to the device in the memory format of the run."""
         last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
         ranks = {p.dim() for p in net.parameters()}
@@ -190,7 +190,7 @@ class Machine:
         memory_format = fits if last and not {4, 5} <= ranks else torch.preserve_format
         return net.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue] - torch types no memory_format
 
-    def bare(self, net: nn.Module) -> nn.Module:
+    def unwrap(self, net: nn.Module) -> nn.Module:
         """Return the network without DistributedDataParallel around it."""
         return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
@@ -263,7 +263,7 @@ class Machine:
             dist.all_reduce(x)
         return x
 
-    def share(self, thing: T) -> T:
+    def broadcast(self, thing: T) -> T:
         """Broadcast `thing` of rank 0, which must be plain data; returns it on every rank."""
         if self.world == 1:
             return thing
@@ -271,7 +271,7 @@ class Machine:
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
-    def lead(self, act: Callable[[], T]) -> T:
+    def on_main(self, act: Callable[[], T]) -> T:
         """Call `act` on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
 
         Where rank 0 is stopped at it (`Stopped`), so are all.
@@ -290,9 +290,9 @@ class Machine:
                 failure = of_disk(error) if isinstance(error, OSError) else None
                 told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
                 if failure is None:
-                    self.share((None, told))
+                    self.broadcast((None, told))
                     raise
-        done, failure = self.share((done, failure))
+        done, failure = self.broadcast((done, failure))
         if isinstance(failure, UserError):
             failure.told = not self.main
             raise failure
@@ -302,7 +302,7 @@ class Machine:
             raise RuntimeError(failure)
         return done
 
-    def each(self, thing: T) -> list[T]:
+    def all_gather(self, thing: T) -> list[T]:
         """Gather `thing` of all ranks, which must be plain data; returns them on every rank, in rank order."""
         if self.world == 1:
             return [thing]
@@ -310,9 +310,9 @@ class Machine:
         dist.all_gather_object(box, thing, group=self._control)
         return box
 
-    def agree(self, things: Mapping[str, str]) -> None:
+    def check_equal(self, things: Mapping[str, str]) -> None:
         """Compare words by name over ranks. Raises UserError, on every rank, for those that differ."""
-        told = self.each(dict(things)) if self.world > 1 else []
+        told = self.all_gather(dict(things)) if self.world > 1 else []
         for rank, other in enumerate(told):
             if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
                 error = UserError(
@@ -324,7 +324,7 @@ class Machine:
                 error.told = not self.main
                 raise error
 
-    def any(self, flag: bool) -> Callable[[], bool]:
+    def any_async(self, flag: bool) -> Callable[[], bool]:
         """Begin an all-reduce that tells whether a flag is True on any rank; call what is returned to wait for it.
 
         The message travels while the caller works on, and the answer is read a step later.
@@ -341,7 +341,7 @@ class Machine:
 
         return answer
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until every rank has come here (a barrier)."""
         if self.world > 1:
             dist.barrier(group=self._control)
@@ -370,11 +370,11 @@ class Machine:
         for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
-    def check_equal(self, what: str, tensors: Iterable[Tensor]) -> None:
+    def check_tensors_equal(self, what: str, tensors: Iterable[Tensor]) -> None:
         """Compare a checksum of tensors over ranks. Raises RuntimeError where they differ, which `what` names."""
         if self.world == 1:
             return
-        sums = self.each(checksum(tensors))
+        sums = self.all_gather(checksum(tensors))
         if len(set(sums)) > 1:
             raise RuntimeError(f"{what} differs between processes (checksums {sums}); nothing was saved")
 

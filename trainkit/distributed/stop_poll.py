@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 
 
 class StopPoll:
     """A question that travels during a step and is answered after it. Each is asked and answered exactly once."""
 
-    def __init__(self, machine: Machine, stopping: Callable[[], bool]):
-        self._machine, self._stopping = machine, stopping
+    def __init__(self, runtime: Runtime, stopping: Callable[[], bool]):
+        self._runtime, self._stopping = runtime, stopping
         self._answer: Callable[[], bool] | None = None
 
     def ask(self) -> None:
         """Begin to ask."""
         if self._answer is not None:
             raise RuntimeError("the answer to the question before was not read")
-        self._answer = self._machine.any(self._stopping())
+        self._answer = self._runtime.any_async(self._stopping())
 
     def answer(self) -> bool:
         """Return whether any process is to stop, as of the question."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import group
@@ -30,13 +30,13 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 _CSV_ROWS = 10_000
 """Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
 
-def validate(order: Order, folds: Sequence[Child], machine: Machine, store: Store, train: group.Train) -> str:
+def validate(request: RunRequest, folds: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
     """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
 
     Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
@@ -44,12 +44,12 @@ def validate(order: Order, folds: Sequence[Child], machine: Machine, store: Stor
     first, digests = folds[0].recipe, {}
     keys = [group.child_key(fold, digests) for fold in folds]
     digest = group.group_digest(folds)
-    whole = RunGroup(order, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
-    with group.parent_run(whole, machine, store, train) as parent:
+    whole = RunGroup(request, first, "folds", "cross-validation", len(folds), "folds", ("data.fold",), digest)
+    with group.parent_run(whole, runtime, store, train) as parent:
         runs = parent.run_children(folds, keys)
         if runs is None:
             return "KILLED"
-        machine.lead(lambda: _conclude(first, runs, parent))
+        runtime.on_main(lambda: _conclude(first, runs, parent))
     return "FINISHED"
 
 
@@ -207,17 +207,17 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
     return "\n".join([*lines, ""])
 
 
-def divide(order: Order) -> list[Child]:
+def divide(request: RunRequest) -> list[Child]:
     """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
 
     Raises UserError for data that has no folds, and for a recipe that scores nothing.
     """
-    recipe = load(order)
+    recipe = load(request)
     if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
         kind = getattr(recipe.data, "name", type(recipe.data).__name__)
         found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
         raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
-    for word in order.overrides:
+    for word in request.overrides:
         if word.partition("=")[0].strip() == "data.fold":
             raise UserError(
                 "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
@@ -227,6 +227,6 @@ def divide(order: Order) -> list[Child]:
     if not recipe.evaluations:
         raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
     return [
-        child_of(order, f"fold {number}", (*order.overrides, f"data.fold={number}"))
+        child_of(request, f"fold {number}", (*request.overrides, f"data.fold={number}"))
         for number in range(recipe.data.folds)
     ]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, visible
 from trainkit.files import write_aside
@@ -31,13 +31,13 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
 
 if TYPE_CHECKING:
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 Watch = Callable[[int, Mapping[str, float]], bool]
 """Told on the first process of each evaluation: step, and scores by full name. True ends the run as KILLED."""
 
 
-Train = Callable[[Order, Recipe, str | None, Watch | None], tuple[str, RunFolder | None]]
+Train = Callable[[RunRequest, Recipe, str | None, Watch | None], tuple[str, RunFolder | None]]
 """Trains a recipe beneath a run, to the end, to a signal, or until `watch` ends it: its status, and its folder where it
 came to have one."""
 
@@ -48,16 +48,16 @@ class Child:
 
     title: str
     """`fold 0`, `seed 3`, `trial 7`."""
-    order: Order
+    request: RunRequest
     recipe: Recipe
     said: str = ""
     """What sets it apart, where the title does not say it: the words of a setting."""
 
 
-def child_of(order: Order, title: str, words: Sequence[str], said: str = "") -> Child:
+def child_of(request: RunRequest, title: str, words: Sequence[str], said: str = "") -> Child:
     """Return the child with these overrides. With --resume it goes on where there is something to go on with."""
-    resume = order.resume and ""  # by name it is the parent that goes on
-    own = replace(order, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
+    resume = request.resume and ""  # by name it is the parent that goes on
+    own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
     return Child(title, own, load(own), said)
 
 
@@ -83,7 +83,7 @@ def child_key(child: Child, digests: dict[str, str]) -> str:
 class RunGroup:
     """Name, size and identity of a group of runs."""
 
-    order: Order
+    request: RunRequest
     recipe: Recipe
     """That of the first child; what all have in common are the parameters of the parent."""
     word: str
@@ -104,7 +104,7 @@ class Parent:
     """The parent run, on every process."""
 
     group: RunGroup
-    machine: Machine
+    runtime: Runtime
     store: Store
     train: Train
     tracker: Tracker | Silent
@@ -116,22 +116,22 @@ class Parent:
 
     def say(self, text: str) -> None:
         """Print a line, once."""
-        if self.machine.main:
+        if self.runtime.main:
             print(visible(text), flush=True)
 
     def run_child(self, child: Child, key: str, watch: Watch | None = None) -> tuple[str, RunFolder | None]:
         """Find the finished run of a child, or train it now. Returns its status, and its folder where it has one."""
         said = f"{child.title}: {child.said}: " if child.said else f"{child.title}: "
-        found = self.machine.lead(lambda: (run := self.store.finished_with(key)) and str(run.path))
+        found = self.runtime.on_main(lambda: (run := self.store.finished_with(key)) and str(run.path))
         if found is not None:
             folder = RunFolder(Path(found))
             self.say(f"{said}reusing run {folder.name} (same recipe and data)")
-            self.machine.lead(lambda: self.adopt(child, folder))
+            self.runtime.on_main(lambda: self.adopt(child, folder))
             return "FINISHED", folder
         self.say(f"{said}to be trained ({len(self.children) + 1} of {self.group.size})")
-        status, made = self.train(child.order, child.recipe, self.folder.name, watch)
+        status, made = self.train(child.request, child.recipe, self.folder.name, watch)
         # The GPU is asked again how much it has free for the data of the next one.
-        self.machine.accelerator.free_memory()
+        self.runtime.accelerator.free_memory()
         if made is not None:
             self.note(child.title, made)
         return status, made
@@ -155,7 +155,7 @@ class Parent:
     def note(self, title: str, folder: RunFolder) -> None:
         """Name the run of a child: in a tag, and in a file that needs no MLflow."""
         self.children[title] = folder.name
-        if self.machine.main:
+        if self.runtime.main:
             self.tracker.tags({f"trainkit.{title.replace(' ', '.')}": folder.name})
             write_aside(self.folder / MEMBERS, json.dumps(self.children, indent=1) + "\n")
 
@@ -175,42 +175,42 @@ class Parent:
 
 
 @contextmanager
-def parent_run(group: RunGroup, machine: Machine, store: Store, train: Train) -> Iterator[Parent]:
+def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) -> Iterator[Parent]:
     """Begin or continue the parent run of a group; it ends as what is done within ends."""
-    order, recipe = group.order, group.recipe
+    request, recipe = group.request, group.recipe
     # Its own name and hash: `--resume` of a single child never finds it, and it never finds a single child.
     name = f"{recipe.name}-{group.word}"
     tracker: Tracker | Silent = Silent()
 
     def start() -> str:
         nonlocal tracker
-        folder, resuming = begin(order, store, name, recipe.seed, group.digest, loader.dump(recipe), False)
+        folder, resuming = begin(request, store, name, recipe.seed, group.digest, loader.dump(recipe), False)
         if folder.info().recipe_hash != group.digest:
             folder.release()
-            found = f"is no {group.kind} of {order.path} with these settings"
+            found = f"is no {group.kind} of {request.path} with these settings"
             raise UserError(f"run {folder.name}", found, remedy="leave its name out, or --resume to start one")
         differ = tuple(f"{key}." for key in group.differ)
         params = {key: value for key, value in loader.flat(recipe).items() if not f"{key}.".startswith(differ)}
         tags = {f"trainkit.{group.word}": group.size}
-        tracker = start_tracker(order, recipe, folder, store, resuming, params, tags)
+        tracker = start_tracker(request, recipe, folder, store, resuming, params, tags)
         if resuming:
             tracker.cut_back(0)
         folder.update(varies=list(group.differ))
-        lineage.record(tracker, folder, store, order.path, {})
-        track_request(tracker, order)
+        lineage.record(tracker, folder, store, request.path, {})
+        track_request(tracker, request)
         again = ", continued" if resuming else ""
         print(f"run {folder.name}{again}: {recipe.name}, {group.size} {group.unit}", flush=True)
         return str(folder.path)
 
     with ending(lambda: tracker):
-        path = machine.lead(start)
-        yield Parent(group, machine, store, train, tracker, Path(path))
+        path = runtime.on_main(start)
+        yield Parent(group, runtime, store, train, tracker, Path(path))
         tracker.finish("FINISHED")
-        machine.wait()  # a launcher ends the other processes when one leaves with a code, as after a stop
+        runtime.barrier()  # a launcher ends the other processes when one leaves with a code, as after a stop
 
 
 def start_tracker(
-    order: Order,
+    request: RunRequest,
     recipe: Recipe,
     folder: RunFolder,
     store: Store,
@@ -229,7 +229,7 @@ def start_tracker(
         params=params,
         tags={"trainkit.recipe": recipe.name, **tags},
         parent=parent,
-        note=about(order),
+        note=about(request),
         resume=resuming,
         primary_metric=recipe.best.metric if recipe.best else None,
         higher_is_better=recipe.best is None or recipe.best.mode == "max",
@@ -237,10 +237,10 @@ def start_tracker(
     )
 
 
-def track_request(tracker: Tracker, order: Order) -> None:
+def track_request(tracker: Tracker, request: RunRequest) -> None:
     """Keep the recipe's file and the overrides among the artifacts of a run."""
-    tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-    tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+    tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
+    tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
 
 
 # ---- The scores of children ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed import rank_failures
 from trainkit.distributed.stop_signal import Stop, Stopped
@@ -29,12 +29,12 @@ from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
-from trainkit.training.dependencies import Need, gather
+from trainkit.training.dependencies import Dependency, gather
 
 if TYPE_CHECKING:
     from trainkit.analysis.data_integrity import Report
-    from trainkit.distributed.runtime import Machine
-    from trainkit.interfaces import Opened
+    from trainkit.distributed.runtime import Runtime
+    from trainkit.interfaces import Dataset
     from trainkit.tracking.store import Store
     from trainkit.training.checkpointer import Resume
     from trainkit.training.outcome import Outcome
@@ -45,7 +45,7 @@ STOPPED = 143
 """Exit code of a run that was told to stop."""
 
 
-def launch(order: Order, stopping: Callable[[], bool], began: float | None = None) -> int:
+def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
     """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop.
 
     `began`: the `time.perf_counter()` from which the wall-clock of its first run is counted, by default now. Raises
@@ -55,20 +55,20 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
     began = time.perf_counter() if began is None else began
     try:
         with stop.at_once():
-            children = children_of(order)
-            recipe = children[0].recipe if order.sweep else load(order)
+            children = children_of(request)
+            recipe = children[0].recipe if request.sweep else load(request)
             refuse_unknown(recipe, *(child.recipe for child in children))
-            session = Session.begin(order, recipe, stop, began)
-        machine = session.machine
-        if (group := _group(order)) is not None:
-            status = group[1](order, children, machine, session.store, session.train)
+            session = Session.begin(request, recipe, stop, began)
+        runtime = session.runtime
+        if (group := _group(request)) is not None:
+            status = group[1](request, children, runtime, session.store, session.train)
         else:
-            with session.open_run(order, recipe) as run:
+            with session.open_run(request, recipe) as run:
                 if run.trainer is not None:
                     with stop.at_once():  # until there is something to save
                         run.outcome = run.trainer.fit()
             status = run.status
-        machine.close()  # not after an error: others may be at something else, and never come
+        runtime.close()  # not after an error: others may be at something else, and never come
         return 0 if status == "FINISHED" else STOPPED
     except Stopped:
         return STOPPED
@@ -82,37 +82,37 @@ def launch(order: Order, stopping: Callable[[], bool], began: float | None = Non
         return STOPPED
 
 
-def _group(order: Order) -> tuple[Callable[[Order], list[Child]], Callable[..., str]] | None:
+def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
     """Return the functions that list and run the children of an order; None for a single run."""
-    if order.folds:
+    if request.folds:
         return cross_validation.divide, cross_validation.validate
-    if order.seeds is not None:
+    if request.seeds is not None:
         return seeds.repeated, seeds.repeat
-    return (sweep.settings, sweep.sweep) if order.sweep is not None else None
+    return (sweep.settings, sweep.sweep) if request.sweep is not None else None
 
 
-def children_of(order: Order) -> list[Child]:
+def children_of(request: RunRequest) -> list[Child]:
     """Return the runs that an order asks for beneath one of their own; none where it asks for a single run.
 
     Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
     """
-    group = _group(order)
-    return group[0](order) if group is not None else []
+    group = _group(request)
+    return group[0](request) if group is not None else []
 
 
 @dataclass
 class OpenRun:
     """One run of a recipe between its opening and its end: the caller trains it in between."""
 
-    order: Order
+    request: RunRequest
     recipe: Recipe
     parent: str | None
     """Name of the run above."""
-    needs: Mapping[str, Need] = field(default_factory=dict)
+    dependencies: Mapping[str, Dependency] = field(default_factory=dict)
     ended: Status | None = None
     """Its status where nothing is to be trained."""
     folder: RunFolder | None = None
-    data: Opened = field(init=False)
+    data: Dataset = field(init=False)
     key: str = ""
     program: Mapping[str, str] = field(default_factory=dict)
     tracker: Tracker | Silent = field(default_factory=Silent)
@@ -131,58 +131,58 @@ class OpenRun:
 class Session:
     """Device, store and stop signal, which the runs of one launch share on a process."""
 
-    machine: Machine
+    runtime: Runtime
     store: Store
     stop: Stop
     began: float
     """From when on the wall-clock of the next run is counted: the command, or the end of the run before."""
 
     @classmethod
-    def begin(cls, order: Order, recipe: Recipe, stop: Stop, began: float) -> Session:
+    def begin(cls, request: RunRequest, recipe: Recipe, stop: Stop, began: float) -> Session:
         """Take the device and the store. Raises UserError where processes do not agree on recipe and program."""
         stop.seconds = recipe.limits.stop.seconds
-        from trainkit.distributed.runtime import Machine
+        from trainkit.distributed.runtime import Runtime
         from trainkit.tracking.store import Store
 
-        machine = Machine(recipe)
+        runtime = Runtime(recipe)
         # Of the settings of a sweep the first stands for all.
-        machine.agree({"recipe": loader.digest(recipe), **record.program(*order.plugins)})
+        runtime.check_equal({"recipe": loader.digest(recipe), **record.program(*request.plugins)})
         store = Store.locate()
-        machine.lead(store.ready)
-        return cls(machine, store, stop, began)
+        runtime.on_main(store.ready)
+        return cls(runtime, store, stop, began)
 
     def train(
         self,
-        order: Order,
+        request: RunRequest,
         recipe: Recipe,
         parent: str | None,
         watch: Watch | None = None,
-        needs: Mapping[str, Need] | None = None,
+        dependencies: Mapping[str, Dependency] | None = None,
     ) -> tuple[str, RunFolder | None]:
         """Train a recipe as one run: its status, and its folder where it came to have one."""
-        with self.open_run(order, recipe, parent, watch, needs) as run:
+        with self.open_run(request, recipe, parent, watch, dependencies) as run:
             if run.trainer is not None:
                 with self.stop.at_once():  # until there is something to save
                     run.outcome = run.trainer.fit()
         self.began = time.perf_counter()
         return run.status, run.folder
 
-    def _train_needed(self, order: Order, recipe: Recipe, needs: dict[str, Need]) -> RunFolder:
+    def _train_dependency(self, request: RunRequest, recipe: Recipe, dependencies: dict[str, Dependency]) -> RunFolder:
         with self.stop.later():
-            status, folder = self.train(order, recipe, None, needs=needs)
+            status, folder = self.train(request, recipe, None, dependencies=dependencies)
         if status == "KILLED" or folder is None:
             raise Stopped
-        self.machine.accelerator.free_memory()  # for the run that needs this one
+        self.runtime.accelerator.free_memory()  # for the run that needs this one
         return folder
 
     @contextlib.contextmanager
     def open_run(
         self,
-        order: Order,
+        request: RunRequest,
         recipe: Recipe,
         parent: str | None = None,
         watch: Watch | None = None,
-        needs: Mapping[str, Need] | None = None,
+        dependencies: Mapping[str, Dependency] | None = None,
     ) -> Iterator[OpenRun]:
         """Open a run, beneath the run `parent` where there is one; when it was trained within, report and close it.
 
@@ -193,10 +193,14 @@ class Session:
         from trainkit.diagnostics import throughput_limits
         from trainkit.training.trainer import Trainer
 
-        run = OpenRun(order, recipe, parent)
+        run = OpenRun(request, recipe, parent)
         with self.stop.at_once():
-            run.needs = gather(order, recipe, self.machine, self.store, self._train_needed) if needs is None else needs
-        if needs is None and self.machine.any(self.stop())():
+            run.dependencies = (
+                gather(request, recipe, self.runtime, self.store, self._train_dependency)
+                if dependencies is None
+                else dependencies
+            )
+        if dependencies is None and self.runtime.any_async(self.stop())():
             run.ended = "KILLED"
             yield run
             return
@@ -206,61 +210,61 @@ class Session:
             yield run
             return
         folder, resuming = self._open_folder(run)
-        machine, store, stop = self.machine, self.store, self.stop
-        weights = {name: need.file for name, need in run.needs.items()}
+        runtime, store, stop = self.runtime, self.store, self.stop
+        weights = {name: dependency.file for name, dependency in run.dependencies.items()}
         with self._tracked(run, folder, resuming) as resume:
             logger = self._logger(run, folder, resume, watch)
             with stop.at_once():
                 data_integrity.note(report, run.data, run.tracker, logger.say)
-                logger.limits = throughput_limits.ensure(recipe, run.data, machine, store, weights, logger.say, stop)
+                logger.limits = throughput_limits.ensure(recipe, run.data, runtime, store, weights, logger.say, stop)
                 throughput_limits.note(logger, resuming)
                 shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
-                run.trainer = Trainer(recipe, run.data, machine, logger, resume=resume, stop=stop, **shared)
+                run.trainer = Trainer(recipe, run.data, runtime, logger, resume=resume, stop=stop, **shared)
             with run.trainer:
                 yield run
-            if self.machine.main:
+            if self.runtime.main:
                 self._report(run, folder, logger)
-        self.machine.wait()
+        self.runtime.barrier()
 
     def _open_data(self, run: OpenRun) -> Report | None:
         """Open and check the data of a run, or find the finished run that takes its place."""
         from trainkit.analysis import data_integrity
         from trainkit.training import plan
 
-        machine, recipe, order = self.machine, run.recipe, run.order
-        machine.configure(recipe)
+        runtime, recipe, request = self.runtime, run.recipe, run.request
+        runtime.configure(recipe)
         run.data = data = recipe.data.open(recipe.seed)
         plan.updates(recipe, data)  # mistakes in it are said before a run is begun
-        machine.agree({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
+        runtime.check_equal({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
         digest = loader.digest(recipe)
-        run.key, run.program = run_key(digest, data.meta.digest), record.program(*order.plugins)
+        run.key, run.program = run_key(digest, data.meta.digest), record.program(*request.plugins)
 
         def find() -> str | None:
-            done = finished(order, self.store, recipe.name, digest, run.key, run.program)
+            done = finished(request, self.store, recipe.name, digest, run.key, run.program)
             return done and str(done.path)
 
         # The runs of several are looked for above; one that needed other weights was another training.
-        new = any(need.new for need in run.needs.values())
-        if run.parent is None and not new and (done := machine.lead(find)) is not None:
+        new = any(dependency.new for dependency in run.dependencies.values())
+        if run.parent is None and not new and (done := runtime.on_main(find)) is not None:
             run.folder, run.ended = RunFolder(Path(done)), "FINISHED"
-            if machine.main:
+            if runtime.main:
                 _say_done(run.folder, self.store)
             return None
-        return data_integrity.ensure(recipe, data, machine, self.store)
+        return data_integrity.ensure(recipe, data, runtime, self.store)
 
     def _open_folder(self, run: OpenRun) -> tuple[RunFolder, bool]:
         """Make or continue the folder of a run; return it, and whether it is continued."""
-        order, recipe = run.order, run.recipe
+        request, recipe = run.request, run.recipe
         # What was interrupted may have been a run that this one needs, or an earlier fold; it has been finished by now.
-        new = run.parent is not None or any(need.new for need in run.needs.values())
+        new = run.parent is not None or any(dependency.new for dependency in run.dependencies.values())
 
         def make() -> tuple[str, bool]:
-            digest, begins = loader.digest(recipe), order.resume == "" and new
-            folder, resuming = begin(order, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
+            digest, begins = loader.digest(recipe), request.resume == "" and new
+            folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
             write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
             return str(folder.path), resuming
 
-        path, resuming = self.machine.lead(make)
+        path, resuming = self.runtime.on_main(make)
         run.folder = RunFolder(Path(path))
         return run.folder, resuming
 
@@ -272,10 +276,10 @@ class Session:
             run.recipe,
             folder,
             run.tracker,
-            self.machine.main,
-            source=os.path.relpath(run.order.path),
+            self.runtime.main,
+            source=os.path.relpath(run.request.path),
             changed=lineage.note(folder),
-            rates=cost.allotted(self.machine),
+            rates=cost.allotted(self.runtime),
             watch=watch,
             began=self.began,
         )
@@ -287,20 +291,20 @@ class Session:
         """Track a run, and say where it goes on; on an error end it as FAILED."""
         from trainkit.training.checkpointer import Resume
 
-        machine, stop = self.machine, self.stop
-        with ending(lambda: run.tracker, lambda: stop.told and machine.world > 1):
+        runtime, stop = self.runtime, self.stop
+        with ending(lambda: run.tracker, lambda: stop.told and runtime.world > 1):
             try:
-                path, decided = machine.lead(lambda: self._start_tracker(run, folder, resuming))
-                yield Resume(Path(path) if path else None, decided, run.order.elastic)
+                path, decided = runtime.on_main(lambda: self._start_tracker(run, folder, resuming))
+                yield Resume(Path(path) if path else None, decided, run.request.elastic)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
                 if not stop.told and not getattr(error, "told", False):
-                    rank_failures.note(folder.path, machine.rank, error)
+                    rank_failures.note(folder.path, runtime.rank, error)
                 if (
                     rank_failures.lost(error)
                     and not stop.told
-                    and (cause := rank_failures.first(folder.path, machine)) is not None
+                    and (cause := rank_failures.first(folder.path, runtime)) is not None
                 ):
                     raise cause from error
                 raise
@@ -308,20 +312,22 @@ class Session:
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
         from trainkit.training.run_logger import RunLogger
 
-        recipe, needs = run.recipe, run.needs.items()
+        recipe, dependencies = run.recipe, run.dependencies.items()
         path, position, problems = _newest(folder) if resuming else (None, 0, [])
         died = post_mortem.cause_of_death(folder) if resuming else ""
         rank_failures.clear(folder.path)
-        made_by = {f"trainkit.{name}": need.run.name for name, need in needs if need.run is not None}
-        params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.machine.describe().items()}}
+        made_by = {
+            f"trainkit.{name}": dependency.run.name for name, dependency in dependencies if dependency.run is not None
+        }
+        params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.runtime.describe().items()}}
         every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
         run.tracker = tracker = start_tracker(
-            run.order, recipe, folder, self.store, resuming, params, made_by, run.parent, every
+            run.request, recipe, folder, self.store, resuming, params, made_by, run.parent, every
         )
         tracker.hurried = lambda: self.stop.told
-        for _, need in needs:
-            if need.new and need.run is not None:  # made for this run: MLflow shows it beneath
-                tracker.adopt(need.run.name)
+        for _, dependency in dependencies:
+            if dependency.new and dependency.run is not None:  # made for this run: MLflow shows it beneath
+                tracker.adopt(dependency.run.name)
         decided = tracker.cut_back(position).decided if resuming else []
         RunLogger(recipe, folder, tracker, main=True).refused_checkpoints(problems)
         if died:
@@ -335,13 +341,13 @@ class Session:
         """Keep the recipe, and name the data sets of a run, in MLflow."""
         from trainkit.training.plan import evaluated
 
-        recipe, order, data = run.recipe, run.order, run.data
+        recipe, request, data = run.recipe, run.request, run.data
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
-        track_request(tracker, order)
+        track_request(tracker, request)
         splits = evaluated(recipe, data)
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
         digests = {lineage.DATA: data.meta.digest, **digests}
-        lineage.record(tracker, folder, self.store, order.path, digests, run.parent)
+        lineage.record(tracker, folder, self.store, request.path, digests, run.parent)
         tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
         for split in {split.digest: split for split in splits.values()}.values():
             source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainkit.autoconfig import new_recipe
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.run_request import Order, beside, load
+from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.experiments.launch import children_of
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import locate
@@ -14,20 +14,20 @@ _SHOWN = 30
 """Settings of a sweep that are listed when it is checked."""
 
 
-def check(order: Order) -> str:
+def check(request: RunRequest) -> str:
     """The resolved recipe, of several the first; sentences about data and weights that are not there yet, about lines
     that a copy has marked; and of a sweep its settings. Touches no device or store.
 
     Raises ConfigError with every mistake of the recipe and of the recipes it needs, else UserError for what timm lacks.
     """
-    children = children_of(order)
-    recipe = children[0].recipe if order.sweep else load(order)
+    children = children_of(request)
+    recipe = children[0].recipe if request.sweep else load(request)
     refuse_unknown(recipe, *(child.recipe for child in children))
     notes = list(recipe.data.missing())
-    said = [f"to decide: {line}" for line in new_recipe.open_lines(order.path, recipe)]
-    for name, source in recipe.task.needs().items():
+    said = [f"to decide: {line}" for line in new_recipe.open_lines(request.path, recipe)]
+    for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
-            other = Order(beside(order.path, source.recipe), plugins=order.plugins)
+            other = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
             needed = load(other)
             refuse_unknown(needed)
             open_lines = new_recipe.open_lines(other.path, needed)
@@ -38,8 +38,8 @@ def check(order: Order) -> str:
         elif ":" not in source.weights and not locate(source.weights).is_file():
             notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
     said += [f"not there yet: {note}" for note in notes]
-    if order.sweep:
+    if request.sweep:
         said += [f"{child.title}: {child.said}" for child in children[:_SHOWN]]
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
-        said += [f"one of {order.sweep.tpe} that will be proposed"] if order.sweep.tpe else []
+        said += [f"one of {request.sweep.tpe} that will be proposed"] if request.sweep.tpe else []
     return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import Order, Sweep, load
+from trainkit.config.run_request import RunRequest, Sweep, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 
@@ -53,13 +53,13 @@ class Axis:
         return repr(min(max(float(f"{value:.4g}"), low), high))
 
 
-def read(order: Order) -> tuple[list[str], list[Axis]]:
+def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
     """Return the words of an order that give one value, and the axes that the others are.
 
     Raises UserError for words that make no sweep.
     """
-    how, fixed, axes = order.sweep or Sweep(), [], []
-    for word in order.overrides:
+    how, fixed, axes = request.sweep or Sweep(), [], []
+    for word in request.overrides:
         key, _, text = (part.strip() for part in word.partition("="))
         values = tuple(_values(text))
         if match := _RANGE.fullmatch(text):
@@ -73,7 +73,7 @@ def read(order: Order) -> tuple[list[str], list[Axis]]:
         else:
             axes.append(Axis(key, values))
     if not axes:
-        load_setting(order, fixed, {})
+        load_setting(request, fixed, {})
         expected = "a word such as optim.lr=0.1,0.05"
         raise UserError("sweep", "no word gives several values", expected, "of one setting: trainkit run")
     ranges = [axis for axis in axes if axis.span]
@@ -81,7 +81,7 @@ def read(order: Order) -> tuple[list[str], list[Axis]]:
         found = f"{ranges[0].key} is a range, and a grid has no number of them"
         raise UserError("sweep", found, remedy="list its values, or say how many settings: --random 20 or --tpe 20")
     if ranges:  # which of them are of whole numbers is for the recipe to say
-        kinds = loader.flat(load_setting(order, fixed, {axis.key: axis.values[0] for axis in axes}))
+        kinds = loader.flat(load_setting(request, fixed, {axis.key: axis.values[0] for axis in axes}))
         axes = [replace(axis, whole=bool(axis.span) and isinstance(kinds.get(axis.key), int)) for axis in axes]
     return fixed, axes
 
@@ -144,6 +144,6 @@ def words_of(fixed: Sequence[str], setting: Setting) -> tuple[str, ...]:
     return (*fixed, *(f"{key}={value}" for key, value in setting.items()))
 
 
-def load_setting(order: Order, fixed: Sequence[str], setting: Setting) -> Recipe:
+def load_setting(request: RunRequest, fixed: Sequence[str], setting: Setting) -> Recipe:
     """Load the recipe of one setting."""
-    return load(replace(order, overrides=words_of(fixed, setting)))
+    return load(replace(request, overrides=words_of(fixed, setting)))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import group
@@ -20,22 +20,22 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 
-def repeated(order: Order) -> list[Child]:
+def repeated(request: RunRequest) -> list[Child]:
     """Return the runs of `order.seeds` seeds, the first that of the recipe. Raises UserError for what has no spread."""
-    recipe, count = load(order), order.seeds or 0
+    recipe, count = load(request), request.seeds or 0
     if count < 2:
         raise UserError("--seeds", f"{count}", "2 or more", "the spread of one run cannot be known")
     if not recipe.evaluations:
         raise UserError("--seeds", f"{recipe.name} has no evaluations", "one whose scores are averaged")
-    words = [word for word in order.overrides if word.partition("=")[0].strip() != "seed"]
+    words = [word for word in request.overrides if word.partition("=")[0].strip() != "seed"]
     seeds = range(recipe.seed, recipe.seed + count)
-    return [child_of(order, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]
+    return [child_of(request, f"seed {seed}", (*words, f"seed={seed}")) for seed in seeds]
 
 
-def repeat(order: Order, children: Sequence[Child], machine: Machine, store: Store, train: group.Train) -> str:
+def repeat(request: RunRequest, children: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
     """Train every seed that has no finished run, and sum them up in a parent run. Returns its status.
 
     Raises UserError for what the user can mend; the seeds that have finished by then are used by the next attempt.
@@ -43,13 +43,13 @@ def repeat(order: Order, children: Sequence[Child], machine: Machine, store: Sto
     first, digests = children[0].recipe, {}
     keys = [group.child_key(child, digests) for child in children]
     digest = group.group_digest(children)
-    whole = RunGroup(order, first, "seeds", "repetition", len(children), "seeds", ("seed",), digest)
+    whole = RunGroup(request, first, "seeds", "repetition", len(children), "seeds", ("seed",), digest)
     data_differs = len(set(digests.values())) > 1
-    with group.parent_run(whole, machine, store, train) as parent:
+    with group.parent_run(whole, runtime, store, train) as parent:
         runs = parent.run_children(children, keys)
         if runs is None:
             return "KILLED"
-        machine.lead(lambda: _conclude(first, children, runs, parent, data_differs))
+        runtime.on_main(lambda: _conclude(first, children, runs, parent, data_differs))
     return "FINISHED"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, Sweep
+from trainkit.config.run_request import RunRequest, Sweep
 from trainkit.config.schema import Best, Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import group, optuna_search
@@ -31,30 +31,30 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
 
 if TYPE_CHECKING:
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 _SHOWN = 20
 """Settings in the printed table; all are in MLflow."""
 
 
-def settings(order: Order) -> list[Child]:
+def settings(request: RunRequest) -> list[Child]:
     """The settings of a sweep, in the order in which they are tried; of those that Optuna will propose an example.
 
     All are checked here. Raises UserError for words that make no sweep, and for a setting that the recipe refuses.
     """
-    how = order.sweep or Sweep()
-    fixed, axes = read(order)
+    how = request.sweep or Sweep()
+    fixed, axes = read(request)
     if how.tpe is not None or how.pruner is not None:
         optuna_search.require()
     first = {axis.key: axis.values[0] for axis in axes}
-    recipe = load_setting(order, fixed, first)
+    recipe = load_setting(request, fixed, first)
     scored = _best(recipe).metric.partition("/")[0]
     if how.pruner is not None and recipe.evaluations[scored].every is None:
         found = f"{scored} is scored at the end alone, when nothing is left to be saved"
         raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
         others = [{**first, axis.key: value} for axis in axes for value in axis.values[1:]]
-        _comparable([_child(order, fixed, number, setting) for number, setting in enumerate([first, *others])])
+        _comparable([_child(request, fixed, number, setting) for number, setting in enumerate([first, *others])])
         chosen = [first]
     elif how.random is not None:
         chosen = list(drawn(axes, how.random, how.draws))
@@ -63,7 +63,7 @@ def settings(order: Order) -> list[Child]:
         chosen = [
             dict(zip(first, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))
         ]
-    found = [_child(order, fixed, number, setting) for number, setting in enumerate(chosen)]
+    found = [_child(request, fixed, number, setting) for number, setting in enumerate(chosen)]
     _comparable(found)
     return found
 
@@ -91,8 +91,8 @@ def _best(recipe: Recipe) -> Best:
     return recipe.best
 
 
-def _child(order: Order, fixed: Sequence[str], number: int, setting: Setting) -> Child:
-    return child_of(order, f"trial {number}", words_of(fixed, setting), " ".join(words_of((), setting)))
+def _child(request: RunRequest, fixed: Sequence[str], number: int, setting: Setting) -> Child:
+    return child_of(request, f"trial {number}", words_of(fixed, setting), " ".join(words_of((), setting)))
 
 
 # ---- The sweep -------------------------------------------------------------------------------------------------------
@@ -118,34 +118,34 @@ class Trial:
     """Why it was pruned, or failed."""
 
 
-def sweep(order: Order, children: Sequence[Child], machine: Machine, store: Store, train: group.Train) -> str:
+def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
     """Train every setting that has no finished run, and compare them in a run above. Returns its status.
 
     On one process a setting that fails is noted and the others are tried; of several processes some may be gone by
     then, and the sweep ends. Raises UserError for what the user can mend, and where no setting came to its end.
     """
-    how, recipe, digests = order.sweep or Sweep(), children[0].recipe, {}
-    fixed, axes = read(order)
+    how, recipe, digests = request.sweep or Sweep(), children[0].recipe, {}
+    fixed, axes = read(request)
     for one in children:  # what is wrong with the data of the last shows now
         group.child_key(one, digests)
     with_study = how.tpe is not None or how.pruner is not None
-    study = optuna_search.Study(axes, how, _best(recipe).mode) if with_study and machine.main else None
-    said = [word for word in order.overrides if word not in fixed]
+    study = optuna_search.Study(axes, how, _best(recipe).mode) if with_study and runtime.main else None
+    said = [word for word in request.overrides if word not in fixed]
     keys, size = [axis.key for axis in axes], how.tpe or len(children)
     digest = group.group_digest(children, *said, repr(how))
-    whole = RunGroup(order, recipe, "sweep", "sweep", size, "settings", keys, digest)
+    whole = RunGroup(request, recipe, "sweep", "sweep", size, "settings", keys, digest)
     trials: list[Trial] = []
-    with group.parent_run(whole, machine, store, train) as parent:
+    with group.parent_run(whole, runtime, store, train) as parent:
         parent.tracker.tags({"trainkit.axes": shlex.join(said)})
         for number in range(size):
-            setting = machine.lead(lambda number=number: study.begin(number) if study else {}) if with_study else {}
+            setting = runtime.on_main(lambda number=number: study.begin(number) if study else {}) if with_study else {}
             try:
-                one = children[number] if how.tpe is None else _child(order, fixed, number, setting)
+                one = children[number] if how.tpe is None else _child(request, fixed, number, setting)
                 trial = _run_trial(one, group.child_key(one, digests), parent, study, with_study)
             except UserError as error:
-                if machine.world > 1:
+                if runtime.world > 1:
                     raise
-                machine.accelerator.free_memory()
+                runtime.accelerator.free_memory()
                 trial = _failed(f"trial {number}", error, parent)
                 if study is not None:
                     study.end("failed", math.nan)
@@ -157,7 +157,7 @@ def sweep(order: Order, children: Sequence[Child], machine: Machine, store: Stor
             _log(trials, recipe, parent.tracker)
         if not any(trial.state == "finished" for trial in trials):
             raise UserError("sweep", f"none of {size} settings came to its end", remedy=f"the first: {trials[0].why}")
-        machine.lead(lambda: _conclude(order, fixed, axes, trials, parent))
+        runtime.on_main(lambda: _conclude(request, fixed, axes, trials, parent))
     return "FINISHED"
 
 
@@ -193,14 +193,14 @@ def _run_trial(
     """Train a setting, or find its run; None when told to stop. `study` is that of the first process."""
     from trainkit.checkpoint import storage
 
-    machine, metric = parent.machine, _best(child.recipe).metric
+    runtime, metric = parent.runtime, _best(child.recipe).metric
     watch = PruningWatch(study, metric) if study is not None and study.prunes else None
-    earlier = machine.lead(lambda: _pruned_before(child, key, parent, watch) if watch else "") if with_study else ""
+    earlier = runtime.on_main(lambda: _pruned_before(child, key, parent, watch) if watch else "") if with_study else ""
     if earlier:
         status, folder = "KILLED", RunFolder(Path(earlier))
     else:
         status, folder = parent.run_child(child, key, watch)
-    why = machine.share(watch.why if watch else "") if with_study else ""
+    why = runtime.broadcast(watch.why if watch else "") if with_study else ""
     if folder is None or (status != "FINISHED" and not why):
         return None
     state = "finished" if status == "FINISHED" else "pruned"
@@ -221,7 +221,7 @@ def _run_trial(
             study.end(state, trial.value)
         return trial
 
-    return machine.lead(look)
+    return runtime.on_main(look)
 
 
 def _pruned_before(child: Child, key: str, parent: Parent, watch: PruningWatch) -> str:
@@ -252,18 +252,18 @@ def _failed(title: str, error: UserError, parent: Parent) -> Trial:
 
 def _setting(child: Child, keys: Sequence[str]) -> Setting:
     """Return the values of the swept keys in a setting."""
-    words = dict(word.split("=", 1) for word in child.order.overrides if "=" in word)
+    words = dict(word.split("=", 1) for word in child.request.overrides if "=" in word)
     return {key: words[key] for key in keys}
 
 
 def _ranked(trials: Sequence[Trial], mode: str) -> list[Trial]:
     """Sort trials, the best first; after those that finished come the pruned, then the failed."""
     sign = -1 if mode == "max" else 1
-    order = {"finished": 0, "pruned": 1, "failed": 2}
+    request = {"finished": 0, "pruned": 1, "failed": 2}
 
     def place(trial: Trial) -> tuple[int, bool, float]:
         lost = math.isnan(trial.value)
-        return order[trial.state], lost, 0.0 if lost else sign * trial.value
+        return request[trial.state], lost, 0.0 if lost else sign * trial.value
 
     return sorted(trials, key=place)
 
@@ -280,7 +280,7 @@ def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Tracker | Silent) -> 
 
 
 def _conclude(
-    order: Order, fixed: Sequence[str], axes: Sequence[Axis], trials: Sequence[Trial], parent: Parent
+    request: RunRequest, fixed: Sequence[str], axes: Sequence[Axis], trials: Sequence[Trial], parent: Parent
 ) -> None:
     """Name the best setting, and keep and print the scores of all."""
     recipe = parent.group.recipe
@@ -294,8 +294,8 @@ def _conclude(
     for name in ("step", "state", "seconds", "run", "why"):
         columns[name] = [getattr(trial, name) for trial in ranked]
     parent.tracker.table("tables/sweep.csv", columns)
-    plugins = [word for plugin in order.plugins for word in ("--plugin", plugin)]
-    words = shlex.join([os.path.relpath(order.path), *plugins, *words_of(fixed, best.setting)])
+    plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
+    words = shlex.join([os.path.relpath(request.path), *plugins, *words_of(fixed, best.setting)])
     lines = [describe(recipe, ranked), *_edges(axes, trials, best)]
     lines += [f"again  accelerate launch trainkit/run.py {words}", f"luck   trainkit repeat {words}"]
     parent.conclude("\n".join(lines))

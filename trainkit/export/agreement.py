@@ -14,7 +14,7 @@ from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export import files
 from trainkit.export.files import Format, Outputs
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 
 CLOSE = 1e-3
 """How far a number may be off, as a share of the largest; 1e-5 is usual. Where points of a segmentation are refined,
@@ -104,10 +104,10 @@ class Exportable:
 class Exporter(NamedTuple):
     """How runs of one kind of data are exported, and their networks rebuilt from exported files."""
 
-    exportable: Callable[[Recipe, Meta, str, Path, Sequence[Format], int, bool], Exportable]
-    """Given recipe, `Meta`, name of the run, weights, formats, pictures to check on, True for timing."""
-    rebuilt: Callable[[Recipe, Meta, Mapping[str, Any], Path], nn.Module]
-    """Given recipe, `Meta`, what model.json says, file of tensors."""
+    exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int, bool], Exportable]
+    """Given recipe, `DatasetInfo`, name of the run, weights, formats, pictures to check on, True for timing."""
+    rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
+    """Given recipe, `DatasetInfo`, what model.json says, file of tensors."""
 
 
 class NamedModule(nn.Module):

@@ -26,7 +26,7 @@ from trainkit.export.latency import Latency, time_network
 from trainkit.files import write_aside
 from trainkit.inference.output_folder import check_free
 from trainkit.inference.trained_model import meta_of, read_meta
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
@@ -88,7 +88,7 @@ def export(
     return _write(out, names, network, about, folder, recipe, weights, seconds if latency else None, say)
 
 
-def _origin(folder: RunFolder, recipe: Recipe, meta: Meta, weights: Path, network: Exportable) -> dict[str, Any]:
+def _origin(folder: RunFolder, recipe: Recipe, meta: DatasetInfo, weights: Path, network: Exportable) -> dict[str, Any]:
     """Describe where an export comes from, for model.json."""
     split, rows = network.checked_on
     return {

@@ -33,7 +33,7 @@ from trainkit.export.agreement import (
 from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import MODALITIES, RGB, Meta, Split, Task
+from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
 from trainkit.tasks.embed import Embed, WithHead
@@ -91,7 +91,7 @@ def exporter(recipe: Recipe) -> Exporter | None:
 
 
 def exportable(
-    recipe: Recipe, meta: Meta, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
     """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and so many pictures to check it on.
 
@@ -129,7 +129,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: Meta, said: Mapping[str, Any], file: Path) -> nn.Module:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> nn.Module:
     """Rebuild the network of an exported folder: pixels to its `outputs`, in their order."""
     return _rebuilt(recipe, meta, file, list(said["outputs"]))
 
@@ -140,7 +140,7 @@ _WORDS = {
 }
 
 
-def _about(meta: Meta, prepared: Preparation, outputs: Mapping[str, str]) -> dict[str, Any]:
+def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str]) -> dict[str, Any]:
     height, width = prepared.side
     return {
         "input": f"pixels: RGB 0 .. 255, float32 (B, 3, {height}, {width})",
@@ -164,7 +164,7 @@ def _preparation(recipe: Recipe) -> Preparation:
     return prepared
 
 
-def timm_config(recipe: Recipe, meta: Meta, prepared: Preparation, net: Classifier) -> dict[str, Any]:
+def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Any]:
     """Describe a network and the preparation of its pictures in the words of timm, for config.json.
 
     Dropped features and blocks are of the training alone and left out.
@@ -214,7 +214,7 @@ def _without_head(task: Task, net: nn.Module) -> nn.Module:
     return net
 
 
-def _rebuilt(recipe: Recipe, meta: Meta, file: Path, outputs: Sequence[str]) -> Deployed:
+def _rebuilt(recipe: Recipe, meta: DatasetInfo, file: Path, outputs: Sequence[str]) -> Deployed:
     net = load_network(recipe, meta, file, lambda net: _without_head(recipe.task, net))
     return Deployed(recipe.task, net, _preparation(recipe), outputs).eval()
 

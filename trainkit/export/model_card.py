@@ -84,7 +84,7 @@ def licences(recipe: Recipe) -> Iterator[str]:
             yield f"{plain(what)}: {code(text)}; its licence stands at https://huggingface.co/datasets/{quote(address)}"
         else:
             yield f"{plain(what)}: {code(text)}; licence unknown"
-    for name, source in recipe.task.needs().items():
+    for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
             yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
         elif str(source.weights).startswith("timm:"):

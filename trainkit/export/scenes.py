@@ -30,7 +30,7 @@ from trainkit.export.agreement import (
 )
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.tasks.segment2d import Segment2d
 
 
@@ -40,7 +40,7 @@ def exporter(recipe: Recipe) -> Exporter | None:
 
 
 def exportable(
-    recipe: Recipe, meta: Meta, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
     """Load the network of a run of `segment2d`, and so many pictures to check it on.
 
@@ -79,7 +79,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: Meta, said: Mapping[str, Any], file: Path) -> nn.Module:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> nn.Module:
     """Rebuild the network of an exported folder: pixels to logits."""
     return _deployed(recipe, load_network(recipe, meta, file))
 

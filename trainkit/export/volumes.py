@@ -30,7 +30,7 @@ from trainkit.export.agreement import (
 )
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import Meta, Split
+from trainkit.interfaces import DatasetInfo, Split
 
 
 class Deployed(NamedModule):
@@ -53,7 +53,7 @@ def exporter(recipe: Recipe) -> Exporter | None:
 
 
 def exportable(
-    recipe: Recipe, meta: Meta, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
     """Load the network of a run of `segment3d`, and patches of so many volumes to check it on.
 
@@ -85,7 +85,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: Meta, said: Mapping[str, Any], file: Path) -> Deployed:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> Deployed:
     """Rebuild the network of an exported folder: patches to a tuple of their logits."""
     return Deployed(load_network(recipe, meta, file))
 
@@ -102,7 +102,7 @@ def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
     return F.pad(image, around)
 
 
-def _about(recipe: Recipe, meta: Meta) -> dict[str, Any]:
+def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
     grid = f"voxels of {mm} mm" if meta.resampled else f"voxels as they are in the files, of {mm} mm in the median"

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.config import loader
-from trainkit.config.run_request import Order, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.errors import UserError, few, visible
 from trainkit.inference.trained_model import META, read_meta
-from trainkit.interfaces import Meta, Opened, Scores, Split
+from trainkit.interfaces import Dataset, DatasetInfo, Scores, Split
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.run_lifecycle import ending
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainkit.config.schema import Best, Recipe
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 EVALUATES = "trainkit.evaluates"
 """Tag of an evaluation's run: the run, or the file, whose weights it scored."""
@@ -85,7 +85,7 @@ def find(word: str, store: Store) -> Subject:
     return Subject(file, int(step[1]) if step else 0, run)
 
 
-def order_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> Order:
+def request_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:
     """Return the request for a recipe, or where none is named the run's own, with words that change it.
 
     Raises UserError where weights without a run come without a recipe.
@@ -96,74 +96,74 @@ def order_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugin
             expected = "a recipe after it, which says task, data and evaluations"
             raise UserError(word, "weights of which no run is known here", expected, "trainkit evaluate WEIGHTS RECIPE")
         recipe = run.recipe
-    return Order(recipe, overrides, plugins)
+    return RunRequest(recipe, overrides, plugins)
 
 
-def evaluate(order: Order, word: str, log: bool = True) -> dict[str, float]:
+def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, float]:
     """Score the weights that `word` names on every evaluation of an order's recipe, and print the scores.
 
     With `log` they are kept as a run of their own beneath the one that made the weights, with the rows of every
     sample. Returns them by their full names. Raises UserError for weights that do not fit, data of other classes or
     modalities, and a recipe without evaluations.
     """
-    recipe = _recipe(order)
+    recipe = _recipe(request)
     if not recipe.evaluations:
-        raise UserError(str(order.path), "has no evaluations", "one or more", "evaluations={NAME: {}} adds one")
+        raise UserError(str(request.path), "has no evaluations", "one or more", "evaluations={NAME: {}} adds one")
     from trainkit.checkpoint import safe_load
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
     from trainkit.training import plan
 
-    machine, store = Machine(recipe), Store.locate()
+    runtime, store = Runtime(recipe), Store.locate()
     try:
-        file, step, path = machine.lead(lambda: _plain(find(word, store)))
+        file, step, path = runtime.on_main(lambda: _plain(find(word, store)))
         subject = Subject(Path(file), step, RunFolder(Path(path)) if path else None)
         data = recipe.data.open(recipe.seed)
         splits = plan.evaluated(recipe, data)
         meta = _meta(subject, data, splits)
-        net = _network(recipe, meta, order, machine, store)
+        net = _network(recipe, meta, request, runtime, store)
         safe_load.load_into(net, safe_load.read_tensors(subject.file), file)
-        machine.layout(net)
+        runtime.to_memory_format(net)
         metrics: dict[str, float] = {}
-        with _tracked(order, recipe, subject, data, splits, machine, store, log) as tracker:
+        with _tracked(request, recipe, subject, data, splits, runtime, store, log) as tracker:
             for name, split in splits.items():
                 begun = time.perf_counter()
-                scores = evaluator.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, machine)
-                if machine.main:
+                scores = evaluator.evaluate(recipe.task, net, split, recipe.evaluations[name].batch_size, runtime)
+                if runtime.main:
                     _keep(tracker, recipe, name, split, scores, step, time.perf_counter() - begun)
                 metrics |= {f"{name}/{key}": value for key, value in scores.metrics.items()}
-            if machine.main:
+            if runtime.main:
                 tracker.log(step, {f"final/{name}": value for name, value in metrics.items()})
                 tracker.finish("FINISHED")
-        machine.wait()  # others leave when the first process has written everything down
+        runtime.barrier()  # others leave when the first process has written everything down
     finally:
-        machine.close()
-    if machine.main:
+        runtime.close()
+    if runtime.main:
         print(*(visible(f"{key} {value!r}") for key, value in metrics.items()), sep="\n", flush=True)
     return metrics
 
 
-def _recipe(order: Order) -> Recipe:
+def _recipe(request: RunRequest) -> Recipe:
     """Load the recipe without `best`, early stopping and the like, which may name evaluations that are not asked."""
-    given = {word.partition("=")[0].strip().partition(".")[0] for word in order.overrides}
+    given = {word.partition("=")[0].strip().partition(".")[0] for word in request.overrides}
     without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null"}
     words = [f"{key}={nothing}" for key, nothing in without.items() if key not in given]
-    return load(replace(order, overrides=(*order.overrides, *words)))
+    return load(replace(request, overrides=(*request.overrides, *words)))
 
 
-def _network(recipe: Recipe, meta: Meta, order: Order, machine: Machine, store: Store) -> nn.Module:
+def _network(recipe: Recipe, meta: DatasetInfo, request: RunRequest, runtime: Runtime, store: Store) -> nn.Module:
     """Build the network of a task, without the weights that its training began with where it can be."""
     try:
-        return recipe.task.build(meta, {}, recipe.seed).learns
+        return recipe.task.build(meta, {}, recipe.seed).model
     except KeyError:
-        found = {name: need.file for name, need in gather(order, recipe, machine, store, None).items()}
-        return recipe.task.build(meta, found, recipe.seed).learns
+        found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
+        return recipe.task.build(meta, found, recipe.seed).model
 
 
 def _plain(subject: Subject) -> tuple[str, int, str]:
     return str(subject.file), subject.step, str(subject.run.path) if subject.run else ""
 
 
-def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
+def _meta(subject: Subject, data: Dataset, splits: Mapping[str, Split]) -> DatasetInfo:
     """Describe the data for the network: classes and modalities of its training, and pictures of this data.
 
     Raises UserError where the evaluations have others.
@@ -190,12 +190,12 @@ def _meta(subject: Subject, data: Opened, splits: Mapping[str, Split]) -> Meta:
 
 @contextlib.contextmanager
 def _tracked(
-    order: Order,
+    request: RunRequest,
     recipe: Recipe,
     subject: Subject,
-    data: Opened,
+    data: Dataset,
     splits: Mapping[str, Split],
-    machine: Machine,
+    runtime: Runtime,
     store: Store,
     log: bool,
 ) -> Iterator[Tracker | Silent]:
@@ -206,7 +206,7 @@ def _tracked(
         nonlocal tracker
         store.ready()
         made_by = subject.run.info() if subject.run else None
-        lead = _lead(subject, recipe, order)
+        lead = _lead(subject, recipe, request)
         folder = store.new_run(f"evaluate-{recipe.name}", recipe.seed, loader.digest(recipe))
         folder.recipe.write_text(loader.dump(recipe), encoding="utf-8")
         tracker = Tracker.start(
@@ -214,7 +214,7 @@ def _tracked(
             store,
             experiment=(made_by and made_by.experiment) or recipe.log.experiment or recipe.name,
             run_name=folder.name,
-            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in machine.describe().items()}},
+            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in runtime.describe().items()}},
             tags={
                 "trainkit.recipe": recipe.name,
                 EVALUATES: subject.name,
@@ -229,22 +229,22 @@ def _tracked(
         )
         folder.update(data_digest=data.meta.digest, evaluates=subject.name)
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
-        tracker.artifact_text("recipe/original.yaml", order.path.read_text(encoding="utf-8"))
-        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in order.overrides))
+        tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
+        tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
         print(f"run {folder.name}: {subject.file} on {', '.join(recipe.evaluations)}", flush=True)
 
     with ending(lambda: tracker):
         if log:
-            machine.lead(start)
+            runtime.on_main(start)
         yield tracker
 
 
-def _lead(subject: Subject, recipe: Recipe, order: Order) -> Best | None:
+def _lead(subject: Subject, recipe: Recipe, request: RunRequest) -> Best | None:
     """Return `best` of the run's own recipe, which ranks its experiment; an evaluation does not change it."""
     if subject.run is None:
         return recipe.best
     try:
-        return loader.load(subject.run.recipe, (), tuple(order.plugins)).best
+        return loader.load(subject.run.recipe, (), tuple(request.plugins)).best
     except UserError:
         return recipe.best
 

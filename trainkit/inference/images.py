@@ -85,10 +85,10 @@ class _Network:
 
     def columns(self, read: Sequence[tuple[Record, np.ndarray]]) -> Columns:
         """Predict the rows of a batch."""
-        task, net, machine = self.made.recipe.task, self.made.net, self.made.machine
-        batch = machine.place({"image": torch.from_numpy(np.stack([pixels for _, pixels in read]))})
+        task, net, runtime = self.made.recipe.task, self.made.net, self.made.runtime
+        batch = runtime.to_device({"image": torch.from_numpy(np.stack([pixels for _, pixels in read]))})
         image = self.prepared.normal(batch["image"])
-        with torch.no_grad(), machine.accelerator.autocast():
+        with torch.no_grad(), runtime.accelerator.autocast():
             rows = dict(task.predict(net, {"image": image}))
             if self.mirror:
                 if "logits" not in rows:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.training.best import best_weights
 
@@ -30,7 +30,7 @@ class Request:
 
     folder: RunFolder
     recipe: Recipe
-    meta: Meta
+    meta: DatasetInfo
     source: str
     out: Path
     mirror: bool

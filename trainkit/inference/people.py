@@ -106,7 +106,7 @@ class _Network:
 
     def columns(self, read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
         """Predict the rows of a batch, whose records are in the order of their modalities."""
-        net, machine = self.made.net, self.made.machine
+        net, runtime = self.made.net, self.made.runtime
         modality = torch.tensor([entry.modality for entry, _ in read])
         batch = {}
         for number, name in enumerate(MODALITIES):
@@ -119,12 +119,12 @@ class _Network:
             else:
                 pixels = torch.from_numpy(np.stack(own)) if own else tables.zeros(0, self.prepared.side)
                 batch[f"image.{name}"] = pixels
-        batch = machine.place(batch)
+        batch = runtime.to_device(batch)
         for name in batch:
             if name != "text":
                 batch[name] = self.prepared.normal(batch[name])
         with torch.no_grad():
-            with machine.accelerator.autocast():
+            with runtime.accelerator.autocast():
                 feature = self.made.recipe.task.predict(net, batch)["feature"].float()
             # A place for each modality, of which one is taken: as queries of one record are made.
             places = feature.new_zeros(len(feature), len(MODALITIES), feature.shape[1])

@@ -24,7 +24,7 @@ from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.plots.scenes import palette
 
 if TYPE_CHECKING:
@@ -153,12 +153,12 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     from trainkit.data.images import augment
     from trainkit.losses.segmentation_2d import resized
 
-    data, task, device = made.recipe.data, made.recipe.task, made.machine.device
+    data, task, device = made.recipe.data, made.recipe.task, made.runtime.device
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
     scale = float(data.base(np.array([seen.shape[:2]]))[0])
     image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(device)
     image = augment.normalise(image, data.mean, data.std)
-    with torch.no_grad(), made.machine.accelerator.autocast():
+    with torch.no_grad(), made.runtime.accelerator.autocast():
         found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror))
     return resized(found, pixels.shape[:2]).argmax(1)[0].to(torch.uint8).cpu().numpy()
 
@@ -179,7 +179,7 @@ def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
     return stream.getvalue()
 
 
-def _described(meta: Meta, colours: Sequence[Sequence[int]], origin: Mapping[str, Any]) -> str:
+def _described(meta: DatasetInfo, colours: Sequence[Sequence[int]], origin: Mapping[str, Any]) -> str:
     classes = [
         {"value": value, "name": name, "colour": list(colour)}
         for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))

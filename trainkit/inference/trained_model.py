@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.store import RunFolder
 from trainkit.training.dependencies import best_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
 META = "meta.json"
 """File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
@@ -30,14 +30,14 @@ class Rebuilt:
 
     folder: RunFolder
     recipe: Recipe
-    meta: Meta
+    meta: DatasetInfo
     net: nn.Module
-    machine: Machine
+    runtime: Runtime
     weights: Path
 
 
 def load_network(
-    recipe: Recipe, meta: Meta, file: Path, part: Callable[[nn.Module], nn.Module] = lambda net: net
+    recipe: Recipe, meta: DatasetInfo, file: Path, part: Callable[[nn.Module], nn.Module] = lambda net: net
 ) -> nn.Module:
     """Build the network of a recipe and load the weights of a file, or those of a part of it, in evaluation mode.
 
@@ -45,33 +45,33 @@ def load_network(
     """
     from trainkit.checkpoint import safe_load
 
-    net = recipe.task.build(meta, {}, recipe.seed).learns
+    net = recipe.task.build(meta, {}, recipe.seed).model
     safe_load.load_into(part(net), safe_load.read_tensors(file), str(file))
     return net.eval()
 
 
 @contextmanager
-def rebuilt(folder: RunFolder, recipe: Recipe, meta: Meta) -> Iterator[Rebuilt]:
+def rebuilt(folder: RunFolder, recipe: Recipe, meta: DatasetInfo) -> Iterator[Rebuilt]:
     """Load the network of a run, all of whose weights are those of its best checkpoint.
 
     Weights that it started from need not be there. Raises UserError where there is no checkpoint, or it does not fit.
     """
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
 
     file = best_weights(folder.path)
-    machine = Machine(recipe)
+    runtime = Runtime(recipe)
     try:
-        yield Rebuilt(folder, recipe, meta, machine.layout(load_network(recipe, meta, file)), machine, file)
+        yield Rebuilt(folder, recipe, meta, runtime.to_memory_format(load_network(recipe, meta, file)), runtime, file)
     finally:
-        machine.close()
+        runtime.close()
 
 
-def origin(folder: RunFolder, weights: Path, meta: Meta) -> dict[str, Any]:
+def origin(folder: RunFolder, weights: Path, meta: DatasetInfo) -> dict[str, Any]:
     """Describe where a prediction comes from."""
     return {"run": folder.name, "weights": f"{weights.parent.name}/{weights.name}", "trained_on": meta.digest}
 
 
-def read_meta(folder: RunFolder) -> Meta:
+def read_meta(folder: RunFolder) -> DatasetInfo:
     """Read the description of a run's data, `meta.json`. Raises UserError when that is missing or damaged."""
     file = folder.path / META
     try:
@@ -83,8 +83,8 @@ def read_meta(folder: RunFolder) -> Meta:
         raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
 
 
-def meta_of(said: Mapping[str, Any]) -> Meta:
-    """Parse a `Meta` that was written as JSON, without what a newer version has beside it."""
-    known = {field.name for field in fields(Meta)}
+def meta_of(said: Mapping[str, Any]) -> DatasetInfo:
+    """Parse a `DatasetInfo` that was written as JSON, without what a newer version has beside it."""
+    known = {field.name for field in fields(DatasetInfo)}
     held: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
-    return Meta(**held)
+    return DatasetInfo(**held)

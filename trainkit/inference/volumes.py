@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import rebuilt
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainkit.data.formats.nifti_header import Header
     from trainkit.data.volumes.preprocess import Preparation, Prepared
     from trainkit.data.volumes.sources import Case
-    from trainkit.distributed.runtime import Machine
+    from trainkit.distributed.runtime import Runtime
     from trainkit.tasks.segment3d import Segment3d
 
 COARSER = 1.5
@@ -55,7 +55,7 @@ def predict(asked: Request) -> Predicted | None:
         def label(case: Case) -> tuple[np.ndarray, Header]:
             array, header = nifti.read_image(case.image)
             prepared = prepare(array, header, how)
-            labels = _label(prepared, asked.recipe.task, made.net, made.machine, asked.mirror)
+            labels = _label(prepared, asked.recipe.task, made.net, made.runtime, asked.mirror)
             return prepared.orientation.undo(labels), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
@@ -78,7 +78,7 @@ def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], lis
     return headers, damaged, notes
 
 
-def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -> list[str]:
+def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: DatasetInfo) -> list[str]:
     """Write a sentence where volumes that are not resampled have another spacing than those of the training."""
     from trainkit.data.formats import volume_grid
 
@@ -97,10 +97,10 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Meta) -
     return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
 
 
-def _label(prepared: Prepared, task: Segment3d, net: nn.Module, machine: Machine, mirror: bool) -> np.ndarray:
+def _label(prepared: Prepared, task: Segment3d, net: nn.Module, runtime: Runtime, mirror: bool) -> np.ndarray:
     """Predict the label map of a prepared volume, uint8, on the grid of its file in stored axes."""
     import torch
 
-    image = torch.from_numpy(prepared.image)[None, None].to(machine.device).float()
-    with torch.no_grad(), machine.accelerator.autocast():
+    image = torch.from_numpy(prepared.image)[None, None].to(runtime.device).float()
+    with torch.no_grad(), runtime.accelerator.autocast():
         return task.label_map(net, image, prepared.original_shape, (mirror,) * 3).cpu().numpy()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models.patch_geometry import check_patch, format_sides
 from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_name
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
@@ -217,7 +217,7 @@ class Emcad(nn.Module):
         return scores if self.training else scores[0]
 
 
-def build(spec: EmcadSpec, meta: Meta) -> tuple[nn.Module, str]:
+def build(spec: EmcadSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     """The network of `spec`, with random weights, and what is to be said about it."""
     import timm
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels, FractionBelowOne, Layers
 from trainkit.errors import UserError
-from trainkit.interfaces import MODALITIES, RGB, Meta
+from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
 from trainkit.models.lora import BatchModalities, Lora
@@ -80,8 +80,8 @@ class ReidSpec:
             raise ValueError("text.tune is 'lora', which needs weights that it corrects")
 
 
-def needs(spec: ReidSpec) -> dict[str, str]:
-    """Where the weights that a network starts from come from, as `needs` of a task says it: name to word."""
+def required_weights(spec: ReidSpec) -> dict[str, str]:
+    """Where the weights that a network starts from come from, as `required_weights` of a task says it: name to word."""
     net = {"net": f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights}
     return {name: word for name, word in (net | {"text": spec.text.weights}).items() if word is not None}
 
@@ -180,7 +180,7 @@ class ReidNet(nn.Module):
     backbone: Any
     """The network of timm, whose methods no type of torch has."""
 
-    def __init__(self, spec: ReidSpec, meta: Meta, backbone: nn.Module):
+    def __init__(self, spec: ReidSpec, meta: DatasetInfo, backbone: nn.Module):
         super().__init__()
         known = meta.modalities or (MODALITIES[RGB],)
         self.pictures = tuple(name for name in known if name != "text")
@@ -327,7 +327,7 @@ def _features(backbone: Any, shape: Sequence[int]) -> int:
     return pooled.shape[1]
 
 
-def build(spec: ReidSpec, meta: Meta, found: Mapping[str, Any]) -> ReidNet:
+def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Any]) -> ReidNet:
     """The network of `spec` for records of `meta`: pictures of its shape, its modalities, captions and persons.
 
     `found` holds the files of its weights, under `net` and `text`. Raises UserError when timm has no such network, it

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models.patch_geometry import check_patch, format_sides, require
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
@@ -93,7 +93,7 @@ def _volumes(scores: Tensor, count: int, depth: int) -> Tensor:
     return scores.unflatten(0, (count, depth)).transpose(1, 2)
 
 
-def build(spec: SlicesSpec, meta: Meta) -> tuple[nn.Module, str]:
+def build(spec: SlicesSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     """The network of `spec`, with random weights, and what is to be said about it."""
     channels, depth = 2 * spec.neighbours + 1, 5 if spec.filters is None else len(spec.filters)
     check_patch(spec.name, meta.shape[1:], (1, 2**depth, 2**depth))
@@ -120,7 +120,7 @@ def about_slices(neighbours: int, multiple: int) -> str:
 
 
 @torch.no_grad()
-def probe(net: nn.Module, meta: Meta, encoder: str) -> None:
+def probe(net: nn.Module, meta: DatasetInfo, encoder: str) -> None:
     """Refuse a network that does not give a class for every voxel of a patch, by trying it on one slice."""
     net.eval()
     slice_of = (1, 1, 1, *meta.shape[2:])

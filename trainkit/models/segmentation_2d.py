@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models import bisenet, segmentation_2_5d
 from trainkit.models import pointrend as pointwise
 from trainkit.models.patch_geometry import check_patch, require
@@ -221,7 +221,7 @@ class SceneNet(nn.Module):
 
 
 def build(
-    spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: Meta, found: Mapping[str, Any]
+    spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: DatasetInfo, found: Mapping[str, Any]
 ) -> tuple[SceneNet, list[str]]:
     """The network of `spec` for pictures of `meta.shape` (3, h, w), and sentences about it.
 
@@ -256,7 +256,7 @@ def build(
 
 
 def source_of(spec: AnySceneNet) -> str | None:
-    """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
+    """Return where the initial weights come from, as `required_weights` of a task says it; None: nowhere."""
     if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
         return spec.weights
     return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
@@ -282,7 +282,7 @@ def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Any], file: An
         raise UserError("task.net.fusion", kind, found, f"the weights {file} have that form: write `fusion: {found}`")
 
 
-def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> tuple[Body, str, list[str]]:
+def _bisenetv1(spec: BiSeNetV1Spec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
     refuse_unknown(spec.encoder, "task.net.encoder")
     try:
         body = bisenet.BiSeNetV1(
@@ -293,7 +293,7 @@ def _bisenetv1(spec: BiSeNetV1Spec, meta: Meta) -> tuple[Body, str, list[str]]:
     return body, f"{spec.encoder} as context path, width {spec.width:g}", []
 
 
-def _smp(spec: SmpSpec, meta: Meta) -> tuple[Body, str, list[str]]:
+def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
     require(SMP, "segmentation")
     import segmentation_models_pytorch as smp
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import FractionBelowOne, Layers
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta
+from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, segmentation_2_5d
 from trainkit.models.emcad import EmcadSpec
 from trainkit.models.patch_geometry import (
@@ -112,7 +112,7 @@ def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
         raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
 
 
-def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
     """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
 
     `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too
@@ -129,7 +129,7 @@ def build(spec: AnyVolumeNet, meta: Meta, found: Mapping[str, Any]) -> tuple[nn.
 
 
 def source_of(spec: AnyVolumeNet) -> str | None:
-    """Where the weights that a network starts from come from, as `needs` of a task says it; None: nowhere."""
+    """Return where the initial weights come from, as `required_weights` of a task says it; None: nowhere."""
     if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
         return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
     return spec.weights
@@ -148,7 +148,7 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
     return levels
 
 
-def _unet(spec: UNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+def _unet(spec: UNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 2)
     require("monai")
     from monai.networks.nets.unet import UNet
@@ -202,7 +202,7 @@ class Whole(nn.Module):
         return self.model(image)
 
 
-def _dynunet(spec: DynUNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+def _dynunet(spec: DynUNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.filters), 3)
     require("monai")
     from monai.networks.nets.dynunet import DynUNet
@@ -257,7 +257,7 @@ class Dynamic(nn.Module):
         return [out, *coarse[::-1]] if coarse else out
 
 
-def _segresnet(spec: SegResNetSpec, meta: Meta) -> tuple[nn.Module, str]:
+def _segresnet(spec: SegResNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.blocks), 2)
     require("monai")
     net = SegResNet(

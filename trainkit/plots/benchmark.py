@@ -21,12 +21,12 @@ _TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
 def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the recipe as shipped") -> Figure:
-    """Draw a line for each try that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
+    """Draw a line for each setting that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
 
-    `rows` are those of `diagnostics.benchmark.rows`: `rung`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
-    logarithmic where a try is twice as fast or half as fast, so that both look alike.
+    `rows` are those of `diagnostics.benchmark.rows`: `switch`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
+    logarithmic where a setting is twice as fast or half as fast, so that both look alike.
     """
-    shown = sorted((row for row in rows if row["rung"] and row["ratio"] is not None), key=lambda row: -row["ratio"])
+    shown = sorted((row for row in rows if row["switch"] and row["ratio"] is not None), key=lambda row: -row["ratio"])
     figure, (axes,) = blank(height=1.6 + 0.3 * max(len(shown), 1))
     axes.axvline(1.0, color=QUIET, linewidth=1)
     used: set[str] = set()
@@ -75,5 +75,5 @@ def _kind(row: Mapping[str, Any]) -> str:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    name = f"{row['rung']}: {row['change']}" if row["rung"] not in row["change"] else row["change"]
+    name = f"{row['switch']}: {row['change']}" if row["switch"] not in row["change"] else row["change"]
     return name if len(name) <= 44 else f"{name[:43]}…"

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.tracking.system.cgroup import Groups
 
 PREFIX = "cost/"
@@ -15,7 +15,7 @@ Process = tuple[str, Sequence[int], float | None]
 """Host of a process, the processors that it may run on, and the quota of its container in processors."""
 
 
-def allotted(machine: Machine) -> dict[str, float]:
+def allotted(runtime: Runtime) -> dict[str, float]:
     """Return the cost of an hour of the run: `cost/core_hours`, and `cost/gpu_hours` where it trains on GPUs.
 
     Every process calls this. A process has one GPU; cores that several processes share count once.
@@ -24,9 +24,9 @@ def allotted(machine: Machine) -> dict[str, float]:
         own = sorted(os.sched_getaffinity(0))
     else:
         own = list(range(os.cpu_count() or 1))
-    found = {f"{PREFIX}core_hours": cores(machine.each((socket.gethostname(), own, Groups().quota())))}
-    if machine.device.type == "cuda":
-        found[f"{PREFIX}gpu_hours"] = float(machine.world)
+    found = {f"{PREFIX}core_hours": cores(runtime.all_gather((socket.gethostname(), own, Groups().quota())))}
+    if runtime.device.type == "cuda":
+        found[f"{PREFIX}gpu_hours"] = float(runtime.world)
     return found
 
 

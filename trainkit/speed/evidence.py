@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.speed.clock import Steps
-from trainkit.speed.limits import Ceilings
+from trainkit.speed.limits import ThroughputLimits
 from trainkit.tracking.system.reading import Reading
 
 
@@ -64,7 +64,7 @@ class Evidence:
     """Milliseconds of a step by `device/` name: forward, backward, optimizer, transfer, idle, allreduce_exposed."""
     held: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of each evaluation that was held, by name."""
-    ceilings: Ceilings | None = None
+    ceilings: ThroughputLimits | None = None
     load: Sequence[Reading] = ()
     compiled: Compiled | None = None
     waits: Waits | None = None

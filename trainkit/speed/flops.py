@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 
 aten = torch.ops.aten
 
@@ -112,18 +112,18 @@ def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
     return None
 
 
-def peak(recipe: Recipe, machine: Machine, seconds: float = 0.3) -> tuple[float, str]:
+def peak(recipe: Recipe, runtime: Runtime, seconds: float = 0.3) -> tuple[float, str]:
     """Return the operations a second that this process's device can do at most, and the source of the figure.
 
     A GPU of the table by its data sheet; any other device by a product of matrices that is timed here for `seconds`, in
     the precision of the run and with its threads: what a large product reaches, and not what the silicon could.
     """
-    if machine.device.type == "cuda":
-        name = torch.cuda.get_device_name(machine.device)
-        if (known := of_gpu(name, machine.precision, recipe.device.tf32)) is not None:
+    if runtime.device.type == "cuda":
+        name = torch.cuda.get_device_name(runtime.device)
+        if (known := of_gpu(name, runtime.precision, recipe.device.tf32)) is not None:
             return known
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return timed(machine.device, half.get(machine.precision, torch.float32), seconds)
+    return timed(runtime.device, half.get(runtime.precision, torch.float32), seconds)
 
 
 def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tuple[float, str]:

@@ -8,35 +8,35 @@ from dataclasses import dataclass, field
 _PACES = ("loader", "model")
 
 
-def share(rate: float, ceilings: Ceilings) -> float | None:
+def share(rate: float, ceilings: ThroughputLimits) -> float | None:
     """Return a throughput as a share of the lower of the bounds of loader and network; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return rate / min(ceilings.loader, ceilings.model)
 
 
-def mfu(rate: float, ceilings: Ceilings) -> float | None:
+def mfu(rate: float, ceilings: ThroughputLimits) -> float | None:
     """Return the model FLOPs utilisation (PaLM, arXiv 2204.02311) at a throughput; None if unknown."""
     if ceilings.flops_per_sample is None or ceilings.peak_flops is None:
         return None
     return rate * ceilings.flops_per_sample / ceilings.peak_flops
 
 
-def turns(ceilings: Ceilings) -> float | None:
+def turns(ceilings: ThroughputLimits) -> float | None:
     """Return the bound where loader and network take turns, without workers that prefetch; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return 1 / (1 / ceilings.loader + 1 / ceilings.model)
 
 
-def metrics(ceilings: Ceilings) -> dict[str, float]:
+def metrics(ceilings: ThroughputLimits) -> dict[str, float]:
     """Return the bounds that are known by metric name, samples a second."""
     rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
     rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-def lines(ceilings: Ceilings) -> list[str]:
+def lines(ceilings: ThroughputLimits) -> list[str]:
     """Write the bounds as aligned lines."""
     rows = []
     for title, rate in [
@@ -74,7 +74,7 @@ def _many(number: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceilings:
+class ThroughputLimits:
     """Upper bounds of a recipe's throughput on a machine, each of one part alone; samples of all processes a second."""
 
     loader: float | None = None

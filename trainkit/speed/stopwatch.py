@@ -109,7 +109,7 @@ class Stopwatch:
         if not self._clock.steps:
             return "no step has ended; is the loop over `watch.batches(loader)`?"
         e = self.evidence()
-        found = [replace(finding, untested=()) for finding in bottleneck.judge(e)]  # a ladder needs a recipe
+        found = [replace(finding, untested=()) for finding in bottleneck.judge(e)]  # a benchmark needs a recipe
         return "\n".join([*bottleneck.words(e, found), *bottleneck.unmeasured(e)])
 
     def _look(self) -> None:

@@ -18,7 +18,7 @@ from trainkit import rng
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
-from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.metrics import score as metrics
@@ -85,29 +85,29 @@ class AdaDistill:
         if self.geometry is not None and not (isinstance(self.margin, AdaFace) and self.method == "adadistill"):
             raise ValueError("geometry belongs to method adadistill with margin adaface")
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """The teacher's weights."""
         return {"teacher": Source(weights=self.teacher.weights, recipe=self.teacher.recipe)}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The student, the frozen teacher, and the centres that follow it; without its weights the student."""
         if "teacher" not in found:  # a network that is trained already is put together again
-            return Parts(face_backbones.build(self.student, meta.shape))
+            return Networks(face_backbones.build(self.student, meta.shape))
         teacher = face_backbones.build(self.teacher.net, meta.shape)
         tensors = safe_load.read_tensors(found["teacher"])
         centres = {"weight": tensors.pop("head.weight")} if "head.weight" in tensors else None
         backbone = {name.removeprefix("net."): t for name, t in tensors.items()}
         safe_load.load_into(teacher, backbone, str(found["teacher"]))
-        return Parts(
+        return Networks(
             face_backbones.build(self.student, meta.shape),
             frozen={"pixels": Pixels(), "teacher": teacher},
             trusted=("teacher",),
-            tabulated={"teacher": teacher} if self.cache_teacher else {},
-            stored=self.cache_teacher == "disk",
-            remembers=None if self.method == "mse" else self._memory(meta, centres, seed),
+            cached={"teacher": teacher} if self.cache_teacher else {},
+            cache_on_disk=self.cache_teacher == "disk",
+            memory=None if self.method == "mse" else self._memory(meta, centres, seed),
         )
 
-    def _memory(self, meta: Meta, found: dict[str, Tensor] | None, seed: int) -> Memory:
+    def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
         """The centres at the start: drawn at random, or those of the teacher."""
         embedding = face_backbones.embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
@@ -127,19 +127,19 @@ class AdaDistill:
                 centres.weight.copy_(found["weight"])
         return Memory(centres, NormStatistics() if isinstance(self.margin, AdaFace) else None)
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The one loss of the method; only the student gets a gradient."""
         student = net(batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
         else:
             with at.autocast():
-                teacher = parts.frozen["teacher"](batch["image"]).float().detach()
+                teacher = networks.frozen["teacher"](batch["image"]).float().detach()
         cosine = agreement(student.detach(), teacher)
         logs = {"cosine_to_teacher": cosine.mean()}
         if self.method == "mse":
             return Loss(feature_mse(student, teacher) * len(student), len(student), logs)
-        memory, label = parts.remembers, batch["label"]
+        memory, label = networks.memory, batch["label"]
         if not isinstance(memory, Memory):
             raise TypeError(f"{self.method} needs its Memory, not {type(memory).__name__}")
         if self.method == "adadistill":
@@ -154,7 +154,7 @@ class AdaDistill:
         return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
 
     def _quality(
-        self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: At
+        self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext
     ) -> Tensor | None:
         """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
         if (margin := self.geometry) is None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.errors import UserError
-from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.class_weights import class_weights
 from trainkit.metrics import score as metrics
 from trainkit.models import timm_classifier
@@ -59,18 +59,18 @@ class Classify:
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
         word = self.net.weights
         if word is None:
             return {}
         return {"net": Source(weights=f"timm:{self.net.model}" if word == "pretrained" else word)}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The classifier."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         self._mix = self._mixer(meta.classes)
-        return Parts(timm_classifier.build(self.net, meta.shape, meta.classes, found))
+        return Networks(timm_classifier.build(self.net, meta.shape, meta.classes, found))
 
     def _mixer(self, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         if self.mix is None:
@@ -87,7 +87,7 @@ class Classify:
             num_classes=classes,
         )
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy with the smoothed, and perhaps mixed, labels."""
         image, label = batch["image"], batch["label"]
         if self._mix is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.config.ranges import Positive
-from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import (
     AdaFace,
@@ -44,25 +44,25 @@ class Embed:
     classify: bool = False
     """Predict the scores of the classes too: for evaluation pictures of the classes that are trained on."""
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """Nothing."""
         return {}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
         net = WithHead(face_backbones.build(self.net, meta.shape), head)
         # Pixels are an embedding and no classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
-        remembers = NormStatistics() if isinstance(self.margin, AdaFace) else None
-        return Parts(net, frozen=references, remembers=remembers)
+        memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
+        return Networks(net, frozen=references, memory=memory)
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
         label = batch["label"]
         embedding, scores = net(batch["image"], with_scores=True, label=label)
-        quality = embedding_quality(embedding, self.margin, parts.remembers, at)
+        quality = embedding_quality(embedding, self.margin, networks.memory, at)
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)
         total, divisor = margin_loss(scores, label, self.margin, quality, ramp, weights)
@@ -132,7 +132,7 @@ def batch_accuracy(scores: Tensor | MarginTerms, label: Tensor) -> Tensor:
 
 
 def embedding_quality(
-    embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: At, plus: Tensor | float = 0.0
+    embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: StepContext, plus: Tensor | float = 0.0
 ) -> Tensor | None:
     """AdaFace's quality of each sample, raised by `plus`; the statistics take in the norms of all ranks in order."""
     if not isinstance(margin, AdaFace):

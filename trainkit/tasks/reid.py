@@ -20,7 +20,19 @@ from trainkit.config.units import Span, TrainingSpan
 from trainkit.data.people.modalities import subsets
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import MODALITIES, RGB, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import (
+    MODALITIES,
+    RGB,
+    Batch,
+    DatasetInfo,
+    Loss,
+    Networks,
+    Rows,
+    Scores,
+    Source,
+    Split,
+    StepContext,
+)
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.metrics.reid import score_search
@@ -61,11 +73,11 @@ class Reid:
         names = ("identity", "triplet", "sdm", "circle", "contrast")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """The weights that the network starts from, where there are any."""
-        return {name: Source(weights=word) for name, word in reid.needs(self.net).items()}
+        return {name: Source(weights=word) for name, word in reid.required_weights(self.net).items()}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The network, and small copies of the pictures as the reference that it has to beat.
 
         Raises UserError when the data has no modalities, or none but RGB where others are to be matched with it.
@@ -89,7 +101,7 @@ class Reid:
             (*net.about, *self._left(net), self._note()),
             "its losses compare the records of a micro-batch",
         )
-        return Parts(net, frozen={"pixels": Pixels()}, notes=notes, together=together)
+        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together)
 
     def _left(self, net: reid.ReidNet) -> list[str]:
         """Let what no loss looks at stay as it is; sentences about it."""
@@ -112,7 +124,7 @@ class Reid:
         among = "the records of all processes" if self.gather == "all" else "the records of each process by itself"
         return f"loss: {said}; compared are {among}"
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The weighted sum of the losses, each a mean over what it compares, times the number of records.
 
         Gathered, each process computes the comparisons of all; their gradients come back as those of one process would.
@@ -143,7 +155,7 @@ class Reid:
                 logs["fused_norm"] = _mean_length(out["fused"])
         return Loss(total * len(label), len(label), logs)
 
-    def _identity(self, smoothing: float, out: Rows, label: Tensor, person: Tensor, at: At) -> Tensor:
+    def _identity(self, smoothing: float, out: Rows, label: Tensor, person: Tensor, at: StepContext) -> Tensor:
         """Cross-entropy, the mean over records and queries alike; its mean over processes is that of all of them."""
         loss = torch.cat(
             [
@@ -157,7 +169,7 @@ class Reid:
         return loss.sum() / at.gather(loss.new_full((1,), len(loss))).mean()
 
     def _gathered(
-        self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: At
+        self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: StepContext
     ) -> dict[str, Tensor]:
         """Return the tensors that the losses compare, of all processes or of this one."""
         kinds = queries >= 0

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
-from trainkit.interfaces import IGNORED, At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import IGNORED, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
 from trainkit.metrics import boundary_f_score
@@ -64,12 +64,12 @@ class Segment2d:
         """Least number of pictures that batch norm must see at once; 1 before `build`."""
         return 1 if self.batch_norm is None else self._least
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
         word = segmenter.source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The network for crops of the data. Raises UserError where they do not fit, or a class has no such name."""
         if not meta.distances:
             self._refuse_near()
@@ -77,9 +77,9 @@ class Segment2d:
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
         self._multiple, self._least = net.multiple, net.least
-        return Parts(net, notes=tuple(notes), together="its loss is over all pixels of a micro-batch")
+        return Networks(net, notes=tuple(notes), indivisible="its loss is over all pixels of a micro-batch")
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
 
         Logged are the terms of the objective, of the network's own scores; `aux`, the sum of the objectives of the

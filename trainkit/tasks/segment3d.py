@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.data.volumes import preprocess
 from trainkit.errors import UserError
-from trainkit.interfaces import At, Batch, Loss, Meta, Parts, Rows, Scores, Source, Split
+from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
 from trainkit.metrics import score as metrics
@@ -62,19 +62,19 @@ class Segment3d:
     """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
     by organ, 1 mm for those not named."""
 
-    def needs(self) -> dict[str, Source]:
+    def required_weights(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
         word = volumetric.source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
-    def build(self, meta: Meta, found: Mapping[str, Path], seed: int) -> Parts:
+    def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The network for patches of the data. Raises UserError where they do not fit, or a class has no such name."""
         self._weights = self.objective.weights(meta.class_names)
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
         net, notes = volumetric.build(self.net, meta, found)
         together = "objective.whole_batch sums over a micro-batch" if self.objective.whole_batch else ""
-        return Parts(net, notes=tuple(notes), together=together)
+        return Networks(net, notes=tuple(notes), indivisible=together)
 
     def _tolerances(self, names: Sequence[str]) -> list[float]:
         """mm of each class but the background."""
@@ -86,7 +86,7 @@ class Segment3d:
                 raise UserError("task.tolerance", f"{name!r}, which is no organ of the data", ", ".join(near))
         return [float(self.tolerance.get(name, TOLERANCE)) for name in names[1:]]
 
-    def loss(self, net: nn.Module, parts: Parts, batch: Batch, at: At) -> Loss:
+    def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over patches, and the Dice of their voxels, all organs together."""
         mask = batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)

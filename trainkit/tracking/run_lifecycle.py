@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit import markdown
 from trainkit.config import loader
-from trainkit.config.run_request import Order
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError, of_disk
 from trainkit.files import write_aside
 from trainkit.redact import without_secrets
@@ -20,7 +20,7 @@ PATIENCE = 120.0
 
 
 def begin(
-    order: Order, store: Store, name: str, seed: int, recipe_hash: str, text: str, begins: bool
+    request: RunRequest, store: Store, name: str, seed: int, recipe_hash: str, text: str, begins: bool
 ) -> tuple[RunFolder, bool]:
     """Return the folder of the run that an order starts or continues, claimed, and True where it is continued.
 
@@ -29,10 +29,10 @@ def begin(
     finished.
     """
     folder = None
-    if order.resume is not None:
-        folder = store.find(order.resume) if order.resume else store.newest_unfinished(name, recipe_hash)
-    away = store.elsewhere(name, recipe_hash) if folder is None and order.resume is not None else ""
-    if folder is None and (begins or order.or_start or order.resume is None):
+    if request.resume is not None:
+        folder = store.find(request.resume) if request.resume else store.newest_unfinished(name, recipe_hash)
+    away = store.elsewhere(name, recipe_hash) if folder is None and request.resume is not None else ""
+    if folder is None and (begins or request.or_start or request.resume is None):
         if away:
             print(away, flush=True)
         folder = store.new_run(name, seed, recipe_hash)
@@ -50,22 +50,22 @@ def begin(
 
 
 def finished(
-    order: Order, store: Store, name: str, recipe_hash: str, key: str, program: Mapping[str, str]
+    request: RunRequest, store: Store, name: str, recipe_hash: str, key: str, program: Mapping[str, str]
 ) -> RunFolder | None:
     """Return the finished run that --resume-or-start finds where there is nothing to continue.
 
     A job that is started again once its training is over, since its machine or a later command failed, does not train
     twice. None for an order without that option.
     """
-    if not order.or_start or store.newest_unfinished(name, recipe_hash) is not None:
+    if not request.or_start or store.newest_unfinished(name, recipe_hash) is not None:
         return None
     return store.finished_with(key, program)
 
 
-def about(order: Order) -> str:
+def about(request: RunRequest) -> str:
     """Return the header of a recipe in Markdown, for the page of its experiment."""
     # Hidden here: what is told of a run may wait in its folder until a store answers.
-    said = without_secrets(loader.header(order.path).replace("# ", "").replace("#", ""))
+    said = without_secrets(loader.header(request.path).replace("# ", "").replace("#", ""))
     return "".join(f"{markdown.plain(line)}\n" for line in said.splitlines())
 
 

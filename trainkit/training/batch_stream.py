@@ -11,9 +11,9 @@ from pathlib import Path
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream
 from trainkit.data.loader.damaged_samples import Damage
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop
-from trainkit.interfaces import Batch, Opened, Split
+from trainkit.interfaces import Batch, Dataset, Split
 from trainkit.training import teacher_cache
 from trainkit.training.model import Model
 from trainkit.training.plan import Plan
@@ -29,15 +29,15 @@ class BatchStream:
     def __init__(
         self,
         recipe: Recipe,
-        data: Opened,
+        data: Dataset,
         model: Model,
-        machine: Machine,
+        runtime: Runtime,
         logger: RunLogger,
         cache: Path | None,
         stop: Stop,
     ):
         self._recipe, self._data, self._model = recipe, data, model
-        self._machine, self._logger, self._clock = machine, logger, logger.clock
+        self._runtime, self._logger, self._clock = runtime, logger, logger.clock
         self._cache, self._stop = cache, stop
         self._split: Split = data.train
         self._outputs: teacher_cache.Outputs | None = None
@@ -50,12 +50,18 @@ class BatchStream:
         """Find or compute cached teacher outputs. False: told to stop before all were computed."""
         self._clock.to("setup")
         self._outputs = teacher_cache.outputs(
-            self._model.parts, self._data.train, self._machine, self._logger, self._recipe.seed, self._cache, self._stop
+            self._model.networks,
+            self._data.train,
+            self._runtime,
+            self._logger,
+            self._recipe.seed,
+            self._cache,
+            self._stop,
         )
         self._split = self._outputs.split
         self._damage = Damage.policy(self._recipe, self._data, self._split)
         if self._damage is not None and resumed:
-            self._damage.add(self._machine.share(self._logger.damaged()))
+            self._damage.add(self._runtime.broadcast(self._logger.damaged()))
         return self._outputs.whole
 
     @property
@@ -67,7 +73,7 @@ class BatchStream:
         """Begin anew at the batches of `step`. Workers are forked at the next batch: nothing may be writing then."""
         self.close()
         self._read_from = self._read(plan, step, self._recipe.loader.workers)
-        self._stream = stream.copied(self._read_from, self._machine.place, self._machine.device)
+        self._stream = stream.copied(self._read_from, self._runtime.to_device, self._runtime.device)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -77,13 +83,13 @@ class BatchStream:
         self._clock.to("data")
         batch = next(self._stream)
         self._clock.to("transfer")
-        return self._split.on_device(self._machine.place(batch))
+        return self._split.on_device(self._runtime.to_device(batch))
 
     def again(self, plan: Plan, step: int) -> Iterator[Batch]:
         """Read the micro-batches of one update once more, in this process."""
         with closing(self._read(replace(plan, steps=step + 1), step, workers=0)) as read:
             for batch in read:
-                yield self._split.on_device(self._machine.place(batch))
+                yield self._split.on_device(self._runtime.to_device(batch))
 
     def skip(self, many: int) -> None:
         """Read micro-batches and leave them out."""
@@ -101,7 +107,9 @@ class BatchStream:
     def log_damage(self, step: int) -> None:
         """Log samples that were found damaged on any rank, and what was trained on in their place."""
         if self._damage is not None:
-            self._damage.add([one for found in self._machine.each(list(self._damage.found.values())) for one in found])
+            self._damage.add(
+                [one for found in self._runtime.all_gather(list(self._damage.found.values())) for one in found]
+            )
             self._logger.replaced(step, self._damage.found.values())
 
     def close(self) -> None:
@@ -113,7 +121,7 @@ class BatchStream:
 
     def _read(self, plan: Plan, step: int, workers: int) -> Generator[Batch]:
         loader = replace(self._recipe.loader, workers=workers)
-        keys, pin = partial(plan.keys, self._split, step), self._machine.device.type == "cuda"
+        keys, pin = partial(plan.keys, self._split, step), self._runtime.device.type == "cuda"
 
         def lost(said: str) -> None:
             self._logger.tracker.event(step, "worker_lost", {"said": said})

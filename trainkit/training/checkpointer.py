@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking.journal import Event
 from trainkit.training.batch_stream import BatchStream
@@ -36,12 +36,12 @@ class Resume:
     """Whether the number of processes may have changed since."""
 
 
-def load(resume: Resume, state: TrainState, machine: Machine, logger: RunLogger) -> None:
+def load(resume: Resume, state: TrainState, runtime: Runtime, logger: RunLogger) -> None:
     """Continue from a checkpoint, if there is one. Raises UserError when it belongs to another training."""
     if resume.path is not None:
         loaded = storage.read(resume.path)
-        state.load(loaded, machine.rank, resume.elastic)
-        logger.changed_environment(state.step, changed_environment(loaded, machine.describe()))
+        state.load(loaded, runtime.rank, resume.elastic)
+        logger.changed_environment(state.step, changed_environment(loaded, runtime.describe()))
 
 
 class Checkpointer:
@@ -53,12 +53,12 @@ class Checkpointer:
         state: TrainState,
         model: Model,
         batches: BatchStream,
-        machine: Machine,
+        runtime: Runtime,
         logger: RunLogger,
         resume: Resume,
     ):
         self._recipe, self._state, self._model, self._batches = recipe, state, model, batches
-        self._machine, self._logger, self._clock, self._resume = machine, logger, logger.clock, resume
+        self._runtime, self._logger, self._clock, self._resume = runtime, logger, logger.clock, resume
         self._saved = set() if resume.path is None else {state.step}
         self.writer = CheckpointWriter(recipe, logger, state.constants)
 
@@ -68,7 +68,7 @@ class Checkpointer:
         Called only where the last update is known to be finite. `required`: without it the run fails. `again`: what is
         due or best has changed since the one there is.
         """
-        state, machine = self._state, self._machine
+        state, runtime = self._state, self._runtime
         self._clock.to("checkpoint")
         if again:
             self._saved.discard(state.step)
@@ -78,15 +78,15 @@ class Checkpointer:
         if state.step in self._saved:
             return
         began = time.perf_counter()
-        machine.synchronize()
-        machine.check_equal("the state of batch norm or of class centres", self._model.buffers())
-        copies, scalars = state.freeze(keep=machine.main)
-        meters, elapsed = machine.each(state.meter.state()), machine.share(state.total_elapsed(self._clock))
-        kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": machine.describe()}
-        kept["trained"] = machine.share(state.total_trained(self._clock))
+        runtime.synchronize()
+        runtime.check_tensors_equal("the state of batch norm or of class centres", self._model.buffers())
+        copies, scalars = state.freeze(keep=runtime.main)
+        meters, elapsed = runtime.all_gather(state.meter.state()), runtime.broadcast(state.total_elapsed(self._clock))
+        kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": runtime.describe()}
+        kept["trained"] = runtime.broadcast(state.total_trained(self._clock))
         kept["spent"] = state.total_spent(self._clock, self._logger.rates)
         self._batches.log_damage(state.step)
-        machine.lead(lambda: self.writer.begin(state.step, copies, kept, required))
+        runtime.on_main(lambda: self.writer.begin(state.step, copies, kept, required))
         self._saved.add(state.step)
         state.events.gates["safeguard"].took(time.perf_counter() - began, elapsed)
 
@@ -96,7 +96,7 @@ class Checkpointer:
         Called after the first step, when the optimizer has its state.
         """
         saves = self._recipe.best is not None or self._state.events.gates["checkpoint"].due < steps
-        if saves and self._machine.main and not self._machine.sharded:
+        if saves and self._runtime.main and not self._runtime.sharded:
             self._clock.to("setup")
             threading.Thread(target=self._state.allocator(), name="trainkit-room", daemon=True).start()
 
@@ -116,7 +116,7 @@ class Checkpointer:
         Raises what became of one without which the run does not go on: a UserError where the disk is full or fails.
         """
         self._clock.to("checkpoint")
-        self._saved.discard(self._machine.lead(self.writer.settle))
+        self._saved.discard(self._runtime.on_main(self.writer.settle))
 
     def close(self) -> None:
         """Wait for a checkpoint that is being written. What became of it is said and not raised."""
@@ -133,14 +133,14 @@ class Checkpointer:
         """
         self.wait()
         state, first, last = self._state, rollback.skip.start, rollback.skip.stop
-        path = self._machine.lead(lambda: str(self._valid_before(first, rollback.step) or ""))
+        path = self._runtime.on_main(lambda: str(self._valid_before(first, rollback.step) or ""))
         if not path or state.rollbacks >= MOST_ROLLBACKS:
             why = "there is no checkpoint to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
             raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
         # Time goes on, and what memory suffices for is known by now.
         kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}
         kept |= {"passed": [*state.passed, [first, last]], "rollbacks": state.rollbacks + 1}
-        state.load(storage.read(Path(path)), self._machine.rank, self._resume.elastic)
+        state.load(storage.read(Path(path)), self._runtime.rank, self._resume.elastic)
         for name, value in kept.items():
             setattr(state, name, value)
         self._saved = {state.step}

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.run_request import Order, beside, load
+from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.paths import locate
@@ -20,11 +20,11 @@ from trainkit.training.best import best_weights
 
 _log = logging.getLogger("trainkit")
 
-Train = Callable[[Order, Recipe, dict[str, "Need"]], RunFolder]
+Train = Callable[[RunRequest, Recipe, dict[str, "Dependency"]], RunFolder]
 
 
 @dataclass(frozen=True)
-class Need:
+class Dependency:
     """A file of weights, and the run that made it where there is one."""
 
     file: Path
@@ -33,19 +33,23 @@ class Need:
     """The run was made just now, for the run that needs it."""
 
 
-def gather(order: Order, recipe: Recipe, machine: Any, store: Store, train: Train | None) -> dict[str, Need]:
+def gather(
+    request: RunRequest, recipe: Recipe, runtime: Any, store: Store, train: Train | None
+) -> dict[str, Dependency]:
     """A file for each of the recipe's needs. `train` makes the missing ones; None: they must be there.
 
     Raises UserError naming what is missing.
     """
-    needs = {}
-    for name, source in recipe.task.needs().items():
+    dependencies = {}
+    for name, source in recipe.task.required_weights().items():
         if source.recipe is None:
-            needs[name] = Need(Path(machine.lead(lambda n=name, s=source: str(_file(n, s.weights, store)))))
+            dependencies[name] = Dependency(
+                Path(runtime.on_main(lambda n=name, s=source: str(_file(n, s.weights, store))))
+            )
         else:
-            child = Order(beside(order.path, source.recipe), plugins=order.plugins, elastic=order.elastic)
-            needs[name] = _made(name, child, order.resume is not None, machine, store, train)
-    return needs
+            child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
+            dependencies[name] = _made(name, child, request.resume is not None, runtime, store, train)
+    return dependencies
 
 
 def _file(name: str, word: str, store: Store) -> Path:
@@ -62,7 +66,7 @@ def _file(name: str, word: str, store: Store) -> Path:
     return path
 
 
-def _made(name: str, child: Order, resume: bool, machine: Any, store: Store, train: Train | None) -> Need:
+def _made(name: str, child: RunRequest, resume: bool, runtime: Any, store: Store, train: Train | None) -> Dependency:
     """The best weights of a recipe's run: one that finished with this recipe and data, or one made now."""
     recipe = load(child)
     digest = loader.digest(recipe)
@@ -72,15 +76,15 @@ def _made(name: str, child: Order, resume: bool, machine: Any, store: Store, tra
         done, begun = store.finished_with(key), store.newest_unfinished(recipe.name, digest)
         return done and str(done.path), begun and begun.name
 
-    done, begun = machine.lead(look)
+    done, begun = runtime.on_main(look)
     if done is not None:
-        if machine.main:
+        if runtime.main:
             print(f"{name}: reusing run {Path(done).name} (same recipe and data)", flush=True)
-        return Need(best_weights(Path(done)), RunFolder(Path(done)))
+        return Dependency(best_weights(Path(done)), RunFolder(Path(done)))
     if train is None:
         raise UserError(str(child.path), "has no finished run", remedy="train it first")
-    if machine.main:
+    if runtime.main:
         print(f"{name}: training {child.path} first", flush=True)
     child = replace(child, resume=begun if resume else None)
-    folder = train(child, recipe, gather(child, recipe, machine, store, train))
-    return Need(best_weights(folder.path), folder, new=True)
+    folder = train(child, recipe, gather(child, recipe, runtime, store, train))
+    return Dependency(best_weights(folder.path), folder, new=True)

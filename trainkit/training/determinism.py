@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.tensors import full_tensor
@@ -42,15 +42,15 @@ class DeterminismCheck:
     """Computes an update twice, every so many, where the recipe says so: `train.replay`."""
 
     def __init__(
-        self, recipe: Recipe, plan: Plan, model: Model, state: TrainState, machine: Machine, logger: RunLogger
+        self, recipe: Recipe, plan: Plan, model: Model, state: TrainState, runtime: Runtime, logger: RunLogger
     ):
-        self._settings, self._machine, self._logger = recipe.train.replay, machine, logger
+        self._settings, self._runtime, self._logger = recipe.train.replay, runtime, logger
         self._model, self._state = model, state
         self._every = 0
         if self._settings is None:
             return
         self._every = self._settings.every.steps(plan.steps_per_epoch, plan.batch_size)
-        if not machine.at_once and not recipe.device.deterministic:
+        if not runtime.at_once and not recipe.device.deterministic:
             raise UserError(
                 "train.replay",
                 "kernels that need not repeat their bits",
@@ -78,7 +78,7 @@ class DeterminismCheck:
         still = prints(self._kept())
         differ = [name for name in first if first[name] != second.get(name)]
         differ += [name for name in still if still[name] != self._still.get(name)]
-        told = self._machine.each(differ)
+        told = self._runtime.all_gather(differ)
         if any(told):
             self._report(update.step, told)
 
@@ -88,8 +88,8 @@ class DeterminismCheck:
         found = {f"loss {n}": loss.sum for n, loss in enumerate(losses)}
         found |= {f"gradient of {name}": p.grad for name, p in model.params.items() if p.grad is not None}
         found |= {f"buffer {name}": b for name, b in model.bare.named_buffers()}
-        if model.parts.remembers is not None:
-            found |= {f"memory {name}": t for name, t in model.parts.remembers.state_dict().items()}
+        if model.networks.memory is not None:
+            found |= {f"memory {name}": t for name, t in model.networks.memory.state_dict().items()}
         return found
 
     def _kept(self) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ class DeterminismCheck:
         for rank, names in enumerate(told):
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-                whose = f" on process {rank}" if self._machine.world > 1 else ""
+                whose = f" on process {rank}" if self._runtime.world > 1 else ""
                 found.append(f"{', '.join(names[:_SHOWN])}{more}{whose}")
         said = f"computed twice, it came out differently: {'; '.join(found)}"
         data: dict[str, Any] = {"by": "replay", "names": sorted({name for names in told for name in names})[:50]}

@@ -12,9 +12,9 @@ from torch import nn
 
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
-from trainkit.interfaces import Opened, Rows, Scores, Split, Task
+from trainkit.interfaces import Dataset, Rows, Scores, Split, Task
 from trainkit.training import best, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
@@ -26,7 +26,7 @@ from trainkit.training.state import TrainState
 
 @torch.no_grad()
 def evaluate(
-    task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine, stop: Stop | None = None
+    task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime, stop: Stop | None = None
 ) -> Scores:
     """Score a network on a split. Every rank takes part and every sample counts exactly once.
 
@@ -35,38 +35,38 @@ def evaluate(
     """
 
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
-        batch = split.on_device(machine.place(split.fetch(rows, epoch=0)))
-        index = torch.where(torch.as_tensor(real, device=machine.device), batch["index"], -1)
-        with machine.accelerator.autocast():
+        batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0)))
+        index = torch.where(torch.as_tensor(real, device=runtime.device), batch["index"], -1)
+        with runtime.accelerator.autocast():
             predicted = task.predict(net, batch)
         return {"index": index, **{key: value.float() for key, value in predicted.items()}}
 
     stop, was_training = stop or Stop(), net.training
     net.eval()
     try:
-        kept, said, ends, asked = [], "", False, machine.any(stop.told)
-        for rows, real in loading.every_sample(split, batch_size, machine.world, machine.rank):
+        kept, said, ends, asked = [], "", False, runtime.any_async(stop.told)
+        for rows, real in loading.every_sample(split, batch_size, runtime.world, runtime.rank):
             if not said:
                 one, said = out_of_memory.caught(forward, rows, real)
                 kept.append(one)
             # Of several processes read a batch late, so that none waits for the answer, and all leave at the same one.
-            if ends := asked() or (machine.world == 1 and stop.told):
+            if ends := asked() or (runtime.world == 1 and stop.told):
                 break
-            asked = machine.any(stop.told or bool(said))
+            asked = runtime.any_async(stop.told or bool(said))
         ends = ends or asked()
-        own = out_of_memory.agreed(*((None, said) if said else out_of_memory.caught(loading.stack, kept)), machine)
+        own = out_of_memory.agreed(*((None, said) if said else out_of_memory.caught(loading.stack, kept)), runtime)
         if ends:
             raise Stopped
     finally:
         net.train(was_training)
-        machine.reshard(net)
-    rows, samples = _ordered({key: machine.gather(value) for key, value in own.items()}, split)
+        runtime.reshard(net)
+    rows, samples = _ordered({key: runtime.gather(value) for key, value in own.items()}, split)
 
     def score() -> Scores:
         with stop.at_once():
             return task.score(rows, split)
 
-    scores = machine.lead(score)
+    scores = runtime.on_main(score)
     scores.samples = samples
     return scores
 
@@ -81,22 +81,22 @@ def _ordered(gathered: Rows, split: Split) -> tuple[Rows, int]:
 
 
 @torch.no_grad()
-def trial(task: Task, net: nn.Module, split: Split, batch_size: int, machine: Machine) -> float:
+def trial(task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime) -> float:
     """Return the seconds that an evaluation will take, from its first batch, read twice.
 
     A mistake in an evaluation shows here, before training, and not after the first epoch.
     """
     began, was_training = time.perf_counter(), net.training
     net.eval()
-    batches = list(loading.every_sample(split, batch_size, machine.world, machine.rank))
+    batches = list(loading.every_sample(split, batch_size, runtime.world, runtime.rank))
     for _ in range(2):
         began = time.perf_counter()
-        batch = split.on_device(machine.place(split.fetch(batches[0][0], epoch=0)))
-        with machine.accelerator.autocast():
+        batch = split.on_device(runtime.to_device(split.fetch(batches[0][0], epoch=0)))
+        with runtime.accelerator.autocast():
             task.predict(net, batch)
-        machine.synchronize()
+        runtime.synchronize()
     net.train(was_training)
-    machine.reshard(net)
+    runtime.reshard(net)
     return (time.perf_counter() - began) * len(batches)
 
 
@@ -106,18 +106,18 @@ class Evaluator:
     def __init__(
         self,
         recipe: Recipe,
-        data: Opened,
+        data: Dataset,
         model: Model,
         state: TrainState,
         checkpoints: Checkpointer,
         memory: MicroBatching,
-        machine: Machine,
+        runtime: Runtime,
         logger: RunLogger,
         stop: Stop,
     ):
         self._recipe, self._model, self._state = recipe, model, state
         self._checkpoints, self._memory = checkpoints, memory
-        self._machine, self._logger, self._stop = machine, logger, stop
+        self._runtime, self._logger, self._stop = runtime, logger, stop
         self.splits = planning.evaluated(recipe, data)
         self.costs: dict[str, float] = {}
         """Seconds that each evaluation will take, as far as its first batch tells."""
@@ -130,31 +130,31 @@ class Evaluator:
 
     def measure_costs(self) -> dict[str, float]:
         """Return the seconds that each evaluation will take, from its first batch; also kept as `costs`."""
-        task, bare, machine = self._recipe.task, self._model.bare, self._machine
+        task, bare, runtime = self._recipe.task, self._model.bare, self._runtime
 
         def timed(split: Split) -> Callable[[int], float]:
-            return lambda size: trial(task, bare, split, size, machine)
+            return lambda size: trial(task, bare, split, size, runtime)
 
         costs = {name: self._memory.evaluate(name, bare, timed(split)) for name, split in self.splits.items()}
         networks = 1 if self._model.ema is None else 2
-        self.costs = {name: seconds * networks for name, seconds in machine.share(costs).items()}
+        self.costs = {name: seconds * networks for name, seconds in runtime.broadcast(costs).items()}
         return self.costs
 
     def score(self, module: nn.Module, name: str) -> Scores:
         """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
-        task, split, machine, stop = self._recipe.task, self.splits[name], self._machine, self._stop
-        return self._memory.evaluate(name, module, lambda size: evaluate(task, module, split, size, machine, stop))
+        task, split, runtime, stop = self._recipe.task, self.splits[name], self._runtime, self._stop
+        return self._memory.evaluate(name, module, lambda size: evaluate(task, module, split, size, runtime, stop))
 
     def score_frozen(self) -> None:
         """Score frozen networks on the first evaluation. Raises UserError where one that is trusted only guesses."""
-        parts = self._model.parts
-        for name, module in parts.frozen.items() if self.splits else ():
+        networks = self._model.networks
+        for name, module in networks.frozen.items() if self.splits else ():
             self._logger.clock.to("eval")
             first = next(iter(self.splits))
             scores = self.score(module, first)
             self._logger.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
             self.curves.setdefault(first, {})[name] = scores.curves
-            if name in parts.trusted:
+            if name in networks.trusted:
                 best.refuse_chance(name, first, scores)
                 if not scores.chance:
                     self._logger.say(f"{name}: {first} is too small to tell it from guessing")
@@ -192,7 +192,7 @@ class Evaluator:
         state, logger = self._state, self._logger
         logger.clock.to("log")
         metrics = {f"{title}/{key}": v for title, scores in scored.items() for key, v in scores.metrics.items()}
-        seconds, elapsed = self._machine.share((time.perf_counter() - began, state.total_elapsed(logger.clock)))
+        seconds, elapsed = self._runtime.broadcast((time.perf_counter() - began, state.total_elapsed(logger.clock)))
         state.events.gates[f"evaluate.{name}"].took(seconds, elapsed)
         leads, entered = False, False
         if state.entered.get(name) != state.step:  # else that was before the run was interrupted

@@ -8,22 +8,22 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.tensors import full_tensor, total
 
 
-def all_finite(norm: Tensor, losses: Sequence[Loss], machine: Machine) -> Tensor | bool:
+def all_finite(norm: Tensor, losses: Sequence[Loss], runtime: Runtime) -> Tensor | bool:
     """Return whether the loss and the gradients of a step are finite, equal on all ranks: a device flag, or known.
 
     The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
     gradients on purpose and deals with them, so there losses and their weights decide alone. An infinite weight leaves
     gradients of zero, and the scaler has looked at them before they are divided: so weights are looked at themselves.
     """
-    scaled = machine.accelerator.scaler is not None
+    scaled = runtime.accelerator.scaler is not None
     weights = [loss.weight for loss in losses if isinstance(loss.weight, Tensor)]
-    if machine.at_once and machine.world == 1:
+    if runtime.at_once and runtime.world == 1:
         whole = all(math.isfinite(loss.sum) for loss in losses)
         if weights:
             weight = float(total(weights))
@@ -31,7 +31,7 @@ def all_finite(norm: Tensor, losses: Sequence[Loss], machine: Machine) -> Tensor
         return whole and (scaled or math.isfinite(norm))
     bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
     given = [torch.as_tensor(total(weights)).float()] if weights else []
-    told = machine.sum(torch.stack([bad.float(), *given]))
+    told = runtime.sum(torch.stack([bad.float(), *given]))
     fine = told[0] == 0
     if weights:
         fine = fine & torch.isfinite(told[1]) & (told[1] != 0)

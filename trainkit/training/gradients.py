@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from trainkit.config.schema import Optim
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
 from trainkit.tensors import foreach_mul_, total
 from trainkit.training import optimizer as optim
@@ -15,7 +15,7 @@ from trainkit.training.plan import Plan
 
 
 def finish_gradients(
-    machine: Machine,
+    runtime: Runtime,
     params: Mapping[str, nn.Parameter],
     plan: Plan,
     losses: list[Loss],
@@ -30,12 +30,12 @@ def finish_gradients(
     if len(grads) < len(params):
         optim.refuse_idle(params)
     if local:
-        machine.average(grads)
-    if machine.accelerator.scaler is not None:
-        machine.accelerator.unscale_gradients()
+        runtime.average(grads)
+    if runtime.accelerator.scaler is not None:
+        runtime.accelerator.unscale_gradients()
     weight = total(loss.weight for loss in losses)
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
-        foreach_mul_(grads, plan.batch_size / machine.sum(weight.float()))
+        foreach_mul_(grads, plan.batch_size / runtime.sum(weight.float()))
     elif weight != plan.batch_size / plan.world:
         raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
     norm = optim.total_norm(grads)

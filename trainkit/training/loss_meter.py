@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
 
 
 class LossMeter:
     """Running sums of one process since the last log line. Part of a checkpoint: a line may span an interruption."""
 
-    def __init__(self, machine: Machine):
-        self._machine = machine
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
         # Sums of doubles have the same bits on the host, and take a tenth of the time.
-        self._at_once = machine.at_once
-        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=machine.device)
+        self._at_once = runtime.at_once
+        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=runtime.device)
         self.clear()
 
     def clear(self) -> None:
@@ -50,9 +50,9 @@ class LossMeter:
         """
         own = [self.loss, self.weight, *(value / self.times[key] for key, value in self.logs.items())]
         summed = torch.tensor(own, dtype=torch.float64) if self._at_once else torch.stack(own)
-        loss, weight, *logs = self._machine.sum(summed).tolist()
+        loss, weight, *logs = self._runtime.sum(summed).tolist()
         metrics = {"train/loss": loss / weight}
-        metrics |= {f"train/{key}": value / self._machine.world for key, value in zip(self.logs, logs, strict=True)}
+        metrics |= {f"train/{key}": value / self._runtime.world for key, value in zip(self.logs, logs, strict=True)}
         if self.norm is not None:
             metrics["train/grad_norm"] = float(self.norm)
         return metrics
@@ -84,7 +84,7 @@ class LossMeter:
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue a line."""
-        device = self._machine.device
+        device = self._runtime.device
         self.loss, self.weight = self._zero + state["loss"], self._zero + state["weight"]
         self.logs = {key: self._zero + value for key, value in state["logs"].items()}
         self.batches = state["batches"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from trainkit.config.schema import Spikes
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
 from trainkit.tensors import total
 from trainkit.training.guards import Pending, Rollback, Update
@@ -44,8 +44,8 @@ def deviations(loss: float, before: Sequence[float]) -> float:
 class LossSpikeGuard:
     """Looks at the loss of every step; the losses it compares with are part of the state of a run."""
 
-    def __init__(self, settings: Spikes, state: TrainState, machine: Machine, logger: RunLogger):
-        self._settings, self._state, self._machine, self._logger = settings, state, machine, logger
+    def __init__(self, settings: Spikes, state: TrainState, runtime: Runtime, logger: RunLogger):
+        self._settings, self._state, self._runtime, self._logger = settings, state, runtime, logger
         self._pending = Pending()
 
     def observe(self, update: Update) -> None:
@@ -66,10 +66,10 @@ class LossSpikeGuard:
     def _mean(self, losses: list[Loss]) -> Tensor | float:
         """Return the loss of a step, the same on all processes."""
         whole, weight = total(loss.sum for loss in losses), total(loss.weight for loss in losses)
-        if self._machine.at_once and self._machine.world == 1:
+        if self._runtime.at_once and self._runtime.world == 1:
             return float(whole) / float(weight) if float(weight) else math.nan
-        given = torch.as_tensor(weight, dtype=torch.double, device=self._machine.device)
-        both = self._machine.sum(torch.stack([torch.as_tensor(whole).double(), given]))
+        given = torch.as_tensor(weight, dtype=torch.double, device=self._runtime.device)
+        both = self._runtime.sum(torch.stack([torch.as_tensor(whole).double(), given]))
         return both[0] / both[1]
 
     def _judge(self, step: int, loss: float) -> Rollback | None:

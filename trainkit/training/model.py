@@ -11,8 +11,8 @@ from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
-from trainkit.interfaces import Meta
+from trainkit.distributed.runtime import Runtime
+from trainkit.interfaces import DatasetInfo
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
@@ -25,36 +25,36 @@ class Model:
     `weights` has the files that the task needs, by name. Raises UserError where they do not fit.
     """
 
-    def __init__(self, recipe: Recipe, info: Meta, machine: Machine, weights: Mapping[str, Path]):
+    def __init__(self, recipe: Recipe, info: DatasetInfo, runtime: Runtime, weights: Mapping[str, Path]):
         torch.manual_seed(rng.number(recipe.seed, "weights"))
-        parts = self.parts = recipe.task.build(info, weights, recipe.seed)
-        for module in (*parts.frozen.values(), *parts.tabulated.values()):
-            machine.layout(module).eval().requires_grad_(False)
-        if parts.remembers is not None:
-            parts.remembers.to(machine.device)
-        machine.layout(parts.learns)
+        networks = self.networks = recipe.task.build(info, weights, recipe.seed)
+        for module in (*networks.frozen.values(), *networks.cached.values()):
+            runtime.to_memory_format(module).eval().requires_grad_(False)
+        if networks.memory is not None:
+            networks.memory.to(runtime.device)
+        runtime.to_memory_format(networks.model)
         if (mode := recipe.train.compile) != "off":
             # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
-            parts.learns.compile(mode=None if mode == "default" else mode)
-        self.net, prepared = machine.prepare(parts.learns, optim.build(parts.learns, recipe.optim, machine.sharded))
-        self.bare = machine.bare(self.net)
+            networks.model.compile(mode=None if mode == "default" else mode)
+        self.net, prepared = runtime.prepare(networks.model, optim.build(networks.model, recipe.optim, runtime.sharded))
+        self.bare = runtime.unwrap(self.net)
         """The network without the wrapper that averages gradients."""
         self.optimizer: torch.optim.Optimizer = getattr(prepared, "optimizer", prepared)
         self.params = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         self.ema = optim.Average(self.bare, recipe.train.ema) if recipe.train.ema else None
-        self._machine, self._step = machine, machine.stepper(prepared)
+        self._runtime, self._step = runtime, runtime.stepper(prepared)
 
     def state(self, events: EventSchedule, meter: LossMeter, identity: dict[str, Any]) -> TrainState:
         """Return the state of a training of these networks, at step 0."""
-        scaler = self._machine.accelerator.scaler
-        memory = self.parts.remembers
+        scaler = self._runtime.accelerator.scaler
+        memory = self.networks.memory
         return TrainState(self.bare, self.optimizer, memory, self.ema, scaler, events, meter, identity)
 
     def update(self, lr: float, step: int) -> None:
         """Make an optimizer step with a learning rate; then buffers are equal on all ranks, and the average moves."""
         optim.set_lr(self.optimizer, lr)
         self._step()
-        self._machine.average_buffers(self.bare)
+        self._runtime.average_buffers(self.bare)
         if self.ema is not None:
             self.ema.update(self.bare, step)
 
@@ -65,7 +65,7 @@ class Model:
 
     def buffers(self) -> list[Tensor]:
         """Return what moves outside the optimizer and is equal on all ranks: buffers, and what the task remembers."""
-        memory = self.parts.remembers
+        memory = self.networks.memory
         return [*self.bare.buffers(), *(memory.state_dict().values() if memory is not None else ())]
 
     def copy_buffers(self) -> list[Tensor]:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.interfaces import Opened, Parts
+from trainkit.interfaces import Dataset, Networks
 from trainkit.tracking.journal import Event
 from trainkit.training.plan import Plan, halved, refuse_few
 from trainkit.training.run_logger import RunLogger
@@ -64,29 +64,29 @@ class MicroBatching:
     def __init__(
         self,
         recipe: Recipe,
-        data: Opened,
-        parts: Parts,
-        machine: Machine,
+        data: Dataset,
+        networks: Networks,
+        runtime: Runtime,
         state: TrainState,
         logger: RunLogger,
         events: Iterable[Event] = (),
     ):
         self.halving = recipe.train.on_oom == "halve"
-        self._recipe, self._machine, self._state, self._logger = recipe, machine, state, logger
+        self._recipe, self._runtime, self._state, self._logger = recipe, runtime, state, logger
         self._recorded: dict[tuple[int, str], list[str]] = {}
         for event in events if self.halving else ():
             if event.name == "memory":
                 self._recorded.setdefault((event.step, event.data["key"]), []).append(event.data["said"])
-        self._fixed = f"its {data.block} samples belong together" if data.block > 1 else parts.together
-        if not self._fixed and parts.remembers is not None:
+        self._fixed = f"its {data.block} samples belong together" if data.block > 1 else networks.indivisible
+        if not self._fixed and networks.memory is not None:
             self._fixed = "what the task remembers follows micro-batches"
-        self.averages_gradients = self.halving and machine.world > 1 and not self._fixed
+        self.averages_gradients = self.halving and runtime.world > 1 and not self._fixed
         """Whether gradients are averaged over processes behind the backward pass, not beside it: a process whose memory
         runs out in it could not take part, and the others would wait for it."""
-        if self.averages_gradients and (machine.sharded or getattr(recipe.task, "batch_norm", None) == "sync"):
+        if self.averages_gradients and (runtime.sharded or getattr(recipe.task, "batch_norm", None) == "sync"):
             raise UserError(
                 "train.on_oom",
-                f"halve, with {'sharded parameters' if machine.sharded else 'norm: sync'} on {machine.world} processes",
+                f"halve, with {'sharded parameters' if runtime.sharded else 'norm: sync'} on {runtime.world} processes",
                 "stop",
                 "processes compute together there, and one whose memory runs out cannot begin anew alone",
             )
@@ -109,7 +109,7 @@ class MicroBatching:
         """Return what was said on any process, where each averages its own gradients: all begin anew, or none."""
         if not self.averages_gradients:
             return said
-        return next((words for words in self._machine.each(said) if words), "")
+        return next((words for words in self._runtime.all_gather(said) if words), "")
 
     def halve(self, plan: Plan, said: str) -> Plan:
         """Return the plan of micro-batches half the size, written down; raises UserError where there can be none."""
@@ -165,8 +165,8 @@ class OtherRankOutOfMemory(MemoryError):
     """Memory ran out on another process."""
 
 
-def agreed(done: T | None, said: str, machine: Machine) -> T:
+def agreed(done: T | None, said: str, runtime: Runtime) -> T:
     """Return what was `caught`, unless memory ran out on any process: then all raise."""
-    if any(machine.each(bool(said))):
+    if any(runtime.all_gather(bool(said))):
         raise OtherRankOutOfMemory(said or "on another process")
     return cast("T", done)

@@ -10,7 +10,7 @@ import numpy as np
 from trainkit.config.schema import Checkpoints, Evaluation, Recipe
 from trainkit.config.units import Gate, Safeguard
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Opened, Split
+from trainkit.interfaces import Dataset, Split
 from trainkit.training import optimizer
 
 
@@ -28,7 +28,7 @@ class Plan:
     rank: int
 
     @staticmethod
-    def make(recipe: Recipe, data: Opened, world: int, rank: int) -> Plan:
+    def make(recipe: Recipe, data: Dataset, world: int, rank: int) -> Plan:
         """The plan of a recipe, whose task has built its network, on `world` processes.
 
         Raises UserError when the numbers do not divide, leave batch norm too few samples, or are those of `updates`.
@@ -83,7 +83,7 @@ class Plan:
                 yield epoch, order[update, first : first + self.micro_batch]
 
 
-def updates(recipe: Recipe, data: Opened) -> tuple[int, int]:
+def updates(recipe: Recipe, data: Dataset) -> tuple[int, int]:
     """Updates of an epoch and of the whole training.
 
     Raises UserError where a batch is larger than the data, or the warm-up longer than the training.
@@ -130,7 +130,7 @@ def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
     }
 
 
-def evaluated(recipe: Recipe, data: Opened) -> dict[str, Split]:
+def evaluated(recipe: Recipe, data: Dataset) -> dict[str, Split]:
     """The split of each evaluation. Raises UserError where the data has none of that name."""
     splits = {}
     for name, evaluation in recipe.evaluations.items():

@@ -16,7 +16,7 @@ from trainkit.errors import visible
 from trainkit.interfaces import Scores
 from trainkit.redact import without_secrets
 from trainkit.speed.clock import Clock
-from trainkit.speed.limits import Ceilings
+from trainkit.speed.limits import ThroughputLimits
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent, Tracker
@@ -52,7 +52,7 @@ class RunLogger:
     """What an hour of the run costs, by metric: `cost.allotted`."""
     watch: Callable[[int, Mapping[str, float]], bool] | None = None
     """Told of each evaluation on rank 0: step, and scores by full name. True ends the run."""
-    limits: Ceilings | None = None
+    limits: ThroughputLimits | None = None
     """What the loader and the network could reach alone, where it is known."""
     began: float = field(default_factory=time.perf_counter)
     """When, by `time.perf_counter`, its wall-clock began: with the command, or as the run before it ended."""

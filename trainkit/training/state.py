@@ -15,9 +15,9 @@ from trainkit import __version__
 from trainkit.checkpoint import state_dict, storage
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine, checksum
+from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Opened, Parts
+from trainkit.interfaces import Dataset, Networks
 from trainkit.speed.clock import Clock
 from trainkit.training.events import EventSchedule
 from trainkit.training.finite_checks import not_finite
@@ -195,21 +195,21 @@ class TrainState:
         self.meter.load(tallies[rank] if len(tallies) == processes else LossMeter.divided(tallies, processes))
 
 
-def identity(recipe: Recipe, data: Opened, parts: Parts, machine: Machine) -> dict[str, Any]:
+def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Any]:
     """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
     return {
         "recipe": loader.digest(recipe),
         "data": data.meta.digest,
         "evaluated": {name: split.digest for name, split in evaluated(recipe, data).items()},
-        "frozen": checksum(t for module in parts.frozen.values() for t in module.state_dict().values()),
-        "processes": machine.world,
+        "frozen": checksum(t for module in networks.frozen.values() for t in module.state_dict().values()),
+        "processes": runtime.world,
     }
 
 
-def changed_environment(loaded: storage.Loaded, machine: Mapping[str, Any]) -> list[str]:
+def changed_environment(loaded: storage.Loaded, runtime: Mapping[str, Any]) -> list[str]:
     """Return in what versions and hardware differ from those of a checkpoint: then equal bits are not promised."""
     then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
-    now = {**_versions(), **machine}
+    now = {**_versions(), **runtime}
     counts = [key for key in now if key not in ("trainkit", "python", "cpu_cores", "processes", "parallelism")]
     return [f"{key} {then[key]} -> {now[key]}" for key in counts if key in then and then[key] != now[key]]
 

@@ -39,10 +39,10 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.data.loader import stream
-from trainkit.distributed.runtime import Machine, checksum
+from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Parts, RowOrder, Split
+from trainkit.interfaces import Batch, Networks, RowOrder, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -81,15 +81,15 @@ class Outputs:
 
 
 def outputs(
-    parts: Parts,
+    networks: Networks,
     split: Split,
-    machine: Machine,
+    runtime: Runtime,
     logger: RunLogger,
     seed: int,
     store: Path | None,
     stopping: Callable[[], bool],
 ) -> Outputs:
-    """Find or compute the outputs of `parts.tabulated` for a split. Every rank takes part.
+    """Find or compute the outputs of `networks.cached` for a split. Every rank takes part.
 
     `store` is the folder of tables that runs share. None: nothing is stored, and where there are too many for the
     memory one stands for all, since only speeds are measured.
@@ -98,14 +98,14 @@ def outputs(
     tables: dict[str, Tensor | Stored] = {}
     stored: dict[str, Stored] = {}
     sources: dict[str, _Source] = {}
-    for name, module in parts.tabulated.items():
+    for name, module in networks.cached.items():
         if not split.views:
             found = f"the outputs of {name} cannot be computed once"
             remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
             raise UserError("task", found, remedy=remedy)
-        source = _Source(name, module, split, machine)
-        if source.bytes <= IN_MEMORY and not (parts.stored and store):
-            tables[name] = tabulate(module, split, machine)
+        source = _Source(name, module, split, runtime)
+        if source.bytes <= IN_MEMORY and not (networks.cache_on_disk and store):
+            tables[name] = tabulate(module, split, runtime)
         elif store is None:  # where only speeds are measured, nobody waits hours for a table
             logger.say(
                 f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here"
@@ -123,7 +123,7 @@ def outputs(
             if wrong := source.disagreement(stored[name], rows, epoch):
                 remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
                 error = UserError(str(stored[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
-                error.told = not machine.main
+                error.told = not runtime.main
                 raise error
 
     return Outputs(_Carrying(split, tables) if tables else split, check=check if sources else Outputs.check)
@@ -142,32 +142,32 @@ class Building:
     """That are written to the store; 0 where they are there, or computed at every start and kept on the device."""
 
 
-def forecast(parts: Parts, split: Split, machine: Machine, store: Path) -> list[Building]:
-    """Forecast the cost of the outputs of `parts.tabulated`, from three batches of each, the first left out.
+def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) -> list[Building]:
+    """Forecast the cost of the outputs of `networks.cached`, from three batches of each, the first left out.
 
     `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
     """
     found = []
-    for name, module in parts.tabulated.items() if split.views else ():
-        source = _Source(name, module, split, machine)
-        stored = parts.stored or source.bytes > IN_MEMORY
+    for name, module in networks.cached.items() if split.views else ():
+        source = _Source(name, module, split, runtime)
+        stored = networks.cache_on_disk or source.bytes > IN_MEMORY
         seconds, size = 0.0, min(BATCH, split.at_once or BATCH, split.size)
-        if not (stored and machine.lead(lambda s=source: (store / s.key / _MANIFEST).is_file())):
+        if not (stored and runtime.on_main(lambda s=source: (store / s.key / _MANIFEST).is_file())):
             took = []
             for number in range(3):
                 began = time.perf_counter()
                 source._forward(source._fetched((np.arange(size) + number * size) % split.size, view=0)["image"])
-                machine.synchronize()
+                runtime.synchronize()
                 took.append(time.perf_counter() - began)
-            batches = -(-split.size // (size * machine.world)) * split.views
-            seconds = max(machine.each(float(np.mean(took[1:])))) * batches
+            batches = -(-split.size // (size * runtime.world)) * split.views
+            seconds = max(runtime.all_gather(float(np.mean(took[1:])))) * batches
         written = source.bytes // 2 if stored and seconds else 0
         found.append(Building(name, split.size, split.views, seconds, written))
     return found
 
 
 @torch.no_grad()
-def tabulate(module: nn.Module, split: Split, machine: Machine) -> Tensor:
+def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
     """Outputs of a frozen network for every sample and view of a split, float32 (samples, views, ...), on every rank.
 
     On the device. Takes twice its own memory while it is made.
@@ -175,11 +175,11 @@ def tabulate(module: nn.Module, split: Split, machine: Machine) -> Tensor:
     table = []
     for view in range(split.views):
         out = []
-        for rows, _ in stream.every_sample(split, BATCH, machine.world, machine.rank):
-            batch = split.on_device(machine.place(split.fetch(rows, epoch=0, view=view)))
-            with machine.accelerator.autocast():
+        for rows, _ in stream.every_sample(split, BATCH, runtime.world, runtime.rank):
+            batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0, view=view)))
+            with runtime.accelerator.autocast():
                 out.append({"index": batch["index"], "value": module(batch["image"]).float()})
-        gathered = {key: machine.gather(value) for key, value in stream.stack(out).items()}
+        gathered = {key: runtime.gather(value) for key, value in stream.stack(out).items()}
         values = gathered["value"].new_empty((split.size, *gathered["value"].shape[1:]))
         values[gathered["index"]] = gathered["value"]
         table.append(values)
@@ -227,7 +227,7 @@ class _Source:
     name: str
     module: nn.Module
     split: Split
-    machine: Machine
+    runtime: Runtime
     first: Tensor = field(init=False)
     """Output for the first sample, float32 (1, ...), on the device."""
     shape: tuple[int, ...] = field(init=False)
@@ -236,12 +236,12 @@ class _Source:
     def __post_init__(self) -> None:
         self.first = self._forward(self._fetched(np.zeros(1, np.int64), view=0)["image"])
         self.shape = (self.split.size * self.split.views, *self.first.shape[1:])
-        self.tf32 = self.machine.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+        self.tf32 = self.runtime.device.type == "cuda" and torch.backends.cudnn.allow_tf32
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
         """All that an output hangs on."""
-        split, machine, state = self.split, self.machine, self.module.state_dict()
+        split, runtime, state = self.split, self.runtime, self.module.state_dict()
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
         seen = [self._fetched(rows, view=view)["image"] for view in range(split.views)]
         return {
@@ -253,7 +253,7 @@ class _Source:
             "shape": list(self.shape),
             "weights": checksum(state.values()),
             "structure": hashlib.sha256(f"{self.module!r}{list(state)}".encode()).hexdigest(),
-            "precision": [machine.precision, machine.device.type, self.tf32],
+            "precision": [runtime.precision, runtime.device.type, self.tf32],
             "pictures": checksum(seen),
             "block": BLOCK,
         }
@@ -271,34 +271,34 @@ class _Source:
     @property
     def tolerance(self) -> float:
         """Largest difference between two outputs of a picture, as a share of their length."""
-        return LOOSE if self.tf32 else TOLERANCE.get(self.machine.precision, LOOSE)
+        return LOOSE if self.tf32 else TOLERANCE.get(self.runtime.precision, LOOSE)
 
     def _fetched(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Batch:
         batch = self.split.fetch(rows, epoch, view)
-        if self.machine.device.type == "cuda":  # the next is read while the device works on this one
+        if self.runtime.device.type == "cuda":  # the next is read while the device works on this one
             batch = {key: value.pin_memory() for key, value in batch.items()}
-        return self.split.on_device(self.machine.place(batch))
+        return self.split.on_device(self.runtime.to_device(batch))
 
     @torch.no_grad()
     def _forward(self, pictures: Tensor) -> Tensor:
-        with self.machine.accelerator.autocast():
+        with self.runtime.accelerator.autocast():
             return self.module(pictures).float()
 
     def block(self, first: int, going: Callable[[], bool]) -> np.ndarray | None:
         """Outputs of a block, float32 (samples, views, ...), of the samples from `first` on; None: told to stop."""
-        split, machine = self.split, self.machine
+        split, runtime = self.split, self.runtime
         last = min(first + BLOCK, split.size)
         out: list[Batch] = []
         size = min(BATCH, split.at_once or BATCH, split.size)
-        for begin in range(first, last, size * machine.world):
+        for begin in range(first, last, size * runtime.world):
             if not going():
                 return None
-            rows = np.minimum(np.arange(size) + begin + size * machine.rank, last - 1)
+            rows = np.minimum(np.arange(size) + begin + size * runtime.rank, last - 1)
             for view in range(split.views):
                 batch = self._fetched(rows, view)
                 place = (batch["index"] - first) * split.views + view
                 out.append({"place": place, "value": self._forward(batch["image"])})
-        gathered = {key: machine.gather(value).cpu().numpy() for key, value in stream.stack(out).items()}
+        gathered = {key: runtime.gather(value).cpu().numpy() for key, value in stream.stack(out).items()}
         values = np.empty(((last - first) * split.views, *self.shape[1:]), np.float32)
         values[gathered["place"]] = gathered["value"]
         return values
@@ -309,7 +309,7 @@ class _Source:
         Ranks share the work, and all get the answer.
         """
         worst = (0.0, 0, 0)
-        mine = rows[self.machine.rank :: self.machine.world]
+        mine = rows[self.runtime.rank :: self.runtime.world]
         for begin in range(0, len(mine), BATCH):
             batch = self._fetched(mine[begin : begin + BATCH], epoch=epoch)
             kept = table.rows(batch["index"].cpu(), batch["view"].cpu()).float().numpy()
@@ -318,7 +318,7 @@ class _Source:
             share = np.nan_to_num(off / np.maximum(length, np.finfo(np.float32).tiny), nan=np.inf)
             at = int(share.argmax())
             worst = max(worst, (float(share[at]), int(batch["index"][at]), int(batch["view"][at])))
-        share, sample, view = max(self.machine.each(worst))
+        share, sample, view = max(self.runtime.all_gather(worst))
         if share <= self.tolerance:
             return ""
         return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
@@ -326,13 +326,13 @@ class _Source:
 
 def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> Stored | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
-    machine = source.machine
-    folder = store / machine.lead(lambda: source.key)
+    runtime = source.runtime
+    folder = store / runtime.on_main(lambda: source.key)
     few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
 
     def sound() -> str:
-        reason = machine.lead(lambda: _damage(folder, source.about))
-        if not reason and all(machine.each((folder / _DATA).is_file())):
+        reason = runtime.on_main(lambda: _damage(folder, source.about))
+        if not reason and all(runtime.all_gather((folder / _DATA).is_file())):
             reason = source.disagreement(Stored(folder / _DATA, source.split.views), few, 0)
         return reason
 
@@ -345,11 +345,11 @@ def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[
     else:
         lock = filelock.FileLock(store / f".{folder.name}.lock")
         waits = False
-        while not machine.lead(lambda: _locked(lock)):
+        while not runtime.on_main(lambda: _locked(lock)):
             if not waits:
                 logger.say(f"{source.name}: another run computes its outputs; waiting for it")
             waits = True
-            if machine.any(stopping())():
+            if runtime.any_async(stopping())():
                 return None
         try:
             reason = sound()  # another run may have computed them meanwhile
@@ -357,7 +357,7 @@ def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[
                 return None
         finally:
             lock.release()
-    if not all(machine.each((folder / _DATA).is_file())):
+    if not all(runtime.all_gather((folder / _DATA).is_file())):
         found = "not seen by every process"
         raise UserError(str(folder), found, "a store that all machines share", "name one in TRAINKIT_STORE")
     return Stored(folder / _DATA, source.split.views)
@@ -365,14 +365,14 @@ def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[
 
 def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
-    machine, split = source.machine, source.split
+    runtime, split = source.runtime, source.split
     aside = _Aside(folder, source.about)
 
     def begin() -> int:
         _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
         return aside.open()
 
-    done = machine.lead(begin)
+    done = runtime.on_main(begin)
     begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
     logger.say(
         f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
@@ -380,7 +380,7 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
     )
 
     def going() -> bool:
-        return not machine.any(stopping())()
+        return not runtime.any_async(stopping())()
 
     began, said = time.monotonic(), time.monotonic()
     try:
@@ -389,14 +389,14 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
             if values is None:
                 return False
             first = number * BLOCK * split.views
-            machine.lead(lambda values=values, first=first: aside.add(_halved(values, first, source)))
+            runtime.on_main(lambda values=values, first=first: aside.add(_halved(values, first, source)))
             if (now := time.monotonic()) - said > _SAID_EVERY:
                 said, had = now, number + 1 - done
                 left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
                 logger.say(
                     f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left"
                 )
-        machine.lead(aside.publish)
+        runtime.on_main(aside.publish)
     finally:
         aside.close()
     return True

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainkit import markdown
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.speed import bottleneck, device_timeline, limits
 from trainkit.speed.clock import PHASES, STEP, Steps
 from trainkit.speed.eta import Forecast, pace
@@ -49,25 +49,25 @@ _ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_C
 class ThroughputMonitor:
     """All that measures the speed of one run, on one process."""
 
-    def __init__(self, recipe: Recipe, plan: Plan, net: nn.Module, machine: Machine, logger: RunLogger):
+    def __init__(self, recipe: Recipe, plan: Plan, net: nn.Module, runtime: Runtime, logger: RunLogger):
         self._recipe, self._plan, self._clock = recipe, plan, logger.clock
-        self._machine, self._logger, self._net = machine, logger, net
+        self._runtime, self._logger, self._net = runtime, logger, net
         self._recompiles, self._warned = Recompiles(), 0
         # The first updates take what was read ahead.
         ahead = recipe.loader.workers * recipe.loader.prefetch
         self._detective, self._drops, self._over = SlowdownDetector(max(SKIPPED, ahead)), list[Drop](), 0
-        self._probe = Probe(machine.device, logger.clock)
+        self._probe = Probe(runtime.device, logger.clock)
         self._waits: Waits | None = None
-        profile = recipe.log.profile if machine.main else None
-        self._trace = Trace(profile, machine.device, self._clock) if profile else None
+        profile = recipe.log.profile if runtime.main else None
+        self._trace = Trace(profile, runtime.device, self._clock) if profile else None
         self._on_device: dict[str, float] = {}
         self._ranks: Sequence[Mapping[str, float]] = ()
         self._met = 0.0
         self._costs: Mapping[str, float] = {}
         self._forecast: tuple[Forecast, float] | None = None
         self._before = self._said = 0
-        self.gather = self._timed(machine.gather)
-        """`Machine.gather` as losses call it; with several processes its time is taken."""
+        self.gather = self._timed(runtime.gather)
+        """`Runtime.gather` as losses call it; with several processes its time is taken."""
         self._due = 0
 
     def begin(self, step: int, costs: Mapping[str, float]) -> None:
@@ -78,7 +78,7 @@ class ThroughputMonitor:
 
     def _timed(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """Return `gather` as losses call it: timed with several processes, since a late one is waited for there."""
-        if self._machine.world == 1:
+        if self._runtime.world == 1:
             return gather
 
         def gather_timed(*args: Any, **named: Any) -> Tensor:
@@ -103,7 +103,7 @@ class ThroughputMonitor:
             self._waits = self._probe.stop(step)
         if self._trace is not None and step >= self._trace.due:
             self._trace.step(step)
-        if self._machine.main and done % EVERY == 0:
+        if self._runtime.main and done % EVERY == 0:
             self._suspect(step)
             if done == FORECAST and self._plan.steps - step >= LONG:
                 self._foresee(step)
@@ -169,16 +169,16 @@ class ThroughputMonitor:
 
     def window(self) -> dict[str, float]:
         """Return the speed since the last log line, by metric name. Called on every process."""
-        measured = {**self._clock.window(self._plan.batch_size), **self._machine.memory()}
+        measured = {**self._clock.window(self._plan.batch_size), **self._runtime.memory()}
         many, self._said = self._clock.steps - self._said, self._clock.steps
         if not many:
             return measured
         since, line = self._clock.recent(many), self._clock.timeline
         own = line.window() if isinstance(line, device_timeline.CudaTimeline) else device_timeline.of_host(since)
         self._on_device = own | device_timeline.allreduce(self._net)
-        if self._machine.world > 1:
+        if self._runtime.world > 1:
             spent = dict(zip(STEP, since.phases.mean(0).tolist(), strict=True))
-            self._ranks = self._machine.each({**spent, "met": self._met / many})
+            self._ranks = self._runtime.all_gather({**spent, "met": self._met / many})
             self._met = 0.0
         if (known := self._logger.limits) is not None:
             rate = measured["speed/samples_per_s"]
@@ -195,7 +195,7 @@ class ThroughputMonitor:
         """Return the verdict in words; into its record goes what was not measured, too. Called on every process."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
-        if not self._machine.main:
+        if not self._runtime.main:
             return ""
         tracker = self._logger.tracker
         if self._trace is not None:
@@ -226,17 +226,17 @@ class ThroughputMonitor:
         return self._recompiles.since() if self._clock.steps >= WARM else None
 
     def _evidence(self, steps: Steps, seconds: Mapping[str, float], trained: int, load: Sequence[Reading]) -> Evidence:
-        recipe, machine = self._recipe, self._machine
+        recipe, runtime = self._recipe, self._runtime
         settings = {
             "workers": recipe.loader.workers,
             "prefetch": recipe.loader.prefetch,
             "compile": recipe.train.compile,
-            "precision": machine.precision,
-            "channels_last": machine.channels_last,
+            "precision": runtime.precision,
+            "channels_last": runtime.channels_last,
             "threads": torch.get_num_threads(),
             "cores": cores(),
             "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "processes": machine.world,
+            "processes": runtime.world,
             "deterministic": recipe.device.deterministic,
             "cudnn_benchmark": recipe.device.cudnn_benchmark,
             "anomaly": torch.is_anomaly_enabled(),
@@ -247,7 +247,7 @@ class ThroughputMonitor:
             batch_size=self._plan.batch_size,
             seconds=dict(seconds),
             trained=trained,
-            device=machine.device.type,
+            device=runtime.device.type,
             on_device=self._on_device,
             held=self._logger.evaluation_s,
             ceilings=self._logger.limits,
@@ -262,7 +262,7 @@ class ThroughputMonitor:
 
     def _absent(self) -> dict[str, str]:
         """Return what is not known of this run, and why. That there is no GPU is no news where none is used."""
-        known, on_gpu = self._logger.limits, self._machine.device.type == "cuda"
+        known, on_gpu = self._logger.limits, self._runtime.device.type == "cuda"
         if known is None:
             absent = {"ceilings": "`trainkit limits RECIPE` measures them"}
         else:

@@ -17,11 +17,11 @@ from types import TracebackType
 
 from trainkit import rng
 from trainkit.config.schema import Recipe
-from trainkit.distributed.runtime import Machine
+from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.distributed.watchdog import Watchdog
-from trainkit.interfaces import At, Batch, Loss, Opened
+from trainkit.interfaces import Batch, Dataset, Loss, StepContext
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
 from trainkit.tensors import full_tensor
@@ -58,8 +58,8 @@ class Trainer:
     def __init__(
         self,
         recipe: Recipe,
-        data: Opened,
-        machine: Machine,
+        data: Dataset,
+        runtime: Runtime,
         logger: RunLogger | None = None,
         *,
         weights: Mapping[str, Path] | None = None,
@@ -67,33 +67,33 @@ class Trainer:
         cache: Path | None = None,
         stop: Stop | None = None,
     ):
-        self.recipe, self.data, self.machine = recipe, data, machine
+        self.recipe, self.data, self.runtime = recipe, data, runtime
         self.logger = logger = logger or RunLogger(recipe)
-        self.clock = logger.clock = Clock(device_timeline.of(machine.device))
+        self.clock = logger.clock = Clock(device_timeline.of(runtime.device))
         self.resume, self.stop = resume or Resume(), stop or Stop()
-        self.model = model = Model(recipe, data.meta, machine, weights or {})
-        self.plan = Plan.make(recipe, data, machine.world, machine.rank)
+        self.model = model = Model(recipe, data.meta, runtime, weights or {})
+        self.plan = Plan.make(recipe, data, runtime.world, runtime.rank)
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
-        self.events = EventSchedule(gates, machine.share, logger.tracker.event, decisions)
-        self.monitor = ThroughputMonitor(recipe, self.plan, model.net, machine, logger)
-        self.meter = LossMeter(machine)
-        same = identity(recipe, data, model.parts, machine)
+        self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
+        self.monitor = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger)
+        self.meter = LossMeter(runtime)
+        same = identity(recipe, data, model.networks, runtime)
         self.state = state = model.state(self.events, self.meter, same)
-        load(self.resume, state, machine, logger)
+        load(self.resume, state, runtime, logger)
         self.first_step = state.step
-        self.memory = MicroBatching(recipe, data, model.parts, machine, state, logger, self.resume.events)
-        self.determinism = DeterminismCheck(recipe, self.plan, model, state, machine, logger)
+        self.memory = MicroBatching(recipe, data, model.networks, runtime, state, logger, self.resume.events)
+        self.determinism = DeterminismCheck(recipe, self.plan, model, state, runtime, logger)
         self.plan = self.memory.apply(self.plan)
-        self.batches = BatchStream(recipe, data, model, machine, logger, cache, self.stop)
-        self.checkpoints = Checkpointer(recipe, state, model, self.batches, machine, logger, self.resume)
+        self.batches = BatchStream(recipe, data, model, runtime, logger, cache, self.stop)
+        self.checkpoints = Checkpointer(recipe, state, model, self.batches, runtime, logger, self.resume)
         parts = (model, state, self.checkpoints, self.memory)
-        self.evaluator = Evaluator(recipe, data, *parts, machine, logger, self.stop)
+        self.evaluator = Evaluator(recipe, data, *parts, runtime, logger, self.stop)
         self.guards: list[Guard] = []
         if recipe.train.nonfinite != "skip":  # with it a step is judged before it is made
             self.guards.append(NonFiniteGuard(recipe.train.nonfinite))
         if recipe.train.spikes is not None:
-            self.guards.append(LossSpikeGuard(recipe.train.spikes, state, machine, logger))
-        self.stop_poll = StopPoll(machine, self.stopping)
+            self.guards.append(LossSpikeGuard(recipe.train.spikes, state, runtime, logger))
+        self.stop_poll = StopPoll(runtime, self.stopping)
         self.watchdog: Watchdog | None = None
 
     # ---- The whole training
@@ -113,8 +113,8 @@ class Trainer:
         """Say the plan, run the evaluations at the start, compute cached outputs. False: told to stop meanwhile."""
         costs = self.evaluator.measure_costs()
         said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
-        notes = (*self.data.notes, *self.model.parts.notes)
-        self.logger.say("\n".join((self.machine.settings(self.recipe), said, *notes)))
+        notes = (*self.data.notes, *self.model.networks.notes)
+        self.logger.say("\n".join((self.runtime.settings(self.recipe), said, *notes)))
         self.monitor.begin(self.state.step, costs)
         if self.resume.path is None:
             self.evaluator.score_frozen()
@@ -139,8 +139,8 @@ class Trainer:
         self.stop.save_first()
         self.checkpoints.allocate(self.plan.steps)
         if self.watchdog is None and self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
-            machine, clock, folder = self.machine, self.clock, self.logger.folder.path
-            self.watchdog = Watchdog(limit.seconds, lambda: (machine.asked, *clock.moved), folder, machine.rank)
+            runtime, clock, folder = self.runtime, self.clock, self.logger.folder.path
+            self.watchdog = Watchdog(limit.seconds, lambda: (runtime.asked, *clock.moved), folder, runtime.rank)
             self.watchdog.start()
 
     def stopping(self) -> bool:
@@ -149,7 +149,7 @@ class Trainer:
 
     def finish(self, stopped: bool) -> Outcome:
         """Run the evaluations at the end, save, and sum up. Stopped, save alone: what is left is done on resume."""
-        self.machine.synchronize()
+        self.runtime.synchronize()
         self.batches.log_damage(self.state.step)
         self.batches.close()
         if not stopped:
@@ -178,14 +178,14 @@ class Trainer:
         self.monitor.step(self.state.step)
         return update
 
-    def position(self) -> At:
+    def position(self) -> StepContext:
         """Return where the step at hand stands, its epoch's cached outputs checked."""
         step = self.state.step
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
-        return At(step, epoch, step / self.plan.steps, self.monitor.gather, self.machine.autocast)
+        return StepContext(step, epoch, step / self.plan.steps, self.monitor.gather, self.runtime.autocast)
 
-    def forward_backward(self, at: At) -> Update:
+    def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
         twice, undone = self.determinism.due(), self.recipe.train.nonfinite == "skip" or self.memory.halving
         while True:
@@ -207,29 +207,29 @@ class Trainer:
             self.determinism.check(update, lambda: self.accumulate(self.batches.again(self.plan, at.step), at))
         return update
 
-    def accumulate(self, batches: Iterator[Batch], at: At) -> list[Loss]:
+    def accumulate(self, batches: Iterator[Batch], at: StepContext) -> list[Loss]:
         """Add up the gradients of the micro-batches of a step, averaged over processes; returns their losses."""
         losses: list[Loss] = []
         for micro in range(self.plan.accumulation):
             batch = next(batches)
             self.clock.to("forward")
-            rng.reseed(self.machine.device, self.recipe.seed, at.step, micro, self.machine.rank)
+            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
-            with self.machine.no_sync(self.model.net, last=synchronised):
-                loss = self.recipe.task.loss(self.model.net, self.model.parts, batch, at)
+            with self.runtime.no_sync(self.model.net, last=synchronised):
+                loss = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
-                self.machine.backward(loss.sum, self.machine.world / self.plan.batch_size)
+                self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
             losses.append(Loss(loss.sum.detach(), loss.weight, loss.logs))
         self.clock.to("optimizer")
         return losses
 
-    def apply(self, update: Update, at: At) -> None:
+    def apply(self, update: Update, at: StepContext) -> None:
         """Finish the gradients of a step, have it watched, and move the weights."""
         update.norm = finish_gradients(
-            self.machine, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
+            self.runtime, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
         )
-        update.finite = all_finite(update.norm, update.losses, self.machine)
+        update.finite = all_finite(update.norm, update.losses, self.runtime)
         for guard in self.guards:
             guard.observe(update)
         if self.recipe.train.nonfinite == "skip" and not bool(update.finite):
@@ -271,7 +271,7 @@ class Trainer:
     def run_events(self) -> bool:
         """Log, evaluate, save and draw what is due. False: told to stop; what was left is due again on resume."""
         state, events = self.state, self.events
-        self.machine.synchronize()
+        self.runtime.synchronize()
         elapsed = self.clock.elapsed()
         due = events.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - self.first_step))
         if "log" in due:

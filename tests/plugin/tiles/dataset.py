@@ -9,7 +9,7 @@ import numpy as np
 import toy
 
 from trainkit.errors import UserError
-from trainkit.interfaces import Meta, Opened
+from trainkit.interfaces import Dataset, DatasetInfo
 from trainkit.paths import locate
 
 SHAPE = (3, toy.SIDE, toy.SIDE)
@@ -32,7 +32,7 @@ class Tiles:
         train, test = (
             TileSplit(name, locate(path), seed) for name, path in (("train", self.train), ("val", self.test))
         )
-        return Opened(Meta(len(train.names), SHAPE, train.digest, tuple(train.names)), train, {"val": test})
+        return Dataset(DatasetInfo(len(train.names), SHAPE, train.digest, tuple(train.names)), train, {"val": test})
 
     def missing(self):
         return []

@@ -22,7 +22,7 @@ from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Protocol
-from trainkit.interfaces import Batch, Meta, Opened
+from trainkit.interfaces import Batch, Dataset, DatasetInfo
 from trainkit.paths import locate
 
 SAMPLE = "sample"
@@ -44,7 +44,7 @@ class Faces:
     """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, or `sample`."""
     name: Literal["faces"] = "faces"
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files. Raises UserError naming file and row."""
         if self.image_size < 1:
             raise UserError("data.image_size", str(self.image_size), "at least 1")
@@ -54,7 +54,7 @@ class Faces:
         train = FaceSplit("train", faces, seed, mirror=self.flip)
         scored = {name: FaceSplit(name, self._packed_evaluation(name), seed) for name in self.evaluate}
         shape = (3, self.image_size, self.image_size)
-        return Opened(Meta(faces.classes, shape, faces.digest, faces.class_names), train, scored)
+        return Dataset(DatasetInfo(faces.classes, shape, faces.digest, faces.class_names), train, scored)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""

@@ -28,7 +28,7 @@ from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
-from trainkit.interfaces import Batch, Meta, Opened, RowOrder
+from trainkit.interfaces import Batch, Dataset, DatasetInfo, RowOrder
 from trainkit.paths import locate
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Images:
         """Height and width of a picture."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
         Raises UserError naming file and row, classes that differ, groups and pictures that are in two splits.
@@ -117,8 +117,8 @@ class Images:
         for name, split in scored.items():
             evaluations |= self._kinds(name, split, self.open_set)
         evaluations |= self._kinds("train", train.some(self.cap), False)
-        meta = Meta(len(names), (3, *self.side), train.digest, tuple(names))
-        return Opened(meta, replace(train, augment=self._checked_augment(), weights=self._weights(train)), evaluations)
+        meta = DatasetInfo(len(names), (3, *self.side), train.digest, tuple(names))
+        return Dataset(meta, replace(train, augment=self._checked_augment(), weights=self._weights(train)), evaluations)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""

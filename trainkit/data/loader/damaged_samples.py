@@ -17,7 +17,7 @@ import numpy as np
 from trainkit import rng
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Batch, Opened, Split
+from trainkit.interfaces import Batch, Dataset, Split
 
 if TYPE_CHECKING:
     from trainkit.data.leakage import Held
@@ -84,7 +84,7 @@ class Damage:
         """By row: what is wrong with it, and the row that was read instead."""
 
     @staticmethod
-    def policy(recipe: Recipe, data: Opened, split: Split) -> Damage | None:
+    def policy(recipe: Recipe, data: Dataset, split: Split) -> Damage | None:
         """None where damage ends the run. Raises UserError where a batch is made of samples that belong together."""
         if recipe.loader.damaged == "fail":
             return None

@@ -23,7 +23,7 @@ from trainkit.data.people import pk_report, tokenizer
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
-from trainkit.data.people.pk_sampler import Cells, Draw, Order, Sampler
+from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
@@ -31,7 +31,7 @@ from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Meta, Opened
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Dataset, DatasetInfo
 
 TRIALS = 10
 """Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""
@@ -113,7 +113,7 @@ class People:
         """Records of a micro-batch: P x K."""
         return self.sampler.block
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find, index, check and where needed pack the files.
 
         Raises UserError naming file and row, people and pictures that are in two splits, a modality that is asked for
@@ -149,7 +149,7 @@ class People:
                 split = self._split(name + end, index, rows, names, known, coder, seed)
                 scored[name + end] = replace(split, protocol=search)
         self._check_leaks(train, {name: scored[name] for name in places})
-        meta = Meta(
+        meta = DatasetInfo(
             len(names),
             (3, *self.side),
             train.digest,
@@ -160,7 +160,7 @@ class People:
         )
         said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
         train = replace(train, draw=draw)
-        return Opened(meta, train, scored, (*said, *told), self.block)
+        return Dataset(meta, train, scored, (*said, *told), self.block)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""
@@ -321,7 +321,7 @@ class PeopleSplit(TrainSplit):
     def _texts(self) -> list[str]:
         return self.index.texts()
 
-    def order(self, epoch: int, batch_size: int) -> Order:
+    def order(self, epoch: int, batch_size: int) -> DrawnRowOrder:
         """Return rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
 
         Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.

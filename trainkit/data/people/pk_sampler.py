@@ -284,7 +284,7 @@ class Draw:
         chosen = self._groups(unit, turn) if self._ends is None else self._pairs(unit, turn, self._ends)
         return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
 
-    def order(self, epoch: int, batch_size: int) -> Order:
+    def order(self, epoch: int, batch_size: int) -> DrawnRowOrder:
         """Return the order of an epoch: `order[update, first:last]` are rows.
 
         Raises UserError where a batch is not made of whole blocks, or takes more than an epoch or than people there
@@ -298,7 +298,7 @@ class Draw:
         if together > self.batches:
             found = f"{batch_size}, {together} blocks of {WHERE}, of which an epoch has {self.batches}"
             raise UserError("train.batch_size", found, f"{self.batches * self.block} at most", "or a longer epoch")
-        return Order(self, epoch, together)
+        return DrawnRowOrder(self, epoch, together)
 
     def _fits(self, together: int) -> None:
         if (needed := together * self.spec.people) > self.units:
@@ -422,7 +422,7 @@ class Draw:
         return starts.reshape(-1)[at], size, np.minimum(size, most[group]), rounds
 
 
-class Order:
+class DrawnRowOrder:
     """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):

@@ -23,7 +23,7 @@ from trainkit.data.split import check_leaks, check_names, key, missing
 from trainkit.data.storage import boundary_distance, cache, mask_store
 from trainkit.data.storage.boundary_distance import Distance
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Meta, Opened
+from trainkit.interfaces import Dataset, DatasetInfo
 
 SCALE_LIMIT = 16.0
 """Largest factor on the size of a picture that is scored."""
@@ -117,7 +117,7 @@ class Scenes:
         """Height and width of the windows of NAME.crop and NAME.mscf."""
         return self.eval_crop or self.crop
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
         Raises UserError naming file and place: what `scene_sources` and `packed_masks` refuse, classes that differ, a
@@ -144,7 +144,7 @@ class Scenes:
         evaluations: dict[str, WholeScenes] = {}
         for name, one in packed.items():
             evaluations |= self._kinds(name, one)
-        meta = Meta(
+        meta = DatasetInfo(
             len(whole.names),
             (3, *self.crop),
             whole.digest,
@@ -153,7 +153,7 @@ class Scenes:
             distances=self.distance is not None,
         )
         notes = (*self._left_out(found), *self._padding(train), *self._notes(audits))
-        return Opened(meta, train, evaluations, notes)
+        return Dataset(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""

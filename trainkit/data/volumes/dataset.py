@@ -30,7 +30,7 @@ from trainkit.data.volumes.residency import Shelf
 from trainkit.data.volumes.sources import VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import Batch, Meta, Opened, Split
+from trainkit.interfaces import Batch, Dataset, DatasetInfo, Split
 from trainkit.paths import locate
 
 SAMPLES = {"orbits": "trainkit.data.synthetic.orbits"}
@@ -105,7 +105,7 @@ class Volumes:
                 raise ValueError(str(error)) from None
         check_evaluate(self.evaluate, self.fold is not None, "fold", "patients")
 
-    def open(self, seed: int) -> Opened:
+    def open(self, seed: int) -> Dataset:
         """Find, check and where needed import the files, and decide where volumes are while training.
 
         Raises UserError naming file and case, labels that differ, patients and volumes that are in two splits.
@@ -129,7 +129,7 @@ class Volumes:
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)
-        meta = Meta(
+        meta = DatasetInfo(
             len(whole.names),
             (1, *self.patch),
             train.digest,
@@ -140,7 +140,7 @@ class Volumes:
         )
         training = self._patches("train", train, Shelf(whole, kept, place), seed, "train")
         others = self._other_spacings(whole, scored)
-        return Opened(meta, training, evaluations, (told, *self._notes(training, held), *others))
+        return Dataset(meta, training, evaluations, (told, *self._notes(training, held), *others))
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
