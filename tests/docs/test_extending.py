@@ -87,8 +87,9 @@ def test_a_plugin_written_for_0_1_trains_with_a_hint(dots, capsys):
     for new, word in old.items():
         assert page.count(new) == 1
         page = page.replace(new, word)
-    (dots.parent / "dots.py").write_text(page)
-    ran = trained(dots, "train.length=2 steps", "data.samples=64", "log={system_every: null}")
+    (dots.parent / "dots_of_0_1.py").write_text(page.replace('"dots:', '"dots_of_0_1:'))
+    words = ("train.length=2 steps", "data.samples=64", "log={system_every: null}")
+    ran = Ran(launch(RunRequest(dots, words, ("dots_of_0_1",))), newest())
     assert ran.code == 0 and ran.folder.info().status == "FINISHED"
     hints = capsys.readouterr().err
     for was, now in [
