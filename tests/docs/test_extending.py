@@ -89,7 +89,7 @@ def test_a_plugin_written_for_0_1_trains_with_a_hint(dots, capsys):
         page = page.replace(new, word)
     (dots.parent / "dots_of_0_1.py").write_text(page.replace('"dots:', '"dots_of_0_1:'))
     words = ("train.length=2 steps", "data.samples=64", "log={system_every: null}")
-    ran = Ran(launch(RunRequest(dots, words, ("dots_of_0_1",))), newest())
+    ran = Ran(launch(RunRequest(dots, words, ("dots_of_0_1",)), lambda: False), newest())
     assert ran.code == 0 and ran.folder.info().status == "FINISHED"
     hints = capsys.readouterr().err
     for was, now in [
