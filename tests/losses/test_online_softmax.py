@@ -422,4 +422,5 @@ def test_two_processes_have_the_mean_of_their_gradients(tmp_path, sharded):
     margin_loss(net(image, True, label)[1], label, ArcFace())[0].backward()
     for rank in range(2):
         for p, found in zip(net.parameters(), torch.load(tmp_path / f"{rank}.pt"), strict=True):
-            torch.testing.assert_close(found, p.grad, rtol=1e-4, atol=1e-6)
+            # Sums of eight and of twice four samples differ in float32, by 1.7e-4 of an element that others dwarf.
+            torch.testing.assert_close(found, p.grad, rtol=1e-4, atol=1e-5 * float(p.grad.abs().max()))

@@ -16,6 +16,7 @@ from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 
 from trainkit.checkpoint import storage
 from trainkit.diagnostics import throughput_limits
+from trainkit.speed import bottleneck
 from trainkit.speed.evidence import Drop
 from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.system.reading import Reading
@@ -138,6 +139,7 @@ def test_memory_that_grows(monkeypatch):
         time.sleep(2e-5 * len(kept))
         return batch
 
+    monkeypatch.setattr(bottleneck, "_GROWING_S", 5.0)  # in place of three minutes
     monkeypatch.setattr(toy.ToySplit, "on_device", leaks)
     words = ["train.length=300 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
     ran = run(*words)

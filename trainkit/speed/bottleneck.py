@@ -190,7 +190,7 @@ def _memory(e: Evidence) -> Finding | None:
     if not before or after - before < max(_GROWN_GB, _GROWN * before) or not _still_growing(rss):
         return None
     seconds = e.load[-1].at - e.load[0].at
-    if seconds < _GROWING_S:  # a training that begins ends_when_full its pools and caches
+    if seconds < _GROWING_S:  # a training that begins fills its pools and caches
         return None
     quarter = max(1, len(e.steps) // 4)
     first, last = (float(np.median(part.seconds)) for part in (e.steps[:quarter], e.steps[-quarter:]))
@@ -329,7 +329,7 @@ def _ends(e: Evidence, name: str) -> tuple[float, float]:
 
 
 def _still_growing(values: Sequence[float]) -> bool:
-    """Test whether each quarter of a series lies above the one before, unlike a cache that ends_when_full up once."""
+    """Test whether each quarter of a series lies above the one before, unlike a cache that fills up once."""
     quarters = [float(np.median(part)) for part in np.array_split(np.asarray(values), 4)]
     steps = np.diff(quarters)
     return bool((steps > 0.1 * (quarters[-1] - quarters[0])).all())
