@@ -1,5 +1,7 @@
 # make run    set up an environment of its own (.venv) and run the main job on the built-in sample set
 # make test   the default tests;  make test-all  the slow ones too
+# make test-lowest, make test-newest   the default tests with the lowest and the newest versions that pyproject.toml
+#                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
 # make soak   every promise of docs/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
@@ -10,7 +12,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all soak bench bench-full screenshots lock audit sbom clean
+.PHONY: run test test-all test-lowest test-newest soak bench bench-full screenshots lock audit sbom clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -20,6 +22,14 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+test-lowest: RESOLUTION := lowest-direct
+test-newest: RESOLUTION := highest
+test-lowest test-newest: test-%:
+	test -x $(VENV)-$*/bin/python || $(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check "uv>=0.9,<1"
+	$(VENV)-$*/bin/uv pip install --quiet --upgrade --python $(VENV)-$*/bin/python --resolution $(RESOLUTION) -e ".[dev]"
+	$(VENV)-$*/bin/python -m pytest
 
 soak: $(READY)
 	$(BIN)/python tests/support/soak.py --write docs/reliability.md $(SOAK)

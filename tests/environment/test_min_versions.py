@@ -98,6 +98,18 @@ def test_all_that_is_too_old_is_said_at_once(installed):
     assert str(refused.value).count(">=") == len(BELOW)
 
 
+def test_an_old_version_may_be_allowed_and_a_missing_package_not(installed, monkeypatch, capsys):
+    installed["pillow"] = BELOW["pillow"]
+    with pytest.raises(UserError, match="or go on at your own risk with TRAINKIT_ALLOW_UNSAFE_VERSIONS=1"):
+        min_versions.check()
+    monkeypatch.setenv("TRAINKIT_ALLOW_UNSAFE_VERSIONS", "1")
+    min_versions.check()
+    assert capsys.readouterr().err.startswith("warning: pillow is 12.2.0, 13 or newer is needed (")
+    installed["mlflow"] = None
+    with pytest.raises(UserError, match="mlflow is not installed"):
+        min_versions.check()
+
+
 def test_what_is_optional_may_be_absent_and_nothing_else(installed):
     installed["monai"] = None
     min_versions.check()

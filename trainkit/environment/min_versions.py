@@ -1,17 +1,20 @@
 """Refuse versions of libraries with known holes, such as ways to run code from a file.
 
 Versions are read from the metadata of packages alone, so that nothing unsafe is imported first: 10 ms. All other
-requirements are ranges in pyproject.toml, which the installer checks.
+requirements are ranges in pyproject.toml, which the installer checks. With `TRAINKIT_ALLOW_UNSAFE_VERSIONS=1` an old
+version is a warning: where files, recipes and users are all one's own, a hole may matter less than an environment.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from dataclasses import dataclass
 
 from trainkit.errors import UserError
 
+ALLOW = "TRAINKIT_ALLOW_UNSAFE_VERSIONS"
 PYTHON = (3, 11, 1)
 """Before it any user of a machine could have a `forkserver` run code (CVE-2022-42919); a recipe may ask for one."""
 
@@ -57,17 +60,20 @@ def check() -> None:
         except metadata.PackageNotFoundError:
             return None
 
-    problems, wanted = [], []
+    problems, wanted, missing = [], [], False
     for minimum in MINIMUMS:
         found = installed(minimum.package)
         if found is None and minimum.optional:
             continue
         if found is None or _release(found) < _release(minimum.version):
-            older = f"is {found}" if found is not None else "is not installed"
+            older, missing = (f"is {found}", missing) if found is not None else ("is not installed", True)
             problems.append(f"{minimum.package} {older}, {minimum.version} or newer is needed ({minimum.why})")
             wanted.append(f'"{minimum.package}>={minimum.version}"')
-    if problems:
-        raise UserError("installed packages", "; ".join(problems), remedy=f"pip install {' '.join(wanted)}")
+    if problems and os.environ.get(ALLOW) == "1" and not missing:
+        print(f"warning: {'; '.join(problems)}; gone on with, as {ALLOW}=1", file=sys.stderr, flush=True)
+    elif problems:
+        remedy = f"pip install {' '.join(wanted)}" + ("" if missing else f", or go on at your own risk with {ALLOW}=1")
+        raise UserError("installed packages", "; ".join(problems), remedy=remedy)
     torch, vision = installed("torch"), installed("torchvision")
     lines = metadata.requires("torchvision") or () if vision else ()
     built = next((built for line in lines if (built := _torch_of(line))), None)
