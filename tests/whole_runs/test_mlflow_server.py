@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,13 +53,15 @@ class Served:
 
 
 @contextmanager
-def served(home: Path, database: str, port: int | None = None) -> Iterator[Served]:
+def served(
+    home: Path, database: str, port: int | None = None, words: Sequence[str] = (), **environment: str
+) -> Iterator[Served]:
     """A server of this database, with a folder for its log and the files of runs; it is gone when the block ends."""
     port = port or _port()
-    words = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    words += ["--backend-store-uri", database, "--artifacts-destination", str(home / "files")]
-    env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    process = ui._begun(words, env, home / "log", home)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", database, "--artifacts-destination", str(home / "files"), *words]
+    env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **environment}
+    process = ui._begun(command, env, home / "log", home)
     try:
         ui._wait_until_ready(process, f"http://127.0.0.1:{port}", home / "log")
         yield Served(home, port, process)
