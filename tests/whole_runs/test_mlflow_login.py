@@ -15,7 +15,7 @@ from runs import PLUGIN, ROOT, TOY
 from tests.whole_runs.test_mlflow_server import Served, served
 
 pytest.importorskip("flask_wtf", reason="Flask-WTF (mlflow[auth]) is not installed")
-from mlflow.server.auth.client import AuthServiceClient  # noqa: E402
+from mlflow.server.auth.client import AuthServiceClient
 
 pytestmark = pytest.mark.slow  # the server answers after 5 s
 RUN = ("run", str(TOY), "--plugin", "toy", "log.experiment=team")
