@@ -34,8 +34,8 @@ class Source:
 
     kind: str
     where: str
-    size: int
-    """Number of records."""
+    size: int | None
+    """Number of records; None where nothing says it before they are read."""
     records: Callable[[], Iterator[Record]]
     files: tuple[Path, ...] = ()
     """What it is made of, for noticing changes."""
@@ -47,3 +47,9 @@ class Source:
     """Which split of it this is, where it has several."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Which columns of a table were taken for what, where its user says so."""
+
+    def count(self) -> int:
+        """Return the number of records; where nothing says it, all are read for it."""
+        return self.size if self.size is not None else sum(1 for _ in self.records())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -56,6 +56,8 @@ class Options(TypedDict, total=False):
     store: Literal["auto", "decoded", "encoded"]
     on_progress: Progress | None
     protocol: Protocol | None
+    columns: Mapping[str, str] | None
+    stream: bool
 
 
 def import_pictures(
@@ -71,6 +73,8 @@ def import_pictures(
     store: Literal["auto", "decoded", "encoded"] = "auto",
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
+    columns: Mapping[str, str] | None = None,
+    stream: bool = False,
 ) -> Report:
     """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
 
@@ -79,10 +83,11 @@ def import_pictures(
     picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
-    its rows have no class.
+    its rows have no class. `columns` and `stream` as `sources.open_source` takes them.
     Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
-    source = source if isinstance(source, Source) else sources.open_source(source, network=True)
+    if not isinstance(source, Source):
+        source = sources.open_source(source, network=True, stream=stream, columns=columns)
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
     folders.check_names(source.where, source.names or ())
@@ -90,19 +95,21 @@ def import_pictures(
         found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
         raise UserError(source.where, found, expected)
     if store == "auto":
-        small = size is not None and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
+        known = size is not None and source.size is not None
+        small = known and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
         form: Store = "decoded" if small else "encoded"
     else:
         form = store
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
     with Writer(Path(out), size=size, store=form) as writer:
         rows = _Rows(writer, skip=damaged == "skip")
+        done = 0
         for done, made in enumerate(_prepare(source, recipe), start=1):
             if not rows.add(made):
                 break
             if on_progress:
-                on_progress(done, source.size)
-        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * source.size):
+                on_progress(done, source.size or 0)
+        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or done)):
             remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
             raise unusable(source.where, rows.bad, remedy)
         return rows.finish(source, protocol)
@@ -136,7 +143,8 @@ class _Rows:
     def finish(self, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
         if not self._ids:
-            raise UserError(source.where, "no picture is usable", remedy="; ".join(self.bad[:3]))
+            found = "no picture is usable" if self.bad else "no pictures"
+            raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
         numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
         if protocol is None:
             numbers, names, renumbered = number(self._labels)
@@ -178,7 +186,9 @@ def import_faces(
     **options: Unpack[Options],
 ) -> Report:
     """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
-    source = source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True)
+    if not isinstance(source, Source):
+        how: dict[str, Any] = {"stream": options.pop("stream", False), "columns": options.pop("columns", None)}
+        source = sources.open_source(source, nested=False, network=True, **how)
     return import_pictures(source, out, size=(image_size, image_size), fit=resize, align=align, **options)
 
 
