@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+Columns = Mapping[Any, str]
+"""Columns of a table by what they are taken for: `{"label": "fine_label"}`."""
 
 
 @dataclass(frozen=True)

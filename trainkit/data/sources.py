@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.data import hub
 from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.formats import image_decode
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.errors import UserError, number_of
 from trainkit.paths import locate
 
@@ -42,7 +42,7 @@ def open_source(
     nested: bool = True,
     network: bool = False,
     stream: bool = False,
-    columns: Mapping[str, str] | None = None,
+    columns: Columns | None = None,
 ) -> Source:
     """Open the source at `path`: a folder, a table, `hf://owner/name`, each with `#split` where it has some.
 
@@ -83,7 +83,7 @@ def open_source(
     return mrl_eye.recognise(path) or folder(path)
 
 
-def named(text: str, *, nested: bool = True, columns: Mapping[str, str] | None = None) -> Source:
+def named(text: str, *, nested: bool = True, columns: Columns | None = None) -> Source:
     """Open the source that a recipe names, below the data root or of the hub. Never downloads.
 
     Raises UserError as `open_source` does.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Table:
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns as a recipe maps them, `("image", "img")`."""
 
-    def mapped(self, columns: Mapping[str, str] | None) -> Table:
+    def mapped(self, columns: Columns | None) -> Table:
         """Return the table with columns under the names that they are looked for by: `{"label": "fine_label"}`.
 
         A column `json.who` is the field `who` of the column `json`. Raises UserError for one that is not there.
@@ -154,7 +154,7 @@ def _is_of(file: Path, split: str) -> bool:
     return file.stem == split or file.stem.startswith(f"{split}-")
 
 
-def saved(path: Path, split: str | None = None, columns: Mapping[str, str] | None = None) -> Source:
+def saved(path: Path, split: str | None = None, columns: Columns | None = None) -> Source:
     """Open a set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
 
     Raises UserError when it holds no pictures, no labels or no such split.
@@ -169,7 +169,7 @@ def _saved(path: Path, split: str | None) -> tuple[Table, str | None, bool]:
     return Table("datasets folder", path, files, rows, schema, lambda _: stream_batches(files), classes), split, whole
 
 
-def parquet(path: Path, split: str | None = None, columns: Mapping[str, str] | None = None) -> Source:
+def parquet(path: Path, split: str | None = None, columns: Columns | None = None) -> Source:
     """Open parquet files with an image and a label column. Raises UserError when they have none, or no such split."""
     return source(*_parquet(path, split), columns)
 
@@ -322,7 +322,7 @@ def image_column(where: str, schema: pyarrow.Schema, paths: bool = False) -> str
     return named[0] if named else structs[0]
 
 
-def source(table: Table, split: str | None, whole: bool, columns: Mapping[str, str] | None = None) -> Source:
+def source(table: Table, split: str | None, whole: bool, columns: Columns | None = None) -> Source:
     """Make a source of the rows of a split; `whole` where files are those of the split, and no column need say so.
 
     `columns` says which are the pictures, labels, names and splits, where their names do not.

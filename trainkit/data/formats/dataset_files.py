@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainkit.data import folders
 from trainkit.data.formats import arrow_tables, image_decode
@@ -297,7 +297,7 @@ def _shards(builder: DatasetBuilder) -> DatasetBuilder:
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     class Shards(WebDataset):
-        DECODERS = {name: WebDataset.DECODERS[name] for name in _TEXTS if name in WebDataset.DECODERS}
+        DECODERS: ClassVar[Any] = {name: read for name, read in WebDataset.DECODERS.items() if name in _TEXTS}
 
         @classmethod
         def _get_pipeline_from_tar(cls, tar_path: str, tar_iterator: Any) -> Iterator[dict[str, Any]]:

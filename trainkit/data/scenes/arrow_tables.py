@@ -1,4 +1,4 @@
-"""Scenes in tables: parquet, CSV and JSON files, sets saved by `datasets`, pictures with metadata and sets of the hub, with
+"""Scenes in tables: parquet and JSON files, sets saved by `datasets`, pictures with metadata and sets of the hub, with
 pictures in one column and masks in another.
 
 Columns are found by their names; a recipe has to say what the values in masks stand for. A few rows are in memory at a
@@ -8,12 +8,13 @@ time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from trainkit.data import hub
 from trainkit.data.formats import arrow_tables, dataset_files
+from trainkit.data.record import Columns
 from trainkit.data.scenes.files import Scene
 from trainkit.errors import UserError, few
 
@@ -32,9 +33,7 @@ def is_table(path: Path) -> bool:
     return bool(arrow_tables.parquet_files(path)) if path.is_dir() else path.suffix == ".parquet"
 
 
-def open_rows(
-    path: Path | str, split: str | None, parts: Sequence[str] = (), columns: Mapping[str, str] | None = None
-) -> Rows:
+def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), columns: Columns | None = None) -> Rows:
     """Return the scenes of the table at `path`: those of `split`, or without it of the split that one of `parts` names.
 
     `parts` are names of the same split, the usual one first; with neither, the split is what `tables.open_table` takes.

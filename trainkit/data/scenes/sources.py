@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from trainkit.data import folders, hub, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.scenes import arrow_tables, label_maps
 from trainkit.data.scenes.arrow_tables import Rows
 from trainkit.data.scenes.files import Scene
@@ -119,9 +119,7 @@ class SceneSource:
         return Source(self.kind, self.where, len(self.scenes), records, files, columns=self.columns)
 
 
-def open_scenes(
-    text: str, part: str = "train", root: str | None = None, columns: Mapping[str, str] | None = None
-) -> SceneSource:
+def open_scenes(text: str, part: str = "train", root: str | None = None, columns: Columns | None = None) -> SceneSource:
     """Open the scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
 
     Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
@@ -161,7 +159,7 @@ def missing(text: str, root: str | None = None) -> str | None:
     return f"{locate(root)} is no folder"
 
 
-def _table(path: Path | str, split: str | None, part: str, columns: Mapping[str, str] | None) -> SceneSource:
+def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     # Where no split is named, `tables` takes that of training.
     rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
     return SceneSource(rows.kind, rows.where, rows, None, rows.files, columns=rows.columns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -13,7 +13,7 @@ import numpy as np
 from trainkit.data import evaluation_sets, folders, leakage, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Store, Writer
 from trainkit.data.storage.map_store import each
@@ -28,6 +28,8 @@ Resize = Literal["no", "down", "any"]
 _COUNTED = 1000
 """Unusable pictures after which a set that is to be whole is read no further."""
 _CHUNK = 64
+_MANY = 1 << 30
+"""Pictures of a set of which nothing says how many they are: too many to be kept as pixels."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Options(TypedDict, total=False):
     store: Literal["auto", "decoded", "encoded"]
     on_progress: Progress | None
     protocol: Protocol | None
-    columns: Mapping[str, str] | None
+    columns: Columns | None
     stream: bool
 
 
@@ -73,7 +75,7 @@ def import_pictures(
     store: Literal["auto", "decoded", "encoded"] = "auto",
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
-    columns: Mapping[str, str] | None = None,
+    columns: Columns | None = None,
     stream: bool = False,
 ) -> Report:
     """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
@@ -95,8 +97,7 @@ def import_pictures(
         found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
         raise UserError(source.where, found, expected)
     if store == "auto":
-        known = size is not None and source.size is not None
-        small = known and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
+        small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
         form: Store = "decoded" if small else "encoded"
     else:
         form = store
