@@ -1,6 +1,6 @@
 """A hub on this machine: a folder for each data set, served as `huggingface_hub` and `datasets` ask for it.
 
-`commands` are run with `HF_ENDPOINT` set to it, in processes of their own: the libraries read the variable once.
+Commands are run in a process of their own with `HF_ENDPOINT` set to it: the libraries read the variable once.
 """
 
 from __future__ import annotations
@@ -107,14 +107,29 @@ class Hub:
         if request.command != "HEAD":
             request.wfile.write(data)
 
-    def run(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command `trainkit` with this hub."""
+    def run(self, *commands: list[str | Path], **env: str) -> list[tuple[int, str]]:
+        """Run commands of `trainkit` one after another in a process that knows this hub; exit codes and output."""
         own = {**os.environ, "HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
         own |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", **env}
-        command = [sys.executable, "-m", "trainkit.cli.main", *map(str, words)]
-        code = "import sys; from trainkit.cli.main import main; sys.exit(main())"
-        command = [sys.executable, "-c", code, *map(str, words)]
-        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+        words = json.dumps([[str(word) for word in command] for command in commands])
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD, words], env=own, capture_output=True, text=True, timeout=240
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+        return [(code, text) for code, text in json.loads(done.stdout.splitlines()[-1])]
+
+
+_CHILD = """
+import json, sys
+from click.testing import CliRunner
+from trainkit.cli.main import main
+found = []
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(main, words)
+    found.append((done.exit_code, done.output + ("" if isinstance(done.exception, SystemExit) else repr(done.exception))))
+print(json.dumps(found))
+"""
 
 
 @contextlib.contextmanager

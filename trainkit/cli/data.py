@@ -41,7 +41,9 @@ def data() -> None:
 @click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
 @click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
 @click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
-@click.option("--columns", multiple=True, metavar="WHAT=NAME", help="Tables: the column of image, label, split, name.")
+@click.option(
+    "--columns", multiple=True, metavar="WHAT=NAME", help="Tables: the column of image, label, split, name, group."
+)
 @click.option("--stream", is_flag=True, help="A set of the hub (hf://): read it as it comes, keep no copy of it.")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
 @click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
@@ -130,13 +132,15 @@ def _share(damaged: str, most: str | None) -> float:
 
 
 def _columns(given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [word.partition("=")[::2] for one in given for word in one.split(",")]
-    for what, name in pairs:
-        if what not in ("image", "label", "split", "name") or not name:
+    found: dict[str, str] = {}
+    for word in ",".join(given).split(",") if given else ():
+        what, _, name = word.partition("=")
+        if what not in ("image", "label", "split", "name", "group") or not name:
             raise click.UsageError(
-                f"--columns {what}={name}: image, label, split or name, and a column: label=fine_label"
+                f"--columns {word}: image, label, split, name or group, and a column, as label=fine_label"
             )
-    return dict(pairs)
+        found[what] = name
+    return found
 
 
 def _label_names(text: str | None) -> list[str] | None:
@@ -241,6 +245,27 @@ def verify(
     problems = sum(not line.startswith("warning: ") for line in found)
     echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
     return EXIT_CODE if problems else 0
+
+
+@data.command("export")
+@click.argument("packed", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these pictures.")
+@click.option("--split", default="train", show_default=True, help="Name of the split that it is in OUT.")
+def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
+    """Write the packed pictures at PACKED to OUT as parquet, which `datasets.load_dataset(OUT)` and recipes read.
+
+    Pictures are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
+    """
+    import re
+
+    from trainkit.data.storage import export_tables
+
+    if not re.fullmatch(r"\w[\w.]*", split):
+        raise click.UsageError(f"--split {split!r}: letters, digits, _ and .")
+    with bar("exporting") as on_progress:
+        rows = export_tables.export_set(packed, out, masks=masks, split=split, on_progress=on_progress)
+    echo(f"{out}: {rows} pictures{' and their masks' if masks is not None else ''}, split {split}")
 
 
 @data.command()

@@ -3,8 +3,8 @@
 Splits are files (`val-00000-of-00001.parquet`, the folders of a DatasetDict) or the values of a column `split`, as in
 OCEC's parquet: split, label (`open`, `closed`), class_id, image_path, source, image_bytes.
 
-Parquet and Arrow files are read with pyarrow alone, which is what `datasets` does too: here each file is looked at before
-it is read, because what it unpacks to is bounded by nothing else.
+Parquet and Arrow files are read with pyarrow alone, as `datasets` does; but here each file is looked at before it is
+read, because nothing else bounds what it unpacks to.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id"
 SPLIT_COLUMN = "split"
 NAME_COLUMN = "image_path"
 """Where it is there, a row is called by it: groups are found in it."""
+GROUP_COLUMN = "image_group"
+"""Where it is there, what a picture shares with others (person, video, alphabet)."""
 NUMBER_COLUMN = "class_id"
 """Beside a label in words: the same class as a number."""
 
 MAP = "or name it: columns: {{{0}: NAME}} in the block `data`, --columns {0}=NAME of `data import`"
-_COLUMN_OF = {"name": NAME_COLUMN}
+_COLUMN_OF = {"name": NAME_COLUMN, "group": GROUP_COLUMN}
 """Columns by the words of recipes, where those differ."""
 
 DEFAULT_SPLIT = "train"
@@ -239,7 +241,7 @@ def _opened(file: Path | str) -> Iterator[tuple[ParquetFile, int]]:
         else:
             import fsspec
 
-            source = stack.enter_context(fsspec.open(file, "rb"))
+            source: Any = stack.enter_context(fsspec.open(file, "rb"))
             size = source.size
         yield stack.enter_context(pq.ParquetFile(source, page_checksum_verification=True)), size
 
@@ -330,7 +332,7 @@ def source(table: Table, split: str | None, whole: bool, columns: Columns | None
     """
     table = table.mapped({_COLUMN_OF.get(name, name): old for name, old in (columns or {}).items()})
     image, label = _columns(table)
-    texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN) if _holds_text(table.schema, name)]
+    texts = [name for name in (SPLIT_COLUMN, NAME_COLUMN, GROUP_COLUMN) if _holds_text(table.schema, name)]
     number = NUMBER_COLUMN if label != NUMBER_COLUMN and NUMBER_COLUMN in table.schema.names else None
     names = table.classes.get(label)
     chosen, size = rows_of(table, split, whole)
@@ -360,7 +362,8 @@ def source(table: Table, split: str | None, whole: bool, columns: Columns | None
                     if numbers.setdefault(value, same) != same:
                         found = f"{number} {same!r} for {value!r}"[:200]
                         raise UserError(where, found, f"{numbers[value]!r}, as in rows before")
-                yield Record(name or f"row {row}", value, table.picture(cell, where), where)
+                group = cells[GROUP_COLUMN][place].as_py() if GROUP_COLUMN in cells else None
+                yield Record(name or f"row {row}", value, table.picture(cell, where), where, group=group)
 
     return Source(
         table.kind,
@@ -423,10 +426,11 @@ def _columns(table: Table) -> tuple[str, str]:
 
 def _inner(batch: pyarrow.RecordBatch, path: list[str]) -> pyarrow.Array:
     """Return a column, or a field of it."""
-    import pyarrow.compute as pc
-
     column = batch.column(path[0])
-    return pc.struct_field(column, path[1:]) if len(path) > 1 else column
+    for part in path[1:]:
+        fields = dict(zip((field.name for field in column.type), column.flatten(), strict=True))
+        column = fields[part]
+    return column
 
 
 def _holds_text(schema: pyarrow.Schema, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Sets as Hugging Face `datasets` reads them: pictures with a metadata file, CSV, JSON, webdataset shards, sets with a card.
+"""Sets that Hugging Face `datasets` reads: pictures with a metadata file, CSV, JSON, webdataset shards, sets with a card.
 
 `datasets` finds configurations, splits and files, and reads them as they come, so that nothing is copied first. What it
 would do beside that is left out: files elsewhere than the set says, archives that it would unpack, formats that are no
@@ -90,12 +90,10 @@ def open_remote(
     prefix = f"hf://datasets/{repository}@"
 
     def find(name: str, row: str) -> bytes:
-        import fsspec
-
         name = name if "://" in name else f"{builder.base_path}/{name}"
         if not name.startswith(prefix) or ".." in PurePosixPath(name).parts:
             raise UserError(row, f"the path {name[:300]!r}", "a path of the repository")
-        with _naming(row), fsspec.open(name, "rb") as file:
+        with _naming(row), _opened(name) as file:
             return file.read(image_decode.BYTE_CAP + 1)
 
     return _table(builder, where, split, False, prefix, find)
@@ -254,7 +252,9 @@ def _parquet(where: str, files: list[str], local: bool, split: str) -> Table:
 def _read(builder: DatasetBuilder, kind: str, where: str, split: str, files: list[Path], find: Find) -> Table:
     """Return a table that `datasets` reads."""
     with _naming(where):
-        stream = builder.as_streaming_dataset(split).decode(False)  # as Image(decode=False): bytes and paths
+        stream: Any = builder.as_streaming_dataset(split)
+        if stream.features is not None:
+            stream = stream.decode(False)  # of pictures their bytes or paths, as with Image(decode=False)
         if kind == "webdataset":
             stream = stream.rename_column("__key__", arrow_tables.NAME_COLUMN)
         stream = stream.with_format("arrow")
@@ -279,11 +279,16 @@ def _read(builder: DatasetBuilder, kind: str, where: str, split: str, files: lis
     return Table(_KINDS[kind], Path(where) if files else where, files, rows, first.schema, batches, {}, find, root)
 
 
-def _refuse_cut(file: str) -> None:
-    """Raise UserError for a tar file that does not end as one does: it was cut off, or is compressed."""
+def _opened(file: str) -> Any:
+    """Open a file of this machine or of the hub."""
     import fsspec
 
-    with _naming(file), fsspec.open(file, "rb") as stream:
+    return fsspec.open(file, "rb")
+
+
+def _refuse_cut(file: str) -> None:
+    """Raise UserError for a tar file that does not end as one does: it was cut off, or is compressed."""
+    with _naming(file), _opened(file) as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - _BLOCK))
         tail = stream.read(_BLOCK)

@@ -162,7 +162,9 @@ def missing(text: str, root: str | None = None) -> str | None:
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     # Where no split is named, `tables` takes that of training.
     rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
-    return SceneSource(rows.kind, rows.where, rows, None, rows.files, columns=rows.columns)
+    beside = Path(path) / "names.json"
+    labels = _named(beside) if isinstance(path, Path) and beside.is_file() else None
+    return SceneSource(rows.kind, rows.where, rows, labels, rows.files, columns=rows.columns)
 
 
 # Lists.
