@@ -53,6 +53,8 @@ class Source:
     """Sentences about what is there and not used, with counts."""
     columns: tuple[tuple[str, str], ...] = ()
     """Which columns of a table were taken for what, where its user says so."""
+    label: str | None = None
+    """Column of a table that holds the labels."""
 
     def count(self) -> int:
         """Return the number of records; where nothing says it, all are read for it."""

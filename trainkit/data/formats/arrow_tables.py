@@ -374,6 +374,7 @@ def source(table: Table, split: str | None, whole: bool, columns: Columns | None
         None if names is None else tuple(names),
         split=chosen or split,
         columns=table.columns,
+        label=dict(table.columns).get(label, label),
     )
 
 

@@ -162,6 +162,8 @@ class _Rows:
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+        if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
+            notes.append(f"the column {source.label} holds numbers without names: classes are called by their numbers")
         if result.size is None:
             notes.append(_spread(self._shapes))
         return Report(
