@@ -127,7 +127,8 @@ from trainkit.cli.main import main
 found = []
 for words in json.loads(sys.argv[1]):
     done = CliRunner().invoke(main, words)
-    found.append((done.exit_code, done.output + ("" if isinstance(done.exception, SystemExit) else repr(done.exception))))
+    why = "" if isinstance(done.exception, SystemExit) else repr(done.exception)
+    found.append((done.exit_code, done.output + why))
 print(json.dumps(found))
 """
 

@@ -253,7 +253,7 @@ def verify(
 @click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these pictures.")
 @click.option("--split", default="train", show_default=True, help="Name of the split that it is in OUT.")
 def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
-    """Write the packed pictures at PACKED to OUT as parquet, which `datasets.load_dataset(OUT)` and recipes read.
+    """Write the packed pictures at PACKED to OUT as parquet, which `load_dataset` and recipes read.
 
     Pictures are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
     """

@@ -1,4 +1,4 @@
-"""Sets that `datasets` reads: pictures with metadata, CSV, JSON, webdataset shards and cards; and each mistake in them."""
+"""Sets that `datasets` reads: pictures with metadata, CSV, JSON, shards and cards; and each mistake in them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
     done = CliRunner().invoke(main.main, [*words, "--columns", "image=file,label=fine"])
     assert done.exit_code == 0 and "4 pictures of 2 classes" in done.output
     for given, said in (
-        (["--columns", "image=fil,label=fine"], "no column 'fil'; expected one of its columns: file, coarse, fine, video; did you mean 'file'?"),
+        (["--columns", "image=fil,label=fine"],
+         "no column 'fil'; expected one of its columns: file, coarse, fine, video; "
+         "did you mean 'file'?"),
         (["--columns", "label=fine"], "columns file, coarse, video, label; expected pictures in one of"),
         (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
         (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
@@ -257,10 +259,17 @@ def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
     [
         ("a.csv", "image,label\n", "no rows|cannot be read"),
         ("a.csv", "", r"a\.csv: cannot be read"),
-        ("a.jsonl", '{"image": "img/0.png", "label": 0}\n{"image": ', r"a\.jsonl: cannot be read"),
+        ("a.jsonl", '{"image": "img/0.png", "label": 0}\n{"image": ', r"a\.jsonl, line 2: cannot be read"),
+        (
+            "a.jsonl",
+            '{"image": "img/0.png", "label": ' + "[" * 100_000,
+            r"a\.jsonl, line 1: cannot be read \(RecursionError",
+        ),
+        ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
         ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, row 0 \(img/0\.png\): label: None"),
         ("a.csv", "image,label\n3,0\n", "image holds int64, which is no picture"),
         ("a.json", '{"image": 1}', "no picture"),
+        ("a.jsonl", "null", "a row that is no mapping of columns"),
     ],
 )
 def test_tables_of_text_that_cannot_be_used(tmp_path, name, text, said, caplog):

@@ -1,4 +1,4 @@
-"""Sets that Hugging Face `datasets` reads: pictures with a metadata file, CSV, JSON, webdataset shards, sets with a card.
+"""Sets that Hugging Face `datasets` reads: pictures with metadata, CSV, JSON, webdataset shards, sets with a card.
 
 `datasets` finds configurations, splits and files, and reads them as they come, so that nothing is copied first. What it
 would do beside that is left out: files elsewhere than the set says, archives that it would unpack, formats that are no
@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import json
 import logging
 import os
 import re
@@ -38,6 +39,7 @@ _KINDS = {"csv": "CSV", "json": "JSON", "webdataset": "webdataset", "imagefolder
 _NUMBERS = frozenset({"cls", "index", "id"})
 _TEXTS = _NUMBERS | {"txt", "text", "json"}
 """Fields of webdataset samples that are read beside pictures."""
+_JSON = (".json", ".jsonl", ".ndjson")
 _BLOCK = 512
 """Bytes of a block of a tar file, of which the last ones are zero."""
 _HEAD = 1 << 16
@@ -64,6 +66,8 @@ def open_table(
     """
     root, where = Path(os.path.abspath(path if path.is_dir() else path.parent)), str(path)
     with _naming(where):
+        if path.is_file() and path.suffix.lower() not in SUFFIXES:
+            raise UserError(where, "a file of unknown kind", f"one of {', '.join(SUFFIXES)}")
         if path.is_file():
             sep = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
             builder = _load(SUFFIXES[path.suffix.lower()], data_files={DEFAULT_SPLIT: [where]}, **sep)
@@ -229,10 +233,12 @@ def _table(
     if kind == "parquet":
         table = _parquet(where, files, bool(local), chosen)
     else:
-        if kind == "webdataset":
-            for file in files:
+        for file in files:
+            if kind == "webdataset":
                 _refuse_cut(file)
-            builder = _shards(builder)
+            elif file.endswith(_JSON):
+                _check_json(file)
+        builder = _shards(builder) if kind == "webdataset" else builder
         table = _read(builder, kind, where, chosen, local, find)
     told = builder.info.features
     classes = arrow_tables.class_names(told.to_dict()) if told is not None else {}
@@ -295,6 +301,29 @@ def _refuse_cut(file: str) -> None:
     if size % _BLOCK or len(tail) < _BLOCK or any(tail):
         expected, remedy = "a tar file, not compressed, that ends as one does", "write or download it anew"
         raise UserError(file, f"{size} bytes that are cut off or no tar file", expected, remedy)
+
+
+def _check_json(file: str) -> None:
+    """Raise UserError for JSON that is damaged or no rows: over some, the parsers of `datasets` end the process."""
+    number = 0
+    try:
+        with _naming(file), _opened(file) as stream:
+            for number, line in enumerate(stream, start=1):  # noqa: B007
+                if line.strip():
+                    _rows_of(json.loads(line))
+            return
+    except UserError as found:
+        error = found
+    with contextlib.suppress(UserError), _naming(file), _opened(file) as stream:
+        if file.endswith(".json"):  # one value of many lines
+            _rows_of(json.loads(stream.read()))
+            return
+    raise UserError(f"{file}, line {number}", error.found, "JSON, a mapping a line or one list of them")
+
+
+def _rows_of(value: Any) -> None:
+    if not all(isinstance(row, dict) for row in (value if isinstance(value, list) else [value])):
+        raise ValueError("a row that is no mapping of columns")
 
 
 def _shards(builder: DatasetBuilder) -> DatasetBuilder:

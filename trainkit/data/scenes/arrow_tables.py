@@ -43,7 +43,8 @@ def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), co
     named = {"name": arrow_tables.NAME_COLUMN, "mask": MASK_COLUMNS[0]}
     table = table.mapped({named.get(name, name): old for name, old in (columns or {}).items()})
     image, mask = _columns(str(path), table)
-    where = str(path) if split is None and value is None else f"{path}#{value or split}"
+    place = path if isinstance(path, Path) else table.path
+    where = str(place) if split is None and value is None else f"{place}#{value or split}"
     if size is None:
         raise UserError(where, f"{table.kind}, which is read in one go", "a table", "import it as parquet first")
     if not size:

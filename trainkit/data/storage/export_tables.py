@@ -1,7 +1,7 @@
 """Packed sets as folders that Hugging Face `datasets` loads: parquet with features, pictures as they are stored.
 
-`datasets.load_dataset(FOLDER)` reads them, and so does every block `data` of a recipe: what is imported from one at the
-same size has the digest of the set that was exported.
+`load_dataset` reads the folder, and so does every block `data` of a recipe: what is imported from it at the same size
+has the digest of the set that was exported.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def export_set(
 ) -> int:
     """Write a packed set of pictures to a folder of parquet files; return the number of rows.
 
-    `masks` is the packed set of their masks, written beside them. Columns: `image`, `label` with the names of classes
-    or `mask`, `image_path` with the names of pictures, and `image_group` where groups are known. Pixels are not changed.
+    `masks` is the packed set of their masks, written beside them. Columns: `image`; `label` with the names of classes,
+    or `mask`; `image_path`, the names of pictures; `image_group` where groups are known. Pixels are not changed.
 
     Raises UserError for other sets, damaged rows, masks of other pictures, and where `out` is there already.
     """
