@@ -393,7 +393,7 @@ def test_a_split_of_a_set_of_the_hub_is_its_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["hf://owner", "hf://../x", "hf://owner/name#", "hf://owner/name#a/b", "hf://o/n@#x"])
 def test_what_is_no_name_of_the_hub_is_refused(text):
     with pytest.raises(UserError, match="no name of a data set"):
-        hub.split(text)
+        hub.parse(text)
 
 
 # Packing once

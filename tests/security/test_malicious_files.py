@@ -30,7 +30,17 @@ from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.data import evaluation_sets, leakage, sources
 from trainkit.data.faces import align
-from trainkit.data.formats import arrow_tables, cvlface, ijb, image_decode, insightface_bin, nifti, pairs_csv, recordio
+from trainkit.data.formats import (
+    arrow_tables,
+    cvlface,
+    dataset_files,
+    ijb,
+    image_decode,
+    insightface_bin,
+    nifti,
+    pairs_csv,
+    recordio,
+)
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.people.records import Rows
@@ -75,6 +85,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "align.read_landmarks": align.read_landmarks,
     "pictures.decode": lambda path: image_decode.decode(path.read_bytes(), str(path)),
     "tables.parquet": lambda path: _records(arrow_tables.parquet(path)),
+    "dataset_files.open_table": lambda path: _records(arrow_tables.source(*dataset_files.open_table(path, None))),
     "tables.stream_batches": lambda path: list(arrow_tables.stream_batches([path])),
     "templates.load_npz": ijb.load_npz,
     "cvlface._metadata": cvlface._metadata,
@@ -162,6 +173,7 @@ def test_no_payload_runs_by_any_door_for_a_file(hostile_files, door, tmp_path):
 
 _SUFFIXES = {
     "sources.open_source": (".rec", ".parquet"),
+    "dataset_files.open_table": (".csv", ".json", ".jsonl", ".tar"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
     "scene_sources.open_scenes": (".csv", ".txt", ".parquet"),
@@ -502,7 +514,8 @@ PARSERS = {
     "zlib.decompress", "zlib.decompressobj", "tomllib.load", "tomllib.loads", "xml.etree.ElementTree.parse",
     "configparser.ConfigParser", "ast.literal_eval", "importlib.import_module", "lzma.open", "bz2.open",
     "numpy.load_library", "scipy.io.loadmat", "huggingface_hub.snapshot_download", "huggingface_hub.hf_hub_download",
-    "datasets.load_dataset", "datasets.load_from_disk", "mlflow.artifacts.download_artifacts",
+    "datasets.load_dataset",
+    "datasets.load_dataset_builder", "datasets.load_from_disk", "fsspec.open", "mlflow.artifacts.download_artifacts",
 }  # fmt: skip
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
@@ -528,8 +541,11 @@ DOORS: dict[str, set[str]] = {
     "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
     "volume_sources._table": {"data/volumes/sources.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
-    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile",
-                       "data/formats/parquet_footers.py pyarrow.parquet.ParquetFile"},
+    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile"},
+    "dataset_files.open_table": {"data/formats/dataset_files.py datasets.load_dataset_builder",
+                                 "data/formats/dataset_files.py json.loads",
+                                 "data/formats/dataset_files.py fsspec.open",
+                                 "data/formats/dataset_files.py yaml.safe_load"},
     "saved by datasets": {"data/formats/arrow_tables.py pyarrow.memory_map",
                           "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
                           "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
@@ -580,7 +596,8 @@ REASONS = {
         "models/emcad.py timm.create_model",
     },
     "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
-    "parquet files alone, read by `tables.parquet`": {"data/hub.py huggingface_hub.snapshot_download"},
+    "files of data, read by `dataset_files.open_table`": {"data/hub.py huggingface_hub.snapshot_download"},
+    "files of the hub as they come, read by `tables.parquet`": {"data/formats/arrow_tables.py fsspec.open"},
     "model.safetensors alone, read by `weights.read_tensors`": {
         "checkpoint/timm_weights.py huggingface_hub.hf_hub_download"
     },

@@ -71,9 +71,9 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
     Raises UserError at a picture that cannot be read.
     """
-    if not source.size:
+    if not (rows := source.count()):
         raise UserError(source.where, "no pictures", "at least one")
-    wanted = set(np.linspace(0, source.size - 1, min(source.size, fitting.LOOKED_AT)).round().astype(int).tolist())
+    wanted = set(np.linspace(0, rows - 1, min(rows, fitting.LOOKED_AT)).round().astype(int).tolist())
     counts: Counter[int | str] = Counter()
     chosen: list[Record] = []
     grouped = False

@@ -41,6 +41,10 @@ def data() -> None:
 @click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
 @click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
 @click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
+@click.option(
+    "--columns", multiple=True, metavar="WHAT=NAME", help="Tables: the column of image, label, split, name, group."
+)
+@click.option("--stream", is_flag=True, help="A set of the hub (hf://): read it as it comes, keep no copy of it.")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
 @click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
 def import_(
@@ -48,13 +52,16 @@ def import_(
 ) -> None:
     """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
 
-    SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train.
+    SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train; of a set of the hub also
+    configuration and revision: hf://owner/name/CONFIGURATION@REVISION#test.
     """
     most = _share(damaged, damaged_most)
     _refuse_flags(given, "volumes" if volumes else "pictures" if given["size"] is not None else "faces")
-    from trainkit.data import kinds
+    from trainkit.data import hub, kinds
     from trainkit.data.storage import import_images
 
+    if given["stream"] and not hub.is_hub(source):
+        raise click.UsageError("--stream is for sets of the hub, hf://owner/name; others are read where they are")
     if volumes:
         how = {key: given[key] for key in ("patient", "clinical", "axes")}
         how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
@@ -70,6 +77,7 @@ def import_(
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
+        how |= {"columns": _columns(given["columns"]), "stream": given["stream"]}
         if given["size"] is not None:
             how |= {"fit": given["fit"] or "crop", "group": given["group"]}
             report = _function(kinds.KINDS["images"], "import_")(source, out, size=size, **how)
@@ -89,6 +97,7 @@ _FLAGS = {
     "faces": ("image_size", "align", "resize", "evaluation"),
     "pictures": ("size", "fit", "group"),
     "volumes": ("spacing", "names", "patient", "clinical", "axes"),
+    "tables": ("columns", "stream"),
 }
 """Kind of set to the options that it alone takes."""
 
@@ -96,8 +105,8 @@ _FLAGS = {
 def _refuse_flags(given: Mapping[str, Any], kind: str) -> None:
     """Raise UsageError for options of another kind of set."""
     for other, names in _FLAGS.items():
-        for name in names if other != kind else ():
-            if given[name] in (None, False):
+        for name in names if other != kind and (other != "tables" or kind == "volumes") else ():
+            if given[name] in (None, False, ()):
                 continue
             flag = f"--{name.replace('_', '-')}"
             if kind == "volumes":
@@ -120,6 +129,18 @@ def _share(damaged: str, most: str | None) -> float:
         return TypeAdapter(Share).validate_python(most)
     except ValidationError:
         raise click.UsageError(f"--damaged-most {most}: a share such as 1% is needed") from None
+
+
+def _columns(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in ",".join(given).split(",") if given else ():
+        what, _, name = word.partition("=")
+        if what not in ("image", "label", "split", "name", "group") or not name:
+            raise click.UsageError(
+                f"--columns {word}: image, label, split, name or group, and a column, as label=fine_label"
+            )
+        found[what] = name
+    return found
 
 
 def _label_names(text: str | None) -> list[str] | None:
@@ -224,6 +245,27 @@ def verify(
     problems = sum(not line.startswith("warning: ") for line in found)
     echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
     return EXIT_CODE if problems else 0
+
+
+@data.command("export")
+@click.argument("packed", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these pictures.")
+@click.option("--split", default="train", show_default=True, help="Name of the split that it is in OUT.")
+def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
+    """Write the packed pictures at PACKED to OUT as parquet, which `load_dataset` and recipes read.
+
+    Pictures are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
+    """
+    import re
+
+    from trainkit.data.storage import export_tables
+
+    if not re.fullmatch(r"\w[\w.]*", split):
+        raise click.UsageError(f"--split {split!r}: letters, digits, _ and .")
+    with bar("exporting") as on_progress:
+        rows = export_tables.export_set(packed, out, masks=masks, split=split, on_progress=on_progress)
+    echo(f"{out}: {rows} pictures{' and their masks' if masks is not None else ''}, split {split}")
 
 
 @data.command()

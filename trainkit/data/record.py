@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+Columns = Mapping[Any, str]
+"""Columns of a table by what they are taken for: `{"label": "fine_label"}`."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class Source:
 
     kind: str
     where: str
-    size: int
-    """Number of records."""
+    size: int | None
+    """Number of records; None where nothing says it before they are read."""
     records: Callable[[], Iterator[Record]]
     files: tuple[Path, ...] = ()
     """What it is made of, for noticing changes."""
@@ -47,3 +51,11 @@ class Source:
     """Which split of it this is, where it has several."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Which columns of a table were taken for what, where its user says so."""
+    label: str | None = None
+    """Column of a table that holds the labels."""
+
+    def count(self) -> int:
+        """Return the number of records; where nothing says it, all are read for it."""
+        return self.size if self.size is not None else sum(1 for _ in self.records())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainkit.data import hub
 from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.formats import image_decode
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.errors import UserError, number_of
 from trainkit.paths import locate
 
@@ -36,17 +36,25 @@ ID_LIMIT = 1000
 """Longest id that one is tried on. Both bound how long a badly written one may try."""
 
 
-def open_source(path: Path | str, *, nested: bool = True, network: bool = False) -> Source:
+def open_source(
+    path: Path | str,
+    *,
+    nested: bool = True,
+    network: bool = False,
+    stream: bool = False,
+    columns: Columns | None = None,
+) -> Source:
     """Open the source at `path`: a folder, a table, `hf://owner/name`, each with `#split` where it has some.
 
     With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
-    Without `network` a set of the hub must be here. Raises UserError when there is nothing, or no such split.
+    Without `network` a set of the hub must be here; with `stream` it is read as it comes, and not kept. `columns` says
+    which columns of a table are meant. Raises UserError when there is nothing, or no such split.
     """
-    from trainkit.data.formats import arrow_tables, mrl_eye, recordio
+    from trainkit.data.formats import arrow_tables, dataset_files, mrl_eye, recordio
     from trainkit.data.storage import image_store
 
     if hub.is_hub(path):
-        return arrow_tables.parquet(hub.tables(path, network=network), hub.split(path))
+        return arrow_tables.source(*hub.open_table(path, network=network, stream=stream), columns)
     path, split = split_of(path)
     if not path.exists():
         raise UserError(str(path), "does not exist", "a data set")
@@ -58,11 +66,14 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
             raise UserError(str(path), "an evaluation set", "a set with classes")
         return _whole(repacked(data), split)
     if arrow_tables.is_saved(path):
-        return arrow_tables.saved(path, split)
+        return arrow_tables.saved(path, split, columns)
+    if dataset_files.is_laid_out(path):
+        return arrow_tables.source(*dataset_files.open_table(path, split), columns)
     if arrow_tables.parquet_files(path):
-        return arrow_tables.parquet(path, split)
+        return arrow_tables.parquet(path, split, columns)
     if not path.is_dir():
-        raise UserError(str(path), "a file of unknown kind", "a folder of classes, .parquet or train.rec")
+        expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
+        raise UserError(str(path), "a file of unknown kind", expected)
     if split is not None:
         if not (path / split).is_dir():
             raise UserError(f"{path}#{split}", "no such split", f"the folder {path / split}")
@@ -72,12 +83,12 @@ def open_source(path: Path | str, *, nested: bool = True, network: bool = False)
     return mrl_eye.recognise(path) or folder(path)
 
 
-def named(text: str, *, nested: bool = True) -> Source:
+def named(text: str, *, nested: bool = True, columns: Columns | None = None) -> Source:
     """Open the source that a recipe names, below the data root or of the hub. Never downloads.
 
     Raises UserError as `open_source` does.
     """
-    return open_source(text if hub.is_hub(text) else locate(text), nested=nested)
+    return open_source(text if hub.is_hub(text) else locate(text), nested=nested, columns=columns)
 
 
 def missing(text: str) -> str | None:

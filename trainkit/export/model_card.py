@@ -80,7 +80,7 @@ def licences(recipe: Recipe) -> Iterator[str]:
         elif text == "held_out":
             yield f"{plain(what)}: a part of what it was trained on, kept from training"
         elif hub.is_hub(text):
-            address = str(text).partition("#")[0].partition("@")[0].removeprefix("hf://").removeprefix("hf:/")
+            address = hub.parse(text).repository
             yield f"{plain(what)}: {code(text)}; its licence stands at https://huggingface.co/datasets/{quote(address)}"
         else:
             yield f"{plain(what)}: {code(text)}; licence unknown"

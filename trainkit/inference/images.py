@@ -45,7 +45,7 @@ def predict(asked: Request) -> Predicted:
         names = meta.class_names or tuple(map(str, range(meta.classes)))
         run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)
         entries = tables.Entries(
-            total=found.size,
+            total=found.count(),
             items=found.records,
             read=run.reader(found),
             columns=run.columns,

@@ -158,7 +158,7 @@ def _records(text: str) -> _Found:
                 for record in found.records()
                 if isinstance(record.data, Path)
             ]
-            if len(every) < found.size:
+            if len(every) < found.count():
                 raise UserError(text, f"a {found.kind}", "a set of people, or files of pictures")
             return _Found(found.where, every, found.files, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)

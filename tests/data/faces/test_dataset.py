@@ -311,6 +311,8 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
 
     saved_set(tmp_path, monkeypatch, ["zoe", "adam"], [0, 1, 1])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_files", lambda path, name: ["train.parquet"])
     faces = Faces(train="hf://some/faces@v1", image_size=SIZE)
     assert "download" in faces.missing()[0]
     with pytest.raises(UserError, match="download"):

@@ -108,6 +108,6 @@ def test_saved_sets_and_those_of_the_hub(tmp_path, monkeypatch):
         assert source.kind == "datasets folder" and len(source) == count
     assert (classes_of(source.scenes[0], LABELS) == rows[2][1]).all()
     place = scene_sets.parquet(tmp_path / "hub")
-    monkeypatch.setattr(hub, "tables", lambda path, network: place)
-    assert open_scenes("hf://owner/name#val").where == f"{place}#val"
+    monkeypatch.setattr(hub, "download", lambda path, network: place)
+    assert open_scenes("hf://owner/name#val").where == f"{place}/data#val"
     assert len(open_scenes("hf://owner/name", "val")) == 3 and len(open_scenes("hf://owner/name")) == 6

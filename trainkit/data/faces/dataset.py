@@ -36,6 +36,9 @@ class Faces:
     train: str
     """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
     train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
+    columns: dict[Literal["image", "label", "split", "name"], str] = field(default_factory=dict)
+    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
+    `split` and `name`. A field of a column of structs is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
     """Side of a picture in pixels; larger pictures are made smaller when they are packed."""
     flip: bool = True
@@ -62,7 +65,7 @@ class Faces:
 
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
-            return self._pack(sources.named(self.train, nested=False))
+            return self._pack(sources.named(self.train, nested=False, columns=self.columns))
         path = _sample(self.image_size) / "train" if self.train == SAMPLE else locate(self.train)
         if is_packed(path):
             faces = Packed(path)
@@ -70,7 +73,7 @@ class Faces:
                 raise UserError(str(path), "an evaluation set", "a set to train on")
             if faces.size == (self.image_size, self.image_size):
                 return faces
-        return self._pack(sources.open_source(path, nested=False))
+        return self._pack(sources.open_source(path, nested=False, columns=self.columns))
 
     def _packed_evaluation(self, name: str) -> Packed:
         text = self.evaluate[name]

@@ -52,9 +52,13 @@ class Images:
 
     train: str
     """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
-    or a built-in set: `sample:objects`, `sample:eyes`. What is not packed is packed once, into the cache."""
+    or a built-in set: `sample:objects`, `sample:eyes`. Also pictures with `metadata.csv`, a table of paths (`.csv`,
+    `.jsonl`), webdataset shards (`.tar`, or a folder of them). What is not packed is packed once, into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
+    columns: dict[Literal["image", "label", "split", "name", "group"], str] = field(default_factory=dict)
+    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
+    `split`, `name` and `group`. A field of a column of structs is `json.label`."""
     image_size: Side | tuple[Side, Side] = 224
     """Side of a picture, or height and width, in pixels."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
@@ -134,7 +138,7 @@ class Images:
             data = Packed(locate(text))
             if data.manifest["protocol"] is None and data.size == size and group is None:
                 return data
-        return cache.pack_once(sources.named(text), size, fit, group)
+        return cache.pack_once(sources.named(text, columns=self.columns), size, fit, group)
 
     def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return rows to train on, and rows that are held out."""

@@ -46,6 +46,8 @@ class Scenes:
     `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`."""
+    columns: dict[Literal["image", "mask", "split", "name"], str] = field(default_factory=dict)
+    """Which columns of a table are meant, where their names do not say it: `{image: picture, mask: classes}`."""
     root: str | None = None
     """Folder from which the paths in a list start; None: the one that the list is in."""
     names: list[str] | None = None
@@ -125,7 +127,7 @@ class Scenes:
         """
         # All are found before the first is packed: a misspelt path should not show after half an hour.
         found = {
-            name: scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root)
+            name: scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root, self.columns)
             for name, place in {"train": self.train, **self.evaluate}.items()
         }
         labels = self._agreed(found)

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from trainkit.data import folders, hub, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.scenes import arrow_tables, label_maps
 from trainkit.data.scenes.arrow_tables import Rows
 from trainkit.data.scenes.files import Scene
@@ -95,6 +95,8 @@ class SceneSource:
     """What it is made of, for noticing changes."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Which columns of a table were taken for what, where its user says so."""
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -114,14 +116,15 @@ class SceneSource:
             files = self.files
         else:  # Without masks and lists: changing those does not pack the pictures again.
             files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
-        return Source(self.kind, self.where, len(self.scenes), records, files)
+        return Source(self.kind, self.where, len(self.scenes), records, files, columns=self.columns)
 
 
-def open_scenes(text: str, part: str = "train", root: str | None = None) -> SceneSource:
+def open_scenes(text: str, part: str = "train", root: str | None = None, columns: Columns | None = None) -> SceneSource:
     """Open the scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
 
     Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
-    list begin; without it they begin in the folder of the list. Nothing is downloaded.
+    list begin; without it they begin in the folder of the list. `columns` says which columns of a table are meant.
+    Nothing is downloaded.
 
     Raises UserError where there is nothing, no such split, no pair of picture and mask, or where a list names files
     that are not there or lie outside its root: all such lines are counted, and the first are named.
@@ -129,13 +132,13 @@ def open_scenes(text: str, part: str = "train", root: str | None = None) -> Scen
     if text.startswith(sources.SAMPLE):
         return _sample(text, part)
     if hub.is_hub(text):
-        return _table(hub.tables(text, network=False), hub.split(text), part)
+        return _table(text, None, part, columns)
     try:
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of pictures with masks")
         if arrow_tables.is_table(path):
-            return _table(path, split, part)
+            return _table(path, split, part, columns)
         if path.is_dir():
             return _folder(path, split, part)
         if path.suffix.lower() not in (".txt", ".csv"):
@@ -156,10 +159,12 @@ def missing(text: str, root: str | None = None) -> str | None:
     return f"{locate(root)} is no folder"
 
 
-def _table(path: Path, split: str | None, part: str) -> SceneSource:
+def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     # Where no split is named, `tables` takes that of training.
-    rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part))
-    return SceneSource(rows.kind, rows.where, rows, None, rows.files)
+    rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
+    beside = Path(path) / "names.json"
+    labels = _named(beside) if isinstance(path, Path) and beside.is_file() else None
+    return SceneSource(rows.kind, rows.where, rows, labels, rows.files, columns=rows.columns)
 
 
 # Lists.

@@ -312,7 +312,8 @@ def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
     for name, place in {"train": data.train, **data.evaluate}.items():
         key = key_of(name)
         try:
-            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root)
+            part = "train" if name == "train" else "val"
+            source = scene_sources.open_scenes(place, part, data.root, data.columns)
         except UserError as error:
             lost.append(f"{key}: {error}")
             continue

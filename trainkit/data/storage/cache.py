@@ -48,6 +48,8 @@ def pack_once(
     ]
     if store != "auto":
         made.append(store)
+    if columns := getattr(found, "columns", ()):
+        made.append(columns)
     folder = place(key(made, found.files))
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file

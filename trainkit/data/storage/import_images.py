@@ -13,7 +13,7 @@ import numpy as np
 from trainkit.data import evaluation_sets, folders, leakage, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Store, Writer
 from trainkit.data.storage.map_store import each
@@ -28,6 +28,8 @@ Resize = Literal["no", "down", "any"]
 _COUNTED = 1000
 """Unusable pictures after which a set that is to be whole is read no further."""
 _CHUNK = 64
+_MANY = 1 << 30
+"""Pictures of a set of which nothing says how many they are: too many to be kept as pixels."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Options(TypedDict, total=False):
     store: Literal["auto", "decoded", "encoded"]
     on_progress: Progress | None
     protocol: Protocol | None
+    columns: Columns | None
+    stream: bool
 
 
 def import_pictures(
@@ -71,6 +75,8 @@ def import_pictures(
     store: Literal["auto", "decoded", "encoded"] = "auto",
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
+    columns: Columns | None = None,
+    stream: bool = False,
 ) -> Report:
     """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
 
@@ -79,10 +85,11 @@ def import_pictures(
     picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
-    its rows have no class.
+    its rows have no class. `columns` and `stream` as `sources.open_source` takes them.
     Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
-    source = source if isinstance(source, Source) else sources.open_source(source, network=True)
+    if not isinstance(source, Source):
+        source = sources.open_source(source, network=True, stream=stream, columns=columns)
     if source.size == 0:
         raise UserError(source.where, "no pictures", "at least one")
     folders.check_names(source.where, source.names or ())
@@ -90,19 +97,20 @@ def import_pictures(
         found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
         raise UserError(source.where, found, expected)
     if store == "auto":
-        small = size is not None and source.size * 3 * size[0] * size[1] < image_store.DECODED_LIMIT
+        small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
         form: Store = "decoded" if small else "encoded"
     else:
         form = store
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
     with Writer(Path(out), size=size, store=form) as writer:
         rows = _Rows(writer, skip=damaged == "skip")
+        done = 0
         for done, made in enumerate(_prepare(source, recipe), start=1):
             if not rows.add(made):
                 break
             if on_progress:
-                on_progress(done, source.size)
-        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * source.size):
+                on_progress(done, source.size or 0)
+        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or done)):
             remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
             raise unusable(source.where, rows.bad, remedy)
         return rows.finish(source, protocol)
@@ -136,7 +144,8 @@ class _Rows:
     def finish(self, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
         if not self._ids:
-            raise UserError(source.where, "no picture is usable", remedy="; ".join(self.bad[:3]))
+            found = "no picture is usable" if self.bad else "no pictures"
+            raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
         numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
         if protocol is None:
             numbers, names, renumbered = number(self._labels)
@@ -153,6 +162,8 @@ class _Rows:
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+        if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
+            notes.append(f"the column {source.label} holds numbers without names: classes are called by their numbers")
         if result.size is None:
             notes.append(_spread(self._shapes))
         return Report(
@@ -178,7 +189,9 @@ def import_faces(
     **options: Unpack[Options],
 ) -> Report:
     """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
-    source = source if isinstance(source, Source) else sources.open_source(source, nested=False, network=True)
+    if not isinstance(source, Source):
+        how: dict[str, Any] = {"stream": options.pop("stream", False), "columns": options.pop("columns", None)}
+        source = sources.open_source(source, nested=False, network=True, **how)
     return import_pictures(source, out, size=(image_size, image_size), fit=resize, align=align, **options)
 
 

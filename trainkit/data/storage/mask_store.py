@@ -173,6 +173,7 @@ def pack_masks_once(
     read; files that cannot be read; values or colours that stand for no class.
     """
     made = [FORMAT, VERSION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
+    made += [source.columns] if source.columns else []
     folder = cache.place(cache.key(made, source.files))
 
     def make() -> None:

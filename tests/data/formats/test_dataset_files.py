@@ -1,0 +1,320 @@
+"""Sets that `datasets` reads: pictures with metadata, CSV, JSON, shards and cards; and each mistake in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from trainkit.cli import main
+from trainkit.data import sources
+from trainkit.data.faces.dataset import Faces
+from trainkit.data.formats import arrow_tables, dataset_files, image_decode
+from trainkit.data.images.dataset import Images
+from trainkit.data.scenes.sources import open_scenes
+from trainkit.data.storage import import_images
+from trainkit.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRAINKIT_DATA", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+def png(seed: int, size: int = 8) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def pictures(root: Path, count: int = 4) -> list[str]:
+    (root / "img").mkdir(parents=True)
+    for k in range(count):
+        (root / "img" / f"{k}.png").write_bytes(png(k))
+    return [f"img/{k}.png" for k in range(count)]
+
+
+def lines(file: Path, *rows: str) -> Path:
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+def shard(file: Path, *members: tuple[str, bytes]) -> Path:
+    with tarfile.open(file, "w") as tar:
+        for name, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return file
+
+
+def samples(first: int = 0, count: int = 4) -> list[tuple[str, bytes]]:
+    found = []
+    for k in range(first, first + count):
+        told = json.dumps({"who": f"p{k % 2}"}).encode()
+        found += [(f"s{k}.png", png(k)), (f"s{k}.cls", str(k % 2).encode()), (f"s{k}.json", told)]
+    return found
+
+
+def laid_out(kind: str, root: Path) -> Path:
+    """The same four pictures of two classes, in each form."""
+    paths = pictures(root)
+    rows = [(path, k % 2) for k, path in enumerate(paths)]
+    if kind == "csv":
+        return lines(root / "a.csv", "image,label", *(f"{path},{label}" for path, label in rows))
+    if kind == "jsonl":
+        return lines(root / "a.jsonl", *(json.dumps({"image": path, "label": label}) for path, label in rows))
+    if kind == "json":
+        return lines(root / "a.json", json.dumps([{"image": path, "label": label} for path, label in rows]))
+    if kind == "metadata":
+        lines(root / "metadata.csv", "file_name,label", *(f"{path},{label}" for path, label in rows))
+        return root
+    if kind == "metadata.jsonl":
+        lines(root / "metadata.jsonl", *(json.dumps({"file_name": path, "label": label}) for path, label in rows))
+        return root
+    return shard(root / "a.tar", *samples())
+
+
+FORMS = ("csv", "jsonl", "json", "metadata", "metadata.jsonl", "tar")
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_each_form_is_read_and_packed(tmp_path, kind):
+    path = laid_out(kind, tmp_path / "set")
+    source = sources.open_source(path)
+    found = list(source.records())
+    assert [record.label for record in found] == [0, 1, 0, 1] and source.size in (4, None)
+    assert [record.id for record in found] == [f"s{k}" if kind == "tar" else f"img/{k}.png" for k in range(4)]
+    assert all(record.id in record.where and str(path) in record.where for record in found)
+    report = import_images.import_pictures(path, tmp_path / "out", size=(8, 8))
+    assert (report.rows, report.classes) == (4, 2)
+    packed = import_images.Packed(tmp_path / "out")
+    assert all((packed.picture(k) == image_decode.decode(png(k), "")).all() for k in range(4))
+    data = Images(train=str(path), image_size=8).open(0)
+    assert data.train.size == 4 and data.meta.classes == 2
+
+
+def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
+    paths = pictures(tmp_path / "set")
+    rows = (f"{path},{k % 2},{'ab'[k // 2]},g{k}" for k, path in enumerate(paths))
+    table = lines(tmp_path / "set" / "a.csv", "file,coarse,fine,video", *rows)
+    columns = {"image": "file", "label": "fine", "group": "video"}
+    data = Images(train=str(table), columns=columns, image_size=8).open(0)
+    assert data.meta.class_names == ("a", "b") and data.train.groups() == {"g0", "g1", "g2", "g3"}
+    other = Images(train=str(table), columns={**columns, "label": "coarse"}, image_size=8).open(0)
+    assert other.meta.class_names == ("0", "1"), "packed again: other columns are another set"
+    assert Faces(train=str(table), columns={"image": "file", "label": "fine"}, image_size=8).open(0).meta.classes == 2
+    words = ["data", "import", str(table), str(tmp_path / "out"), "--size", "8x8"]
+    done = CliRunner().invoke(main.main, [*words, "--columns", "image=file,label=fine"])
+    assert done.exit_code == 0 and "4 pictures of 2 classes" in done.output
+    for given, said in (
+        (["--columns", "image=fil,label=fine"],
+         "no column 'fil'; expected one of its columns: file, coarse, fine, video; "
+         "did you mean 'file'?"),
+        (["--columns", "label=fine"], "columns file, coarse, video, label; expected pictures in one of"),
+        (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
+        (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
+        (["--stream"], "--stream is for sets of the hub"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])
+        assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output
+    done = CliRunner().invoke(main.main, ["data", "import", "x", "y", "--volumes", "--columns", "image=a"])
+    assert done.exit_code == 2 and "--columns is not for volumes" in done.output
+
+
+def test_a_field_of_json_in_shards_is_a_label(tmp_path):
+    source = sources.open_source(shard(tmp_path / "a.tar", *samples()), columns={"label": "json.who"})
+    assert [record.label for record in source.records()] == ["p0", "p1", "p0", "p1"]
+
+
+def test_shards_of_splits_in_a_folder(tmp_path):
+    for name, first in (("train-0", 0), ("train-1", 4), ("val-0", 8)):
+        shard(tmp_path / f"{name}.tar", *samples(first))
+    assert [r.id for r in sources.open_source(tmp_path).records()] == [f"s{k}" for k in range(8)]
+    assert [r.id for r in sources.open_source(f"{tmp_path}#validation").records()] == ["s8", "s9", "s10", "s11"]
+    with pytest.raises(UserError, match="#test: no such split; there is train, validation"):
+        sources.open_source(f"{tmp_path}#test")
+
+
+def test_a_card_says_splits_and_names_of_classes(tmp_path):
+    paths = pictures(tmp_path)
+    for split in ("train", "test"):
+        rows = (json.dumps({"image": path, "label": k % 2}) for k, path in enumerate(paths))
+        lines(tmp_path / f"{split}.jsonl", *rows)
+    card = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: train.jsonl}
+  - {split: test, path: test.jsonl}
+dataset_info:
+  features:
+  - {name: image, dtype: string}
+  - name: label
+    dtype: {class_label: {names: {'0': cat, '1': dog}}}
+  splits:
+  - {name: train, num_bytes: 1, num_examples: 4}
+---
+"""
+    (tmp_path / "README.md").write_text(card)
+    source = sources.open_source(f"{tmp_path}#test")
+    assert source.names == ("cat", "dog") and len(list(source.records())) == 4
+    (tmp_path / "README.md").write_text(card.replace("path: test.jsonl", "path: ../x.jsonl"))
+    with pytest.raises(UserError, match=r"README\.md: names '\.\./x\.jsonl'; expected files of its folder"):
+        sources.open_source(f"{tmp_path}#test")
+    (tmp_path / "README.md").write_text(card.replace("path: test.jsonl", "path: https://example.org/x.jsonl"))
+    with pytest.raises(UserError, match="names 'https"):
+        sources.open_source(f"{tmp_path}#train")
+    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(UserError, match=r"README\.md: cannot be read"):
+        sources.open_source(tmp_path)
+
+
+def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
+    paths = pictures(tmp_path)
+    for k in range(4):
+        Image.fromarray(np.full((8, 8), k % 2, np.uint8)).save(tmp_path / f"m{k}.png")
+    rows = (json.dumps({"picture": path, "classes": f"m{k}.png"}) for k, path in enumerate(paths))
+    table = lines(tmp_path / "a.jsonl", *rows)
+    source = open_scenes(str(table), columns={"image": "picture", "mask": "classes"})
+    assert len(source) == 4 and source.ids() == paths and source.scenes[3].mask == tmp_path / "m3.png"
+    with pytest.raises(UserError, match="or name them: columns"):
+        open_scenes(str(table))
+
+
+# What is wrong is told in one message
+
+
+@pytest.mark.parametrize("name", ["../x.png", "/etc/hostname", "link.png", "img/none.png", "file:///etc/hostname"])
+@pytest.mark.parametrize("kind", ["csv", "metadata"])
+def test_paths_stay_in_the_folder_of_the_table(tmp_path, kind, name):
+    (tmp_path / "x.png").write_bytes(png(0))
+    path = laid_out(kind, tmp_path / "set")
+    (tmp_path / "set" / "link.png").symlink_to(tmp_path / "x.png")
+    table = tmp_path / "set" / ("a.csv" if kind == "csv" else "metadata.csv")
+    table.write_text(table.read_text().replace("img/2.png", name))
+    with pytest.raises(UserError) as told:
+        import_images.import_pictures(path, tmp_path / "out", size=(8, 8))
+    assert str(path) in str(told.value) and not (tmp_path / "out").exists()
+    if name == "img/none.png":
+        assert "img/none.png" in str(told.value) and "1 unusable picture" in str(told.value)
+
+
+@pytest.mark.parametrize("cut", [700, 3000, -512, -1024, -9000])
+def test_a_shard_that_is_cut_off_is_named_before_anything_is_read(tmp_path, cut):
+    data = shard(tmp_path / "train-0.tar", *samples(0, 40)).read_bytes()
+    end = data.rstrip(b"\0")
+    for part in (data[:cut] if cut > 0 else data[: len(end) + cut],):
+        (tmp_path / "train-1.tar").write_bytes(part)
+        with pytest.raises(UserError, match=r"train-1\.tar: \d+ bytes that are cut off or no tar file"):
+            import_images.import_pictures(tmp_path, tmp_path / "out", size=(8, 8))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
+        ([("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")], "don't share the same prefix or the same types"),
+        ([("a.txt", b"words")], "no picture|columns"),
+        ([("a.mp4", b"0" * 100)], "a.tar"),
+        ([], "a.tar"),
+    ],
+)
+def test_shards_that_are_no_pictures_of_classes(tmp_path, members, said):
+    with pytest.raises(UserError, match=said):
+        import_images.import_pictures(shard(tmp_path / "a.tar", *members), tmp_path / "out", size=(8, 8))
+
+
+def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
+    """300 MB of zeros in 300 KB, as a field of a sample: it is no picture and no text, and is not read."""
+    import gzip
+
+    monkeypatch.setattr(image_decode, "BYTE_CAP", 10_000)
+    bomb = gzip.compress(bytes(300 << 20), 9)
+    path = shard(tmp_path / "a.tar", *samples(0, 1)[:2], ("s0.json.gz", bomb), ("s0.npy", b"\x93NUMPY"))
+    tracemalloc.start()
+    assert len(list(sources.open_source(path).records())) == 1
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+    with pytest.raises(UserError, match=r"s0\.png: more than 10000 bytes"):
+        sources.open_source(shard(tmp_path / "b.tar", ("s0.png", bytes(10_001)), ("s0.cls", b"0")))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.csv", "image,label\n", "no rows|cannot be read"),
+        ("a.csv", "", r"a\.csv: cannot be read"),
+        ("a.jsonl", '{"image": "img/0.png", "label": 0}\n{"image": ', r"a\.jsonl, line 2: cannot be read"),
+        (
+            "a.jsonl",
+            '{"image": "img/0.png", "label": ' + "[" * 100_000,
+            r"a\.jsonl, line 1: cannot be read \(RecursionError",
+        ),
+        ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
+        ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, row 0 \(img/0\.png\): label: None"),
+        ("a.csv", "image,label\n3,0\n", "image holds int64, which is no picture"),
+        ("a.json", '{"image": 1}', "no picture"),
+        ("a.jsonl", "null", "a row that is no mapping of columns"),
+    ],
+)
+def test_tables_of_text_that_cannot_be_used(tmp_path, name, text, said, caplog):
+    pictures(tmp_path)
+    (tmp_path / name).write_text(text)
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=said):
+        list(sources.open_source(tmp_path / name).records())
+    assert not [record for record in caplog.records if record.name.startswith("datasets")], "told twice"
+
+
+def test_an_image_column_that_holds_no_pictures_and_a_split_that_is_empty(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="image holds int64, which is no picture; expected pictures in one of"):
+        sources.open_source(tmp_path / "a.parquet")
+    empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
+    pq.write_table(empty, tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="no pictures; expected at least one"):
+        import_images.import_pictures(tmp_path / "b.parquet", tmp_path / "out", size=(8, 8))
+
+
+def test_labels_without_names_are_said_to_be_numbers(tmp_path):
+    report = import_images.import_pictures(laid_out("csv", tmp_path / "set"), tmp_path / "out", size=(8, 8))
+    assert any("numbers without names" in note for note in report.notes)
+
+
+def test_a_folder_of_classes_with_a_table_of_something_else_is_still_one(tmp_path):
+    for name in ("cat/0.png", "dog/1.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(png(0))
+    lines(tmp_path / "metadata.csv", "who,when", "a,b")
+    lines(tmp_path / "README.md", "# Cats and dogs")
+    assert sources.open_source(tmp_path).kind == "folder"
+
+
+def test_the_libraries_own_functions_do_not_take_the_place_of_ours(tmp_path):
+    """`datasets` puts streaming ones into the module of a builder."""
+    before = dataset_files.Path, dataset_files.os.path, arrow_tables.Path
+    list(sources.open_source(shard(tmp_path / "a.tar", *samples())).records())
+    assert (dataset_files.Path, dataset_files.os.path, arrow_tables.Path) == before
+
+
+def test_datasets_is_imported_where_it_is_needed_alone():
+    code = "import sys, trainkit, trainkit.cli.main, trainkit.data.sources, trainkit.data.images.dataset\n"
+    code += "from trainkit.data.formats import dataset_files\nsys.exit('datasets' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

@@ -1,0 +1,120 @@
+"""Sets of the hub, of which one on this machine is asked: downloaded, streamed, and each mistake in one message."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import fake_hub
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from trainkit.data import hub
+from trainkit.errors import UserError
+
+
+def png(seed: int) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _parquet(file: Path, rows: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"img": [png(k) for k in range(rows)], "fine": [k % 2 for k in range(rows)]}), file)
+
+
+def _sets(root: Path) -> None:
+    for split, rows in (("train", 6), ("test", 2)):
+        _parquet(root / "o" / "plain" / "words" / f"{split}-00000-of-00001.parquet", rows)
+        _parquet(root / "o" / "card" / "a" / f"{split}.parquet", rows)
+        _parquet(root / "o" / "card" / "b" / f"{split}.parquet", rows)
+    configs = "".join(f"- config_name: {c}\n  data_files:\n  - split: train\n    path: {c}/train*\n" for c in "ab")
+    (root / "o" / "card" / "README.md").write_text(f"---\nconfigs:\n{configs}---\nSome pictures.\n")
+    folder = root / "o" / "folder"
+    (folder / "img").mkdir(parents=True)
+    lines = ["file_name,label"]
+    for k in range(4):
+        (folder / "img" / f"{k}.png").write_bytes(png(k))
+        lines.append(f"img/{k}.png,{k % 2}")
+    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
+    (root / "o" / "shards").mkdir()
+    for shard, first in (("train-0.tar", 0), ("train-1.tar", 3)):
+        with tarfile.open(root / "o" / "shards" / shard, "w") as tar:
+            for k in range(first, first + 3):
+                for ending, data in (("png", png(k)), ("cls", str(k % 2).encode())):
+                    entry = tarfile.TarInfo(f"s{k}.{ending}")
+                    entry.size = len(data)
+                    tar.addfile(entry, io.BytesIO(data))
+    (root / "o" / "code").mkdir()
+    (root / "o" / "code" / "code.py").write_text("raise SystemExit('this ran')\n")
+    (root / "o" / "text").mkdir()
+    (root / "o" / "text" / "train.txt").write_text("words\n")
+    (root / "o" / "astray").mkdir()
+    (root / "o" / "astray" / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: hf://datasets/o/plain/words/train*\n---\n"
+    )
+
+
+def _digest(out: Path) -> str:
+    return json.loads((out / "manifest.json").read_text())["digest"]
+
+
+def test_sets_of_the_hub_are_streamed_and_downloaded_alike_and_mistakes_are_told(tmp_path):
+    _sets(tmp_path / "hub")
+    named = ["--columns", "image=img,label=fine"]
+    wanted = {
+        "stream": ["hf://o/plain#train", *named, "--stream"],
+        "kept": ["hf://o/plain#train", *named],
+        "revision": ["hf://o/plain/words@refs/convert/parquet#test", *named],
+        "folder stream": ["hf://o/folder", "--stream"],
+        "folder kept": ["hf://o/folder"],
+        "shards stream": ["hf://o/shards", "--stream"],
+        "shards kept": ["hf://o/shards"],
+        "config": ["hf://o/card/b", *named],
+    }
+    refused = {
+        "no config": (["hf://o/card"], "several configurations: there is a, b; expected one; as in hf://o/card/a"),
+        "other config": (["hf://o/card/c"], "no configuration 'c': there is a, b"),
+        "code": (["hf://o/code"], "needs code of its own to be read (code.py); expected files of data; no code is"),
+        "code, streamed": (["hf://o/code", "--stream"], "refs/convert/parquet"),
+        "split": (["hf://o/plain#val", "--stream"], "hf://o/plain#val: no such split; there is test, train"),
+        "none": (["hf://o/none"], "is not on the hub, or needs a login"),
+        "kind": (["hf://o/text", "--stream"], "files of the kind text; expected one of csv, imagefolder"),
+        "column": (["hf://o/plain", "--columns", "label=fin,image=img"],
+                   "no column 'fin'; expected one of its columns: img, fine; did you mean 'fine'?"),
+        "astray": (["hf://o/astray", "--stream"], "Data files don't belong to o/astray"),
+    }  # fmt: skip
+    commands = [
+        ["data", "import", words[0], tmp_path / name, "--size", "8x8", *words[1:]] for name, words in wanted.items()
+    ]
+    commands += [
+        ["data", "import", words[0], tmp_path / "no", "--size", "8x8", *words[1:]] for words, _ in refused.values()
+    ]
+    with fake_hub.serving(tmp_path / "hub", tmp_path / "home") as served:
+        found = served.run(*commands)
+    for name, (code, said) in zip(wanted, found, strict=False):
+        assert code == 0, (name, said)
+    for (name, (_, text)), (code, said) in zip(refused.items(), found[len(wanted) :], strict=True):
+        assert code == 2 and text in said and "Traceback" not in said and said.count("\n") <= 3, (name, said)
+    assert not (tmp_path / "no").exists()
+    for kind in ("folder", "shards"):
+        assert _digest(tmp_path / f"{kind} stream") == _digest(tmp_path / f"{kind} kept")
+    assert _digest(tmp_path / "stream") == _digest(tmp_path / "kept") == _digest(tmp_path / "config")
+    # What is streamed leaves no copy: of `plain` only the one that was kept, of `shards` likewise.
+    kept = sorted((tmp_path / "home" / "hub" / "datasets--o--plain").rglob("*.parquet"))
+    assert {file.name for file in kept} == {"train-00000-of-00001.parquet", "test-00000-of-00001.parquet"}
+
+
+def test_a_name_is_divided_into_its_parts():
+    name = hub.parse("hf:/o/n/config@refs/convert/parquet#test")  # as a Path writes it
+    assert name == hub.HubName("o/n", "config", "refs/convert/parquet", "test")
+    assert hub.parse("hf://o/n") == hub.HubName("o/n", None, None, None)
+    for text in ("hf://o/n/a/b", "hf://o/n@../x", "hf://o/n@a//b", "hf://o/n@/a"):
+        with pytest.raises(UserError, match="no name of a data set"):
+            hub.parse(text)
