@@ -6,6 +6,7 @@ interpreter over a histogram of levels that is too long, 3 of 5,500 damaged file
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import os
@@ -21,7 +22,7 @@ _SECONDS = 60
 
 def refuse_fatal(file: Path) -> None:
     """Raise UserError for a Parquet file whose footer ends the process that reads it. Looks on Linux alone."""
-    if sys.platform.startswith("linux"):
+    if sys.platform.startswith("linux") and hasattr(os, "fork"):
         found = file.stat()
         number = _ended_by(file, found.st_ino, found.st_size, found.st_mtime_ns)
         if number:
@@ -32,8 +33,6 @@ def refuse_fatal(file: Path) -> None:
 @functools.lru_cache(maxsize=10_000)
 def _ended_by(file: Path, *_: int) -> int:
     """Return the signal that ended a child which read a footer, 0 for none."""
-    import resource  # not there on Windows
-
     import pyarrow.parquet as pq
 
     child = os.fork()
@@ -41,7 +40,7 @@ def _ended_by(file: Path, *_: int) -> int:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what Arrow says as it goes
             faulthandler.disable()
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _leave_no_core()
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(_SECONDS)
             footer = pq.ParquetFile(file).metadata
@@ -52,3 +51,10 @@ def _ended_by(file: Path, *_: int) -> int:
             os._exit(0)  # what it raises, its parent will
     status = os.waitpid(child, 0)[1]
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGALRM else 0
+
+
+def _leave_no_core() -> None:
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,33 @@
+"""Train, stop and resume in one process, as commands of `trainkit/run.py` do one after the other.
+
+    python stop_and_resume.py STEP WORDS...
+
+Training is told to stop at STEP by SIGTERM. Exit code 0 where the first command ended with 143 and the second with 0.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main(step: str, *words: str) -> int:
+    from unpainted_figures import leave_unpainted
+
+    from trainkit.cli.train import run
+
+    leave_unpainted()
+    codes = []
+    for more in ([f"task.signal_at={step}"], ["--resume", f"task.signal_at={step}"]):
+        try:
+            run(args=[*words, *more], standalone_mode=True)
+        except SystemExit as leaving:
+            codes.append(leaving.code)
+    print(f"exit codes {codes}", file=sys.stderr)
+    return int(codes != [143, 0])
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    from trainkit.environment.process import leave
+
+    leave(code)
