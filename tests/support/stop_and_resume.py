@@ -7,10 +7,14 @@ Training is told to stop at STEP by SIGTERM. Exit code 0 where the first command
 
 from __future__ import annotations
 
+import os
 import sys
+
+import sitecustomize
 
 
 def main(step: str, *words: str) -> int:
+    assert sitecustomize.HIDDEN == os.environ["HIDDEN"], "else nothing is hidden"
     from unpainted_figures import leave_unpainted
 
     from trainkit.cli.train import run

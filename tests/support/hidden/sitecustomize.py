@@ -13,7 +13,9 @@ import builtins
 import importlib
 import os
 import signal
+import sys
 import types
+from pathlib import Path
 
 KEPT = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 """Names of `signal` that Windows has, of those in capitals."""
@@ -27,11 +29,12 @@ GROUPS = {
     "signals": [f"signal.{name}" for name in dir(signal) if name.isupper() and name not in KEPT]
     + [f"signal.{name}" for name in ("alarm", "setitimer", "pthread_sigmask", "pthread_kill", "sigwait", "pause")],
     "clocks": ["time.clock_gettime", "time.CLOCK_BOOTTIME"],
-    "proc": ["ctypes.CDLL"],
 }
-GROUPS["macos"] = ["os.memfd_create", "os.sched_getaffinity", "time.CLOCK_BOOTTIME", "mmap.MAP_POPULATE", "spawn"]
-GROUPS["windows"] = ["resource", "fcntl", "os.memfd_create", "os.fork", "os.register_at_fork", "spawn"]
-GROUPS["windows"] += [word for name in list(GROUPS)[:9] for word in GROUPS[name]]
+POSIX = [word for words in GROUPS.values() for word in words]
+GROUPS["macos"] = ["os.memfd_create", "os.sched_getaffinity", "time.CLOCK_BOOTTIME", "mmap.MAP_POPULATE"]
+GROUPS["windows"] = ["resource", "fcntl", "os.memfd_create", "os.fork", "os.register_at_fork", *POSIX]
+for group in ("macos", "windows"):
+    GROUPS[group] += ["ctypes.CDLL", "/proc", "spawn"]
 
 
 def hide(words: list[str]) -> None:
@@ -40,8 +43,8 @@ def hide(words: list[str]) -> None:
     gone = set[str]()
     for word in words:
         module, _, name = word.partition(".")
-        if word == "spawn":
-            _spawn_alone()
+        if word in ALONE:
+            ALONE[word]()
         elif name:
             hidden.setdefault(module, set()).add(name)
         else:
@@ -64,6 +67,18 @@ def _without(module: types.ModuleType, names: set[str]) -> types.ModuleType:
     return out
 
 
+def _hide_proc() -> None:
+    read_text = Path.read_text
+
+    def reading(self, *rest, **more):
+        ours = sys._getframe(1).f_globals.get("__name__", "").startswith("trainkit")
+        if ours and self.is_relative_to("/proc"):
+            raise FileNotFoundError(2, "No such file or directory", str(self))
+        return read_text(self, *rest, **more)
+
+    Path.read_text = reading
+
+
 def _named(words: str) -> list[str]:
     return [one for word in words.split(",") for one in GROUPS.get(word, [word])]
 
@@ -81,5 +96,11 @@ def _spawn_alone() -> None:
     multiprocessing.get_all_start_methods = lambda: ["spawn"]
 
 
+ALONE = {"spawn": _spawn_alone, "/proc": _hide_proc}
+
+HIDDEN = ""
+"""What is hidden in this process."""
+
 if os.environ.get("HIDDEN"):
     hide(_named(os.environ["HIDDEN"]))
+    HIDDEN = os.environ["HIDDEN"]
