@@ -14,7 +14,7 @@ import sitecustomize
 
 
 def main(step: str, *words: str) -> int:
-    assert sitecustomize.HIDDEN == os.environ["HIDDEN"], "else nothing is hidden"
+    assert os.environ["HIDDEN"] == sitecustomize.HIDDEN, "else nothing is hidden"
     from unpainted_figures import leave_unpainted
 
     from trainkit.cli.train import run
@@ -23,7 +23,8 @@ def main(step: str, *words: str) -> int:
     codes = []
     for more in ([f"task.signal_at={step}"], ["--resume", f"task.signal_at={step}"]):
         try:
-            run(args=[*words, *more], standalone_mode=True)
+            # The thread of the first command that hears signals lives on, and would end the second one.
+            run(args=[*words, *more, "limits.stop=10 min"], standalone_mode=True)
         except SystemExit as leaving:
             codes.append(leaving.code)
     print(f"exit codes {codes}", file=sys.stderr)

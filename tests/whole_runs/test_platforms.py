@@ -1,7 +1,7 @@
 """Trainings without what only Linux has: each ends with the bits of one that had it.
 
-Parts of the system are hidden from a new process (`support/hidden`), which trains, is told to stop, and goes on. No test
-ran on macOS or on Windows.
+Parts of the system are hidden from a new process (`support/hidden`), which trains, is told to stop, and goes on. No
+test ran on macOS or on Windows.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PARTS = {
     "os.fork": [NO_FORK],
     "os.fork,spawn": [NO_FORK],
     "spawn": [],
-    "signals": [],
+    "signals": ["this system has no signal.pthread_sigmask;"],
     "descriptors": ["this system has no socket.AF_UNIX, socket.SCM_RIGHTS;"],
     "groups": [],
-    "calls": [],
+    "calls": ["this system has no os.pwrite;"],
     "flags": [],
     "users": [],
     "maps,os.memfd_create": [MEMORY],
@@ -36,7 +36,7 @@ PARTS = {
     "ctypes.CDLL": [NO_LAUNCHER],
     "/proc": [],
     "macos": [NO_LAUNCHER, MEMORY],
-    "windows": [NO_LAUNCHER, "this system has no os.fork, os.memfd_create, socket.AF_UNIX, socket.SCM_RIGHTS;"],
+    "windows": [NO_LAUNCHER, "this system has no os.fork, os.memfd_create, os.pwrite, socket"],
 }
 """What is hidden, and what is said then."""
 
@@ -102,9 +102,17 @@ def hides(hidden: str, code: str) -> str:
         ("", "import os; print(hasattr(os, 'fork'))", "True"),
         ("signals", "import signal; print(hasattr(signal, 'SIGKILL'), hasattr(signal, 'SIGTERM'))", "False True"),
         ("/proc", "from pathlib import Path; Path('/proc/self/stat').read_text()", "FileNotFoundError"),
-        ("spawn", "import multiprocessing as m; print(m.get_all_start_methods(), m.get_start_method())", "['spawn'] spawn"),
+        (
+            "spawn",
+            "import multiprocessing as m; print(m.get_all_start_methods(), m.get_start_method())",
+            "['spawn'] spawn",
+        ),
         ("windows", "import ctypes; ctypes.CDLL", "AttributeError: module 'ctypes' has no attribute 'CDLL'"),
-        ("windows", "import os; print(os.path.basename(os.getcwd()) != '', hasattr(os, 'register_at_fork'))", "True False"),
+        (
+            "windows",
+            "import os; print(os.path.basename(os.getcwd()) != '', hasattr(os, 'register_at_fork'))",
+            "True False",
+        ),
     ],
 )
 def test_what_is_said_to_be_hidden_is(hidden, code, said):

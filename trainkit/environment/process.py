@@ -66,14 +66,19 @@ def asked_processes() -> int:
     the launcher's own arguments and config file are read.
     """
     asked = int(os.environ.get("WORLD_SIZE", 1))
-    argv = _parent_arguments()
-    if not any("accelerate" in word for word in argv[:4]):
+    argv = _accelerate_arguments()
+    if not argv:
         return asked
-    if number := _option(argv, "--num_processes", "--num-processes"):
+    if number := _option(argv, "--num_processes"):
         return max(asked, int(number)) if number.isdigit() else asked
     # With --cpu, Accelerate reads no file of its own accord.
-    config = _option(argv, "--config_file", "--config-file") or ("" if "--cpu" in argv else _default_config())
+    config = _option(argv, "--config_file") or ("" if "--cpu" in argv else _default_config())
     return max(asked, _processes_in(Path(config))) if config else asked
+
+
+def launcher_option(name: str) -> str | None:
+    """Return the value of an option that `accelerate launch` was given, such as `--num_processes`; None without it."""
+    return _option(_accelerate_arguments(), name)
 
 
 def age() -> float:
@@ -149,13 +154,17 @@ def _age_elsewhere(pid: int) -> float:
         return 0.0
 
 
-def _option(argv: list[str], *names: str) -> str | None:
+def _accelerate_arguments() -> list[str]:
+    """Return the words of the `accelerate launch` that started this process; none where another program did."""
+    argv = _parent_arguments()
+    return argv if any("accelerate" in word for word in argv[:4]) else []
+
+
+def _option(argv: list[str], name: str) -> str | None:
     for i, word in enumerate(argv):
-        for name in names:
-            if word == name and i + 1 < len(argv):
-                return argv[i + 1]
-            if word.startswith(name + "="):
-                return word[len(name) + 1 :]
+        said, sign, value = word.partition("=")
+        if said.replace("-", "_") == name.replace("-", "_"):
+            return value if sign else argv[i + 1] if i + 1 < len(argv) else None
     return None
 
 

@@ -3,8 +3,8 @@
 Python imports this file as it starts where its folder is in PYTHONPATH, and so do the processes it starts. HIDDEN names
 the parts, with commas between them: modules (`fcntl`), attributes (`os.fork`), and the groups below.
 
-They are missing for trainkit and for filelock. Other libraries ask which system this is, and take for granted what Linux
-has: torch's `register_at_fork`, psutil's `resource`.
+They are missing for trainkit and for filelock. Other libraries ask which system this is, and take for granted what
+Linux has: torch `register_at_fork`, psutil `resource`.
 """
 
 from __future__ import annotations

@@ -85,8 +85,7 @@ class TorchWorkers:
             yield batch
 
     def _begin(self, again: Iterable[Key], keys: Iterator[Key], asked: deque[Key]) -> None:
-        """Start the processes, for keys that were asked for before and those that follow; `asked` collects the latter.
-        """
+        """Start the processes, for keys that were asked for before and then new ones, which `asked` collects."""
 
         def fresh() -> Iterator[Key]:
             yield from again

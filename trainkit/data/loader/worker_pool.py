@@ -78,8 +78,10 @@ class Readable(Protocol):
 
 def missing() -> list[str]:
     """List what these processes need and this system lacks; none on Linux."""
-    needed = ((os, "fork"), (os, "memfd_create"), (socket, "AF_UNIX"), (socket, "SCM_RIGHTS"))
-    return [f"{module.__name__}.{name}" for module, name in needed if not hasattr(module, name)]
+    needed = {os: ("fork", "memfd_create", "pwrite"), socket: ("AF_UNIX", "SCM_RIGHTS"), signal: ("pthread_sigmask",)}
+    return [
+        f"{module.__name__}.{name}" for module, names in needed.items() for name in names if not hasattr(module, name)
+    ]
 
 
 class Workers:
@@ -272,7 +274,8 @@ def _serve(link: socket.socket, split: Readable) -> None:
     hide_in_logs()  # one that was not forked knows nothing of it
     leave_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    with contextlib.suppress(AttributeError):  # it then ends when it finds its socket closed
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     for other in list(_ours):
         other.close()
     torch.set_num_threads(1)
