@@ -6,12 +6,13 @@ test ran on macOS or on Windows.
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 
 import pytest
-from runs import PLUGIN, ROOT, TOY, Ran, all_same, newest, own_store, run
+from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run
 
 SUPPORT = ROOT / "tests" / "support"
 NO_LAUNCHER = "not on Linux: if the launcher is killed, this process has to be stopped by hand"
@@ -90,7 +91,7 @@ def hides(hidden: str, code: str) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT / "hidden"), str(ROOT)]), "HIDDEN": hidden}
     # As a module of trainkit: from others nothing is hidden.
     words = [sys.executable, "-c", f"exec({code!r}, {{'__name__': 'trainkit.test'}})"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
@@ -129,3 +130,51 @@ print("all")
 
 def test_every_module_can_be_imported_on_windows():
     assert hides("windows", EVERY_MODULE).splitlines()[-1] == "all"
+
+
+COMMANDS = """
+import sys
+from trainkit.cli.main import main
+codes = []
+def command(*words):
+    try:
+        main(list(words))
+    except SystemExit as leaving:
+        codes.append((words[0], leaving.code))
+toy = [sys.argv[1], "--plugin", "toy"]
+for verb in ("check", "preflight", "limits", "syncs"):
+    command(verb, *toy)
+command("run", *toy, "train.length=4 steps", "log.ceilings=measure")
+command("evaluate", "toy", "--plugin", "toy")
+for verb in ("show", "compare", "sync"):
+    command(verb, *([] if verb == "sync" else ["toy"]))
+command("ls")
+command("bench", *toy)
+print(codes)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_commands_start_and_end_on_windows(store):
+    """All but those that take other data: what they import is imported by the test above."""
+    path = os.pathsep.join(map(str, (SUPPORT / "hidden", PLUGIN, ROOT)))
+    env = {**os.environ, "PYTHONPATH": path, "HIDDEN": "windows", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(TOY)], capture_output=True, text=True, timeout=280, env=env
+    )
+    codes = dict(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
+    assert codes.pop("bench") == 2 and "this system cannot freeze processes" in done.stderr
+    assert set(codes.values()) == {0}, f"{codes}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+def test_the_page_is_served_and_its_server_ended_with_its_children_on_windows(store):
+    code = (
+        "import psutil\nfrom trainkit.tracking import ui\nfrom trainkit.tracking.store import Store\n"
+        "with ui.running(Store.locate(), PORT) as (server, page):\n"
+        "    found = psutil.Process(server.pid).children(recursive=True) + [psutil.Process(server.pid)]\n"
+        "print(len(found) > 1, any(one.is_running() and one.status() != 'zombie' for one in found))"
+    )
+    assert hides("windows", code.replace("PORT", str(_port()))).splitlines()[-1] == "True False"

@@ -198,8 +198,9 @@ def _kill_with_children(server: subprocess.Popen[bytes]) -> None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the server does: a port whose last connections are only closing is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # As the server does: a port whose last connections are only closing is free. Windows would then take any.
+        if os.name == "posix":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
