@@ -115,6 +115,16 @@ def test_each_row_of_the_table_holds(rule, example, asked):
     assert str(caught.value).count("\n") == 0
 
 
+@pytest.mark.parametrize("rank, launcher, waits", [("1", True, 1), ("0", True, 0), ("1", False, 0)])
+def test_a_process_that_says_nothing_does_not_end_first(rank, launcher, waits, asked, monkeypatch):
+    waited = []
+    monkeypatch.setattr(launch_settings.time, "sleep", waited.append)
+    asked({"mixed_precision": "bf16", "RANK": rank} | ({"TORCHELASTIC_RUN_ID": "none"} if launcher else {}), "")
+    with pytest.raises(UserError) as caught:
+        launch_settings.check(recipe("train.precision='no'"))
+    assert caught.value.told == (rank != "0") and len(waited) == waits
+
+
 def test_the_table_of_the_page_is_that_of_the_code():
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     _, _, table = page.partition("| the launcher says | the recipe says | what holds |\n|---|---|---|\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ import torch
 from trainkit.config.schema import Recipe
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
+
+_WAIT_SECONDS = 20.0
+"""Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ def check(recipe: Recipe) -> None:
                 rule.refuse(recipe)
     except UserError as error:
         error.told = os.environ.get("RANK", "0") != "0"
+        if error.told and "TORCHELASTIC_RUN_ID" in os.environ:
+            # The launcher ends all processes as soon as one ends: the first must not be one that says nothing.
+            time.sleep(_WAIT_SECONDS)
         raise
 
 
