@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 
@@ -15,13 +16,26 @@ def write_aside(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(out, path)
+        _replace(out, path)
         sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             out.unlink(missing_ok=True)  # on a full disk every byte counts
         error.filename = str(path)
         raise
+
+
+def _replace(out: Path, path: Path) -> None:
+    """Rename a file onto another one, for a second also where somebody reads the latter, which Windows refuses."""
+    end = time.monotonic() + 1.0
+    while True:
+        try:
+            os.replace(out, path)
+            return
+        except PermissionError:
+            if os.name == "posix" or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def through_no_link(path: str, flags: int) -> int:
@@ -37,7 +51,7 @@ def sync_folder(folder: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Sync a file that is closed to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)  # Windows syncs what it may write
     try:
         os.fsync(descriptor)
     finally:

@@ -15,14 +15,14 @@ if sys.path and Path(sys.path[0] or ".").resolve() == _here:
 # 255 samples/s so and at 275 when they spin; beside one other busy process at 98 instead of 37.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from trainkit.environment import process  # noqa: E402
+if __name__ == "__main__":  # workers that are not forked import this file too
+    from trainkit.environment import process
 
-process.die_with_parent()  # before anything that takes time is imported
-process.leave_no_log_folders()
+    process.die_with_parent()  # before anything that takes time is imported
+    process.leave_no_log_folders()
 
-from trainkit.cli.train import run  # noqa: E402
+    from trainkit.cli.train import run
 
-if __name__ == "__main__":
     try:
         run()
         code = 0

@@ -20,6 +20,19 @@ def local_part(x: Tensor) -> Tensor:
     return x.detach() if part is None else part()
 
 
+def wide(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point type of a device: float64, but on MPS, which has none, float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def total(values: Iterable[Tensor | float]) -> Tensor | float:
     """Return the sum of numbers that may lie on a device, in order; 0 of none."""
     found: Tensor | float = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -11,8 +12,10 @@ from runs import PLUGIN, ROOT, TOY, spawn
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import launch_settings
+from trainkit.distributed.launch_settings import RULES
 from trainkit.distributed.runtime import Runtime
-from trainkit.errors import UserError
+from trainkit.environment import process
+from trainkit.errors import EXIT_CODE, UserError
 from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -57,14 +60,145 @@ def test_an_option_of_the_launcher_that_the_recipe_does_not_share_ends_the_run(o
     assert done.returncode == (2 if processes == 1 else 1) and refused(done.stderr, option), done.stderr
 
 
+SHARDED = {"use_fsdp": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "2"}
+EXAMPLES = [
+    ({"mixed_precision": "no"}, "", ["train.precision=bf16"]),
+    ({"mixed_precision": "bf16"}, "", ["train.precision=auto"]),
+    ({"mixed_precision": "bf16"}, "", ["train.precision='no'"]),
+    ({"mixed_precision": "fp16"}, "", ["train.precision=auto"]),
+    ({"dynamo_backend": "INDUCTOR"}, "", ["train.compile=default"]),
+    ({"dynamo_backend": "INDUCTOR"}, "", ["train.compile=off"]),
+    ({"dynamo_backend": "EAGER"}, "", ["train.compile=default"]),
+    ({}, "--gradient_accumulation_steps 1", ["train.micro_batch=8"]),
+    ({}, "--gradient_accumulation_steps 2", ["train.micro_batch=8"]),
+    ({}, "--gradient-accumulation-steps=4", ["train.micro_batch=8"]),
+    ({}, "--gradient_clipping 1.0", ["optim.clip_norm=5"]),
+    ({"WORLD_SIZE": "2"}, "--num_processes 2", []),
+    ({"use_cpu": "true"}, "", []),
+    ({"use_cpu": "false"}, "", []),
+    ({"torch_device": "cuda:1"}, "", []),
+    (SHARDED, "", ["train.ema=0.9", "train.compile=default"]),
+    (SHARDED, "", ["device.channels_last=true", "optim.fused=true"]),
+    (SHARDED, "", ["train.on_oom=halve"]),
+    ({"use_fsdp": "true"}, "--use_fsdp", []),
+    ({"use_megatron_lm": "true"}, "", []),
+]
+"""For each row of the table the launcher's environment, its words and the recipe's."""
+
+
+@pytest.fixture
+def asked(launched, monkeypatch):
+    """Set what a launcher of these variables and words leaves."""
+
+    def set_all(options: dict[str, str], words: str) -> None:
+        launched(**{name: value for name, value in options.items() if name.islower()})
+        for name, value in options.items():
+            if name.isupper():
+                monkeypatch.setenv(name, value)
+        monkeypatch.setattr(process, "_parent_arguments", lambda: ["python", "accelerate", "launch", *words.split()])
+
+    return set_all
+
+
+@pytest.mark.parametrize("rule, example", [*zip(RULES, EXAMPLES, strict=True)])
+def test_each_row_of_the_table_holds(rule, example, asked):
+    options, launcher, words = example
+    asked(options, launcher)
+    if rule.refuse is None:
+        launch_settings.check(recipe(*words))
+        return
+    assert rule.holds.startswith("refused")
+    with pytest.raises(UserError) as caught:
+        rule.refuse(recipe(*words))
+    with pytest.raises(UserError, match=re.escape(str(caught.value))):
+        launch_settings.check(recipe(*words))
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("rank, launcher, waits", [("1", True, 1), ("0", True, 0), ("1", False, 0)])
+def test_a_process_that_says_nothing_does_not_end_first(rank, launcher, waits, asked, monkeypatch):
+    waited = []
+    monkeypatch.setattr(launch_settings.time, "sleep", waited.append)
+    asked({"mixed_precision": "bf16", "RANK": rank} | ({"TORCHELASTIC_RUN_ID": "none"} if launcher else {}), "")
+    with pytest.raises(UserError) as caught:
+        launch_settings.check(recipe("train.precision='no'"))
+    assert caught.value.told == (rank != "0") and len(waited) == waits
+
+
+def test_the_table_of_the_page_is_that_of_the_code():
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| the launcher says | the recipe says | what holds |\n|---|---|---|\n")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.partition("\n\n")[0].splitlines()]
+    assert rows == [[rule.launcher, rule.recipe, rule.holds] for rule in RULES]
+
+
+@pytest.mark.parametrize("steps, micro, refused", [("2", "8", False), ("2", "null", True), ("auto", "8", False)])
+def test_the_variable_for_accumulation_is_compared_with_the_batch_sizes(steps, micro, refused, asked):
+    asked({"gradient_accumulation_steps": steps}, "")
+    words = ["train.batch_size=16", f"train.micro_batch={micro}"]
+    if refused:
+        with pytest.raises(
+            UserError, match=r"gradient_accumulation_steps 2, where recipe toy has train\.batch_size=16"
+        ):
+            launch_settings.check(recipe(*words))
+    else:
+        launch_settings.check(recipe(*words))
+
+
+def test_accelerate_divides_no_loss_by_the_number_of_micro_batches(asked):
+    from accelerate.state import AcceleratorState, GradientState
+
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+    asked({"gradient_accumulation_steps": "2"}, "")
+    runtime = Runtime(recipe("train.micro_batch=8"))
+    assert runtime.accelerator.gradient_accumulation_steps == 1
+    runtime.close()
+    for state in (AcceleratorState, GradientState):
+        state._reset_state()
+
+
+LAUNCHES = {
+    "--cpu --gradient_accumulation_steps 4": "gradient_accumulation_steps 4",
+    "--cpu --gradient_clipping 1": "gradient_clipping 1",
+    "--cpu --mixed_precision fp16": "train.precision: fp16 on a CPU",
+    "--cpu --mixed_precision bf16 | train.precision='no'": "mixed_precision bf16",
+    "--cpu --dynamo_backend eager": "dynamo_backend eager",
+    "--cpu --num_processes 2": "1 process came up; expected 2",
+    "--use_fsdp --num_processes 2 --main_process_port 0": "FSDP1",
+    "--use_fsdp --fsdp_version 2 --num_processes 2 --main_process_port 0 | train.on_oom=halve": "train.on_oom: halve",
+    "--cpu | ACCELERATE_GRADIENT_ACCUMULATION_STEPS=3": "gradient_accumulation_steps 3",
+    "--cpu | ACCELERATE_TORCH_DEVICE=cuda": "ACCELERATE_TORCH_DEVICE",
+    "--cpu --gradient_accumulation_steps 2": "",
+    "--cpu --mixed_precision bf16": "precision bf16 (launcher, since train.precision is auto)",
+    "--num_processes 1": "device cpu (no GPU found)",
+    "--cpu": "device cpu (launcher: use_cpu), processes 1 (launcher), precision no (train.precision auto",
+}
+"""Options of the launcher and words of the recipe or variables; what is said."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("option", OPTIONS)
-def test_accelerate_launch_hands_its_options_over_as_they_are_read(option, monkeypatch):
+@pytest.mark.parametrize("words", LAUNCHES)
+def test_accelerate_launch_is_told_in_one_sentence_before_anything_starts_or_trains(words, monkeypatch, tmp_path):
+    options, _, more = (part.strip() for part in words.partition("|"))
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    words = ["--cpu", f"--{option}={OPTIONS[option][0]}", str(ROOT / "trainkit" / "run.py"), str(TOY)]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *words, "--plugin", "toy", "train.precision='no'"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode != 0 and refused(done.stderr.partition("Traceback")[0], option), done.stderr
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    if more.startswith("ACCELERATE"):
+        monkeypatch.setenv(*more.split("="))
+        more = ""
+    script = [str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", "train.length=2 steps"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *options.split(), *script, *more.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    text = done.stdout + done.stderr
+    assert LAUNCHES[words] in text, text
+    if LAUNCHES[words].startswith(("device", "precision")) or not LAUNCHES[words]:
+        assert done.returncode == 0 and Store.locate().runs()[-1].info().status == "FINISHED", text
+        return
+    # Behind our message the launcher adds its own.
+    ours = [line for line in text.splitlines() if LAUNCHES[words] in line]
+    assert done.returncode != 0 and not Store.locate().runs(), text
+    assert len(ours) == 1 and "Traceback" not in text[: text.index(ours[0])]
+    assert f"exit status {EXIT_CODE}" in text or f"exitcode  : {EXIT_CODE}" in text
 
 
 @pytest.mark.parametrize(
@@ -76,6 +210,8 @@ def test_accelerate_launch_hands_its_options_over_as_they_are_read(option, monke
         ({"dynamo_backend": "AOT_EAGER"}, ["train.compile=default"]),
         ({"mixed_precision": "bf16"}, ["train.precision='no'"]),
         ({"mixed_precision": "fp16"}, ["train.precision=bf16"]),
+        # The launcher itself refuses it without a backend; with one, the GPU is missing.
+        ({"mixed_precision": "fp8"}, ["train.precision=auto"]),
     ],
 )
 def test_a_contradiction_is_refused(launched, options, words):

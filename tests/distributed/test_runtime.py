@@ -7,7 +7,7 @@ import torch
 from runs import PLUGIN, TOY
 
 from trainkit.config.run_request import RunRequest, load
-from trainkit.distributed import runtime
+from trainkit.distributed import launch_settings
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 
@@ -30,6 +30,6 @@ def test_each_training_begins_with_the_loss_scale_of_a_new_process(store, monkey
 
 def test_fewer_processes_than_the_launcher_was_asked_for_are_refused(store, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setattr(runtime, "asked_processes", lambda: 2)
+    monkeypatch.setattr(launch_settings, "asked_processes", lambda: 2)
     with pytest.raises(UserError, match="launch: 1 process came up; expected 2, as the launcher was told"):
         Runtime(load(RunRequest(TOY, (), ("toy",))))

@@ -1,12 +1,17 @@
-"""What a process finds out about itself: how many processes its launcher was asked for."""
+"""What a process finds out about itself: how many processes its launcher was asked for, and how old it is."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import psutil
 import pytest
 from runs import ROOT
+
+from trainkit.environment import process
 
 CODE = "from trainkit.environment.process import asked_processes; print(asked_processes())"
 
@@ -26,3 +31,58 @@ def test_the_launcher_is_asked_for_so_many_processes(words, number, tmp_path):
     command = ["bash", "-c", f'PYTHONPATH={ROOT} "{sys.executable}" -c "{CODE}"; true', *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.strip() == str(number), done.stderr
+
+
+@pytest.mark.parametrize("words, number", [("launch", 2), ("launch --cpu", 1), ("launch --config-file one.yaml", 1)])
+@pytest.mark.parametrize("home", ["HF_HOME", "XDG_CACHE_HOME"])
+def test_the_file_of_accelerate_config_is_read_where_accelerate_reads_it(words, number, home, tmp_path):
+    folder = tmp_path / ("accelerate" if home == "HF_HOME" else "huggingface/accelerate")
+    folder.mkdir(parents=True)
+    (folder / "default_config.yaml").write_text('{"num_processes": 2, "use_cpu": true}', encoding="utf-8")
+    (tmp_path / "one.yaml").write_text("num_processes: 1\n", encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "XDG_CACHE_HOME")}
+    env |= {home: str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", f'"{sys.executable}" -c "{CODE}"; true', "accelerate", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.stdout.strip() == str(number), done.stderr
+
+
+@pytest.fixture
+def no_proc(monkeypatch):
+    """A system without /proc."""
+    read = Path.read_text
+
+    def refuse(self, *rest, **more):
+        if self.is_relative_to("/proc"):
+            raise FileNotFoundError(2, "No such file or directory", str(self))
+        return read(self, *rest, **more)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+
+
+def test_without_proc_the_launcher_and_the_age_are_asked_of_psutil(no_proc, monkeypatch):
+    assert process._parent_arguments() == psutil.Process(os.getppid()).cmdline() != []
+    elsewhere = process.age()
+    monkeypatch.undo()
+    assert 0 < elsewhere == pytest.approx(process.age(), abs=2)
+
+
+def test_of_a_parent_that_is_gone_nothing_is_known(no_proc, monkeypatch):
+    monkeypatch.setattr(os, "getppid", lambda: 2**22 + 1)
+    assert process._parent_arguments() == [] and process.launcher_option("--num_processes") is None
+
+
+def test_without_resource_the_memory_is_asked_of_psutil(monkeypatch):
+    most = process.peak_memory()
+    monkeypatch.setitem(sys.modules, "resource", None)
+    now = process.peak_memory()
+    assert most / 100 < now < 2 * most
+
+
+def test_without_prctl_a_line_says_what_is_not_done(monkeypatch):
+    def refuse(name):
+        raise TypeError("LoadLibrary() argument 1 must be str, not None")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(process.ctypes, "CDLL", refuse)
+    assert "has to be stopped by hand" in (process.die_with_parent() or "")

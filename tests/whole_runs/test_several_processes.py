@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,22 @@ def test_a_checkpoint_of_one_process_goes_on_sharded():
         torch.testing.assert_close(tensor, whole.last.tensors["model"][name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # torch's compiler takes minutes for two processes on two busy cores
+def test_sharded_averaged_and_compiled_at_once_a_run_is_nearly_the_one_without(store):
+    plain = ["task.norm=false", "task.dropout=0.0", "log.every=1 steps", "train.ema=0.9"]
+    whole = run(*plain)
+    done = spawn(2, *TRAIN, *plain, "train.compile=default", timeout=800, **FSDP)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = Ran(0, newest())
+    assert ran.last.state["machine"]["parallelism"] == "FSDP" and "compile default (train.compile)" in done.stdout
+    assert ran.series("train/loss") == pytest.approx(whole.series("train/loss"), rel=1e-4)
+    for group in ("model", "ema"):
+        assert ran.last.tensors[group].keys() == whole.last.tensors[group].keys()
+        for name, tensor in ran.last.tensors[group].items():
+            torch.testing.assert_close(tensor, whole.last.tensors[group][name], rtol=1e-4, atol=1e-5)
+
+
 def launch(*words: str, **options) -> subprocess.Popen:
     command = [sys.executable, "-m", "accelerate.commands.launch", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
@@ -134,6 +151,25 @@ def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
     texts = [node.communicate(timeout=240)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], texts
     assert "2 process(es) x 1 x 8" in texts[0] and newest().info().status == "FINISHED"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_the_file_that_accelerate_config_writes_works_with_the_literal_command(monkeypatch, tmp_path, precision):
+    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    command = str(Path(sys.executable).with_name("accelerate"))
+    words = ["config", "default", "--mixed_precision", precision]
+    subprocess.run([command, *words], check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "accelerate" / "default_config.yaml").is_file()
+    words = [command, "launch", "trainkit/run.py", *TRAIN, "train.length=4 steps"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    source = (
+        "launcher, since train.precision is auto" if precision == "bf16" else "train.precision auto, for this device"
+    )
+    assert f"device cpu (launcher: use_cpu), processes 1 (launcher), precision {precision} ({source})" in done.stdout
+    assert newest().info().status == "FINISHED"
 
 
 def test_every_accelerate_config_is_understood_by_accelerate():

@@ -207,7 +207,8 @@ class Loader:
     """How batches are read."""
 
     workers: Annotated[int, Field(ge=0, le=128)] = 0
-    """Worker processes per training process; 0 reads in the process itself, by threads: best for what is packed."""
+    """Worker processes per training process; 0 reads in the process itself, by threads: best for what is packed. Those
+    of torch's DataLoader where the system is not Linux."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
     """How workers are started. None: the platform's way."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 2

@@ -7,9 +7,7 @@ are the first updates.
 
 from __future__ import annotations
 
-import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +23,7 @@ from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
+from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
 from trainkit.speed.clock import BETWEEN, STEP, Steps
@@ -280,9 +279,7 @@ def _memory(runtime: Runtime) -> tuple[float, float]:
     if runtime.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(runtime.device)
         return peak / 1e9, (torch.cuda.mem_get_info(runtime.device)[1] - peak) / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return peak / 1e9, psutil.virtual_memory().available / 1e9
+    return peak_memory() / 1e9, psutil.virtual_memory().available / 1e9
 
 
 def _span(s: float) -> str:

@@ -34,6 +34,7 @@ from trainkit.config.units import Span
 from trainkit.data.loader import stream
 from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
 from trainkit.distributed.runtime import Runtime
+from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.tracking.journal import Journal
@@ -213,9 +214,7 @@ def _peak_gb(runtime: Runtime) -> float:
         lines = Path("/proc/self/status").read_text().splitlines()
         peak = 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
     if peak is None:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak = peak_memory()
     return (peak + _own_of_workers()) / 1e9
 
 
@@ -314,7 +313,7 @@ def _wake_when_orphaned() -> None:
 
     On Linux; elsewhere the kernel wakes stopped process groups that nobody is left to wake.
     """
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):
         import ctypes
 
         set_death_signal = 1  # PR_SET_PDEATHSIG

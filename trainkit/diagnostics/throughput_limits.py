@@ -506,14 +506,17 @@ def steady(seconds: np.ndarray) -> float:
 @contextlib.contextmanager
 def _unchanged(runtime: Runtime, recipe: Recipe) -> Iterator[None]:
     """Put back what a training leaves in the process: generators, compiled code, memory and its peak."""
-    cuda = runtime.device.type == "cuda"
+    cuda, mps = runtime.device.type == "cuda", runtime.device.type == "mps"
     kept, on_device = torch.get_rng_state(), torch.cuda.get_rng_state(runtime.device) if cuda else None
+    on_mps = torch.mps.get_rng_state() if mps else None
     try:
         yield
     finally:
         torch.set_rng_state(kept)
         if on_device is not None:
             torch.cuda.set_rng_state(on_device, runtime.device)
+        if on_mps is not None:
+            torch.mps.set_rng_state(on_mps)
         if recipe.train.compile != "off":
             # Else shapes seen here would make the code of the run another one.
             torch._dynamo.reset()

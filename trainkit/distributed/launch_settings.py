@@ -1,19 +1,26 @@
 """Settle settings that the launcher and the recipe can both make, and refuse those that contradict each other.
 
-`accelerate launch` hands its settings to the training as environment variables. The recipe decides the arithmetic, so a
-setting of the launcher that the recipe does not share is refused: Accelerate would apply it, or drop it, in silence.
+`accelerate launch` hands its settings to the training as environment variables; some it drops, which are read from its
+command line. The recipe decides the arithmetic, so a setting of the launcher that the recipe does not share is refused:
+Accelerate would apply it, or drop it, in silence. `RULES` is the whole table.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from trainkit.config.schema import Recipe
+from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
+
+_WAIT_SECONDS = 20.0
+"""Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,27 @@ class Setting:
 def check(recipe: Recipe) -> None:
     """Compare the launcher's settings with a recipe. Raises UserError for the first that contradicts it."""
     try:
-        _refuse_deepspeed()
-        _check_precision(recipe)
-        _check_compile(recipe)
+        for rule in RULES:
+            if rule.refuse is not None:
+                rule.refuse(recipe)
     except UserError as error:
         error.told = os.environ.get("RANK", "0") != "0"
+        if error.told and "TORCHELASTIC_RUN_ID" in os.environ:
+            # The launcher ends all processes as soon as one ends: the first must not be one that says nothing.
+            time.sleep(_WAIT_SECONDS)
         raise
+
+
+def check_processes(world: int) -> None:
+    """Compare the processes that came up with those that were asked for. Raises UserError where they differ."""
+    asked = asked_processes()
+    if world != asked:
+        raise UserError(
+            "launch",
+            f"{world} process came up" if world == 1 else f"{world} processes came up",
+            f"{asked}, as the launcher was told",
+            "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
+        )
 
 
 def precision(recipe: Recipe) -> Setting:
@@ -55,13 +77,13 @@ def compile_mode(recipe: Recipe) -> Setting:
 
 def on_cpu() -> bool:
     """Return True where a run is on the CPU: the launcher says so, or there is no GPU."""
-    return _use_cpu() or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    return _flag("USE_CPU") or not (torch.cuda.is_available() or torch.backends.mps.is_available())
 
 
 def device(found: torch.device) -> Setting:
     """Return the device of a run."""
     if found.type == "cpu":
-        return Setting("cpu", "launcher: use_cpu" if _use_cpu() else "no GPU found")
+        return Setting("cpu", "launcher: use_cpu" if _flag("USE_CPU") else "no GPU found")
     return Setting(str(found), "found")
 
 
@@ -78,23 +100,24 @@ def _launched_precision() -> str | None:
 
 
 def _device_precision() -> str:
-    if torch.cuda.is_available() and not _use_cpu():
+    if torch.cuda.is_available() and not _flag("USE_CPU"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "no"
 
 
-def _use_cpu() -> bool:
-    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+def _flag(name: str) -> bool:
+    return os.environ.get(f"ACCELERATE_{name}", "").lower() in ("1", "true", "yes")
 
 
-def _refuse_deepspeed() -> None:
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        raise UserError(
-            "launch",
-            "DeepSpeed, which keeps optimizer state in flattened partitions of its own: a run could not be resumed",
-            "an accelerate config whose checkpoints hold the whole state",
-            "accelerate_configs/fsdp2.yaml shards the same state and can be resumed on any number of processes",
-        )
+def _refuse_other_engines(recipe: Recipe) -> None:
+    for name, engine in _ENGINES.items():
+        if _flag(name):
+            raise UserError(
+                "launch",
+                f"{engine}, which keeps the state of a training in partitions of its own: a run could not be resumed",
+                "an accelerate config whose checkpoints hold the whole state",
+                "accelerate_configs/fsdp2.yaml shards the same state and can be resumed on any number of processes",
+            )
 
 
 def _check_precision(recipe: Recipe) -> None:
@@ -106,6 +129,9 @@ def _check_precision(recipe: Recipe) -> None:
             "the same in both",
             f"leave mixed_precision out of the launch, or add train.precision={launched} (or auto)",
         )
+
+
+def _check_precision_of_device(recipe: Recipe) -> None:
     if precision(recipe).value == "fp16" and on_cpu():
         raise UserError("train.precision", "fp16 on a CPU", "no or bf16", "a CPU has no loss scaler for fp16")
     if precision(recipe).value == "fp8":
@@ -124,11 +150,8 @@ def _check_compile(recipe: Recipe) -> None:
     if backend == "no":
         return
     mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
-    options = [
-        f"dynamo_{word}"
-        for word in ("use_fullgraph", "use_dynamic", "use_regional_compilation")
-        if os.environ.get(f"ACCELERATE_DYNAMO_{word.upper()}", "").lower() in ("1", "true", "yes")
-    ]
+    words = ("use_fullgraph", "use_dynamic", "use_regional_compilation")
+    options = [f"dynamo_{word}" for word in words if _flag(f"DYNAMO_{word.upper()}")]
     known = backend == "inductor" and mode in ("default", "reduce-overhead", "max-autotune") and not options
     if known and mode == recipe.train.compile:
         return
@@ -140,3 +163,143 @@ def _check_compile(recipe: Recipe) -> None:
         "train.compile alone to say what is compiled",
         f"leave dynamo out of the launch{why}; to compile, add train.compile={mode if known else 'default'}",
     )
+
+
+def _check_accumulation(recipe: Recipe) -> None:
+    """Refuse what `--gradient_accumulation_steps` asks for, unless the recipe's batches give the same number.
+
+    The launcher hands it over for DeepSpeed alone; the variable, which users may set, would have Accelerate divide the
+    losses of fp16.
+    """
+    name = "gradient_accumulation_steps"
+    asked = launcher_option(f"--{name}") or os.environ.get(f"ACCELERATE_{name.upper()}", "1")
+    train, processes = recipe.train, asked_processes()
+    share = train.batch_size // processes
+    own = max(1, share // (train.micro_batch or share or 1))
+    if asked not in ("1", "auto", str(own)):
+        raise UserError(
+            "launch",
+            f"{name} {asked:.80}, where recipe {recipe.name} has train.batch_size={train.batch_size} and "
+            f"train.micro_batch={train.micro_batch or 'null'}, which make {own} on {processes} process(es)",
+            "the batch sizes alone to say how often gradients are accumulated",
+            f"leave {name} out of the launch; to accumulate, set train.micro_batch",
+        )
+
+
+def _check_clipping(recipe: Recipe) -> None:
+    asked, own = launcher_option("--gradient_clipping"), recipe.optim.clip_norm
+    if asked is not None and (own is None or asked not in (str(own), f"{own:g}")):
+        raise UserError(
+            "launch",
+            f"gradient_clipping {asked:.80}, where recipe {recipe.name} has optim.clip_norm={recipe.optim.clip_norm}",
+            "optim.clip_norm alone to say where gradients are clipped",
+            f"leave it out of the launch; to clip, add optim.clip_norm={asked:.80}",
+        )
+
+
+def _refuse_named_device(recipe: Recipe) -> None:
+    if name := os.environ.get("ACCELERATE_TORCH_DEVICE"):
+        raise UserError(
+            "ACCELERATE_TORCH_DEVICE",
+            f"{name!r:.80}, of which the choice of precision and processes knows nothing",
+            "a device that the launcher chooses",
+            "unset it; --cpu, --gpu_ids and CUDA_VISIBLE_DEVICES choose",
+        )
+
+
+def _refuse_first_fsdp(recipe: Recipe) -> None:
+    if _flag("USE_FSDP") and (found := os.environ.get("FSDP_VERSION", "1")) != "2":
+        raise UserError("launch", f"FSDP{found:.80}", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
+
+
+def _refuse_halving_of_shards(recipe: Recipe) -> None:
+    if _flag("USE_FSDP") and recipe.train.on_oom == "halve" and (processes := asked_processes()) > 1:
+        raise UserError(
+            "train.on_oom",
+            f"halve, with sharded parameters on {processes} processes",
+            "stop",
+            "processes compute together there, and one whose memory runs out cannot begin anew alone",
+        )
+
+
+_ENGINES = {
+    "USE_DEEPSPEED": "DeepSpeed",
+    "USE_MEGATRON_LM": "Megatron-LM",
+    "USE_PARALLELISM_CONFIG": "a parallelism_config (tensor, context or sequence parallelism)",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A setting of the launcher, one of the recipe, and what a run has then: a row of the table in docs/running.md."""
+
+    launcher: str
+    recipe: str
+    holds: str
+    refuse: Callable[[Recipe], None] | None = None
+    """Raises UserError for what the row refuses; None where nothing is, or what came up is looked at elsewhere."""
+
+
+RULES = (
+    Rule(
+        '`mixed_precision: "no"`, which `accelerate launch` also sets when nothing is said',
+        "any `train.precision`",
+        "the recipe's; with `auto` the device's",
+    ),
+    Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "`train.precision: auto`, or the same", "the launcher's"),
+    Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "another `train.precision`", "refused", _check_precision),
+    Rule(
+        "`mixed_precision: fp16` or `fp8`, or nothing",
+        "`auto`, or the same: fp16 on a CPU; fp8 without a GPU or without torchao",
+        "refused",
+        _check_precision_of_device,
+    ),
+    Rule(
+        "`dynamo_backend: inductor` and a mode",
+        "`train.compile` of the same mode",
+        "the recipe's: compiled in place, by trainkit",
+    ),
+    Rule("`dynamo_backend: inductor` and a mode", "another `train.compile`, or `off`", "refused", _check_compile),
+    Rule(
+        "another `dynamo_backend`; with any `dynamo_use_fullgraph`, `dynamo_use_dynamic`, "
+        "`dynamo_use_regional_compilation`",
+        "any `train.compile`",
+        "refused",
+        _check_compile,
+    ),
+    Rule(
+        "`gradient_accumulation_steps: 1`, which is also what it says when nothing is said",
+        "any `train.batch_size` and `train.micro_batch`",
+        "the recipe's: `batch_size` / (processes x `micro_batch`)",
+    ),
+    Rule("`gradient_accumulation_steps` above 1", "batch sizes that give the same number", "the recipe's"),
+    Rule("`gradient_accumulation_steps` above 1", "batch sizes that give another", "refused", _check_accumulation),
+    Rule("`gradient_clipping`", "another `optim.clip_norm`", "refused", _check_clipping),
+    Rule(
+        "`num_processes`",
+        "any `train.batch_size` that it divides",
+        "so many processes, each with its part of every batch; refused where another number comes up",
+    ),
+    Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),
+    Rule("no `use_cpu`", "any", "the GPU: CUDA, else MPS; the CPU where there is none"),
+    Rule("`ACCELERATE_TORCH_DEVICE`", "any", "refused", _refuse_named_device),
+    Rule(
+        "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
+        "any `train.ema` and `train.compile`, together too",
+        "sharded parameters, and an average sharded like them; compiled in place",
+    ),
+    Rule(
+        "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
+        "`device.channels_last`, `optim.fused`",
+        "left out: FSDP2 takes neither",
+    ),
+    Rule("FSDP2 (`use_fsdp`, `fsdp_version: 2`)", "`train.on_oom: halve`", "refused", _refuse_halving_of_shards),
+    Rule("FSDP1 (`use_fsdp` without `fsdp_version: 2`)", "any", "refused", _refuse_first_fsdp),
+    Rule(
+        "DeepSpeed, Megatron-LM, `parallelism_config`",
+        "any",
+        "refused: their state could not be resumed bit for bit. FSDP2 shards the same state",
+        _refuse_other_engines,
+    ),
+)
+"""What holds. Each contradiction is one sentence before anything starts."""

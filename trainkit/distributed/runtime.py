@@ -24,11 +24,11 @@ from torch.optim import Optimizer
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
 from trainkit.distributed.stop_signal import Stopped
-from trainkit.environment.process import asked_processes
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
 from trainkit.paths import keep_compiled_private
+from trainkit.tensors import synchronize
 
 if TYPE_CHECKING:
     from accelerate import FullyShardedDataParallelPlugin
@@ -45,6 +45,7 @@ class Runtime:
         from accelerate.utils import (
             DistributedDataParallelKwargs,
             DynamoBackend,
+            GradientAccumulationPlugin,
             InitProcessGroupKwargs,
             TorchDynamoPlugin,
         )
@@ -65,6 +66,8 @@ class Runtime:
                 kwargs_handlers=handlers,
                 # `train.compile` compiles in place, and Accelerate never does, whatever the launcher asked for.
                 dynamo_plugin=TorchDynamoPlugin(backend=DynamoBackend.NO),
+                # The recipe's batch sizes say how often gradients are accumulated (`no_sync`, and a factor on losses).
+                gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             )
         except (ValueError, ImportError) as error:
             raise UserError(
@@ -78,7 +81,7 @@ class Runtime:
         self.at_once: bool = self.device.type == "cpu"
         """True where values of the device can be read without waiting; set to False to emulate a GPU."""
         self._factors: dict[tuple[float, torch.dtype], Tensor] = {}
-        self._check_processes()
+        launch_settings.check_processes(self.world)
         self._plugin = self._sharding_on_cpu()
         scaler = self.accelerator.scaler
         self._scale = scaler.state_dict() if scaler is not None else None
@@ -105,26 +108,13 @@ class Runtime:
             keep_compiled_private()
         _set_switches(recipe)
 
-    def _check_processes(self) -> None:
-        asked = asked_processes()
-        if self.world != asked:
-            raise UserError(
-                "launch",
-                f"{self.world} process came up" if self.world == 1 else f"{self.world} processes came up",
-                f"{asked}, as the launcher was told",
-                "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
-            )
-
     def _sharding_on_cpu(self) -> FullyShardedDataParallelPlugin | None:
         """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
         if self.device.type != "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() != "true" or self.world == 1:
             return None
         from accelerate import FullyShardedDataParallelPlugin
 
-        plugin = FullyShardedDataParallelPlugin()
-        if plugin.fsdp_version != 2:
-            raise UserError("launch", "FSDP1", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
-        return plugin
+        return FullyShardedDataParallelPlugin()
 
     @property
     def kind(self) -> str:
@@ -180,6 +170,9 @@ class Runtime:
         """Move a batch to the device, without waiting where the host memory is pinned."""
         if self.at_once:
             return dict(batch)
+        if self.device.type == "mps":  # it has no float64, and nothing that says when a copy has arrived
+            narrow = {key: value.float() if value.dtype == torch.float64 else value for key, value in batch.items()}
+            return {key: value.to(self.device) for key, value in narrow.items()}
         return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     def to_memory_format(self, net: nn.Module) -> nn.Module:
@@ -235,11 +228,15 @@ class Runtime:
 
     def synchronize(self) -> None:
         """Wait for the device, so that time spent on it is counted where it was spent."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
 
     def memory(self) -> dict[str, float]:
-        """Greatest GPU memory so far, under its metric name; nothing on a CPU."""
+        """Greatest GPU memory so far, under its metric name; nothing on a CPU.
+
+        MPS counts no greatest: it is what Metal has given the process, of which little is given back.
+        """
+        if self.device.type == "mps":
+            return {"speed/peak_memory_gb": torch.mps.driver_allocated_memory() / 1e9}
         if self.device.type != "cuda":
             return {}
         return {"speed/peak_memory_gb": torch.cuda.max_memory_allocated(self.device) / 1e9}

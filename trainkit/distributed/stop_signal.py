@@ -6,14 +6,15 @@ import contextlib
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
-"""Signals that ask a training to stop."""
+ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGBREAK") if hasattr(signal, name))
+"""Signals that ask a training to stop; Windows has SIGINT (Ctrl-C) and SIGBREAK (Ctrl-Break) alone."""
 
 STOP_SECONDS = 25.0
 """Time that a training which was told to stop has by default: torch's launcher kills after 30 s."""
@@ -69,10 +70,12 @@ class Stop:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A handler runs between two instructions of the interpreter, and none is executed while the main thread waits
         # for another process: so a thread is woken as well.
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        # Sockets, since Windows has no pipes that do not block.
+        read, self._wakes = socket.socketpair()
+        self._wakes.setblocking(False)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         threading.Thread(target=self._see_to_it, args=(read,), name="trainkit-stop", daemon=True).start()
 
     def at_once(self) -> _Within:
@@ -99,8 +102,8 @@ class Stop:
             if self._later > self._excused:
                 os._exit(128 + number)
 
-    def _see_to_it(self, read: int) -> None:
-        while (number := os.read(read, 1)[0]) not in ASKS:
+    def _see_to_it(self, read: socket.socket) -> None:
+        while (number := read.recv(1)[0]) not in ASKS:
             pass
         began = time.monotonic()
         self.told = True

@@ -1,4 +1,4 @@
-"""Read the launcher's arguments, tie this process to it, and end it. The former two on Linux alone."""
+"""Read the launcher's arguments, tie this process to it (on Linux alone), and end it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def die_with_parent() -> str | None:
 
     Returns a line to print where that is not possible.
     """
-    if not sys.platform.startswith("linux"):
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    except (OSError, AttributeError, TypeError):  # no such function, or, on Windows, no library of the process
         return "not on Linux: if the launcher is killed, this process has to be stopped by hand"
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     return None
 
 
@@ -65,28 +66,47 @@ def asked_processes() -> int:
     the launcher's own arguments and config file are read.
     """
     asked = int(os.environ.get("WORLD_SIZE", 1))
-    argv = _parent_arguments()
-    if not any("accelerate" in word for word in argv[:4]):
+    argv = _accelerate_arguments()
+    if not argv:
         return asked
-    if number := _option(argv, "--num_processes", "--num-processes"):
+    if number := _option(argv, "--num_processes"):
         return max(asked, int(number)) if number.isdigit() else asked
-    config = _option(argv, "--config_file", "--config-file") or _default_config()
+    # With --cpu, Accelerate reads no file of its own accord.
+    config = _option(argv, "--config_file") or ("" if "--cpu" in argv else _default_config())
     return max(asked, _processes_in(Path(config))) if config else asked
+
+
+def launcher_option(name: str) -> str | None:
+    """Return the value of an option that `accelerate launch` was given, such as `--num_processes`; None without it."""
+    return _option(_accelerate_arguments(), name)
 
 
 def age() -> float:
     """Return seconds since the command of this process began: since its launcher did, where it was started by one.
 
-    A worker that a launcher has restarted counts from its own start. 0 where the kernel does not tell.
+    A worker that a launcher has restarted counts from its own start. 0 where the system does not tell.
     """
     launched = any("accelerate" in word or "torchrun" in word for word in _parent_arguments()[:4])
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    pid = os.getppid() if launched and not restarted else os.getpid()
     try:
-        line = Path(f"/proc/{os.getppid() if launched and not restarted else os.getpid()}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_text()
         began = int(line.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")  # field 22, behind the name
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     except (OSError, ValueError, IndexError, AttributeError):
-        return 0.0
+        return _age_elsewhere(pid)
+
+
+def peak_memory() -> int:
+    """Return the most bytes of memory that this process has held; those it holds now where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        import psutil
+
+        found = psutil.Process().memory_info()
+        return getattr(found, "peak_wset", found.rss)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def leave(code: int, seconds: float = 5.0) -> NoReturn:
@@ -116,21 +136,41 @@ def _parent_arguments() -> list[str]:
     try:
         return Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
     except OSError:
+        pass
+    import psutil
+
+    try:
+        return psutil.Process(os.getppid()).cmdline()
+    except (psutil.Error, OSError):
         return []
 
 
-def _option(argv: list[str], *names: str) -> str | None:
+def _age_elsewhere(pid: int) -> float:
+    import psutil
+
+    try:
+        return max(0.0, time.time() - psutil.Process(pid).create_time())
+    except (psutil.Error, OSError):
+        return 0.0
+
+
+def _accelerate_arguments() -> list[str]:
+    """Return the words of the `accelerate launch` that started this process; none where another program did."""
+    argv = _parent_arguments()
+    return argv if any("accelerate" in word for word in argv[:4]) else []
+
+
+def _option(argv: list[str], name: str) -> str | None:
     for i, word in enumerate(argv):
-        for name in names:
-            if word == name and i + 1 < len(argv):
-                return argv[i + 1]
-            if word.startswith(name + "="):
-                return word[len(name) + 1 :]
+        said, sign, value = word.partition("=")
+        if said.replace("-", "_") == name.replace("-", "_"):
+            return value if sign else argv[i + 1] if i + 1 < len(argv) else None
     return None
 
 
 def _default_config() -> str | None:
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    caches = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = Path(os.environ.get("HF_HOME", f"{caches}/huggingface")).expanduser()
     path = home / "accelerate" / "default_config.yaml"
     return str(path) if path.is_file() else None
 

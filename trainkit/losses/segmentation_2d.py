@@ -28,6 +28,7 @@ from trainkit.config.ranges import FractionAboveZero, FractionBetween, NotNegati
 from trainkit.interfaces import IGNORED
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import at_least_float32
+from trainkit.tensors import wide
 
 TERMS = ("ce", "dice", "lovasz", "boundary")
 """Terms of a `PixelLoss`, by the names of their weights."""
@@ -176,7 +177,7 @@ def ohem_weights(ce: Tensor, valid: Tensor, probability: float = 0.7, least: flo
     """
     beyond = valid & (ce > -math.log(probability))
     # One, also where none is valid: then none is as hard as the last either.
-    wanted = (valid.sum().double() * least).floor().long().clamp_min(1)
+    wanted = (valid.sum().to(wide(valid.device)) * least).floor().long().clamp_min(1)
     # As many as there could be at most, whatever is labelled: a shape that no value decides.
     bound = max(1, int(ce.numel() * least))
     hardest = torch.where(valid, ce, -1).flatten().topk(bound).values

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.losses.margin import at_least_float32
+from trainkit.tensors import wide
 
 COARSE_STRIDE = 4
 """Logits finer than this are pooled to it: there would be nothing to refine."""
@@ -130,7 +131,7 @@ def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor
     weight = torch.exp(-distance.flatten(1).float().square() / (2 * sigma**2))
     until = (weight * _UNIT).round().long().add(1).cumsum(1)
     total = until[:, -1:]
-    chance = torch.rand(len(distance), count, device=distance.device, dtype=torch.float64)
+    chance = torch.rand(len(distance), count, device=distance.device, dtype=wide(distance.device))
     # The first pixel whose sum is above the number drawn; float64 holds these integers exactly up to 2^53.
     pixel = torch.searchsorted(until, (chance * total).long().clamp_max(total - 1), right=True)
     corner = torch.stack([pixel % width, pixel // width], 2)

@@ -115,7 +115,7 @@ def _data(e: Evidence) -> Finding | None:
 def _phases(e: Evidence) -> Iterable[Finding]:
     """Report each phase that takes a notable share by itself."""
     held = ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in e.held.items() if len(s))
-    pin = (("page-locked memory", "pin"),) if e.device != "cpu" else ()
+    pin = (("page-locked memory", "pin"),) if e.device == "cuda" else ()
     rules: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         ("transfer", "transfer", "went into copying batches to the device and what is done to them there", pin),
         ("eval", "evaluation", f"went into evaluations{f' ({held})' if held else ''}",

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
+from trainkit.tensors import synchronize
 
 aten = torch.ops.aten
 
@@ -146,6 +147,5 @@ def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tup
 def _product(a: torch.Tensor, b: torch.Tensor) -> float:
     began = time.perf_counter()
     torch.mm(a, b)
-    if a.device.type == "cuda":
-        torch.cuda.synchronize(a.device)
+    synchronize(a.device)
     return time.perf_counter() - began

@@ -117,7 +117,7 @@ class Segment3d:
 
     def _case(self, net: nn.Module, batch: Batch) -> Rows:
         image, truth = batch["image"], batch["mask"][0]
-        spacing = batch["spacing"][0].double().cpu().numpy()
+        spacing = batch["spacing"][0].cpu().double().numpy()
         predicted = self.label_map(net, image, truth.shape, batch["mirrors"][0].tolist()).cpu().numpy()
         true = truth.cpu().numpy()
         scores = surface_distance.case_scores(predicted, true, spacing, self._classes, self._tolerance)

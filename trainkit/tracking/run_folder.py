@@ -297,13 +297,29 @@ def run_key(recipe_hash: str, data_digest: str) -> str:
 def _lock(file: Any) -> bool:
     try:
         import fcntl
-    except ImportError:  # not on Windows
-        return True
+    except ImportError:
+        return _lock_on_windows(file)
     # A lock of the process, not of the open file: loader workers that outlive a killed run do not inherit it.
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
+    return True
+
+
+def _lock_on_windows(file: Any) -> bool:
+    try:
+        import msvcrt
+    except ImportError:  # no system known has neither
+        return True
+    # What is locked there can be read by nobody else: so a byte far behind what the file will ever hold.
+    try:
+        os.lseek(file.fileno(), 1 << 30, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue] - Windows alone
+    except OSError:
+        return False
+    finally:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
     return True
 
 

@@ -124,7 +124,7 @@ def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Pat
             cwd=folder,
             start_new_session=True,
             # Otherwise it would go on, unseen, when this process is killed.
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent if sys.platform.startswith("linux") else None,
         )
 
 
@@ -175,6 +175,9 @@ def _wait_until_ready(server: subprocess.Popen[bytes], page: str, log: Path) -> 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     # The command starts workers of its own; all are in one session, which only this process began.
+    if not hasattr(os, "killpg"):
+        _kill_with_children(server)
+        return
     for word in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server.pid, word)
@@ -182,10 +185,22 @@ def _end(server: subprocess.Popen[bytes]) -> None:
             server.wait(timeout=5)
 
 
+def _kill_with_children(server: subprocess.Popen[bytes]) -> None:
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(server.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    server.kill()
+    server.wait(timeout=5)
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the server does: a port whose last connections are only closing is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # As the server does: a port whose last connections are only closing is free. Windows would then take any.
+        if os.name == "posix":
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -200,7 +215,8 @@ def _interrupted_by_signals() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in ends}
     try:
         yield
     finally:

@@ -58,7 +58,8 @@ class AsyncScalar:
         self._arrived: torch.cuda.Event | None = None
         if isinstance(value, Tensor):
             cuda = value.device.type == "cuda"
-            self._value = torch.empty((), dtype=value.dtype, pin_memory=cuda).copy_(value, non_blocking=True)
+            # Of another device nothing says when a copy has arrived.
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=cuda).copy_(value, non_blocking=cuda)
             if cuda:
                 self._arrived = torch.cuda.Event()
                 self._arrived.record()

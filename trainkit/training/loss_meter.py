@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
+from trainkit.tensors import wide
 
 
 class LossMeter:
@@ -18,7 +19,7 @@ class LossMeter:
         self._runtime = runtime
         # Sums of doubles have the same bits on the host, and take a tenth of the time.
         self._at_once = runtime.at_once
-        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=runtime.device)
+        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=wide(runtime.device), device=runtime.device)
         self.clear()
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from trainkit.config.schema import Spikes
 from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
-from trainkit.tensors import total
+from trainkit.tensors import total, wide
 from trainkit.training.guards import Pending, Rollback, Update
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
@@ -68,8 +68,8 @@ class LossSpikeGuard:
         whole, weight = total(loss.sum for loss in losses), total(loss.weight for loss in losses)
         if self._runtime.at_once and self._runtime.world == 1:
             return float(whole) / float(weight) if float(weight) else math.nan
-        given = torch.as_tensor(weight, dtype=torch.double, device=self._runtime.device)
-        both = self._runtime.sum(torch.stack([torch.as_tensor(whole).double(), given]))
+        kind = {"dtype": wide(self._runtime.device), "device": self._runtime.device}
+        both = self._runtime.sum(torch.stack([torch.as_tensor(whole, **kind), torch.as_tensor(weight, **kind)]))
         return both[0] / both[1]
 
     def _judge(self, step: int, loss: float) -> Rollback | None:

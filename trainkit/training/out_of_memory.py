@@ -56,6 +56,8 @@ def caught(act: Callable[..., T], *of: Any) -> tuple[T | None, str]:
 def _free() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
 
 
 class MicroBatching:
@@ -83,10 +85,11 @@ class MicroBatching:
         self.averages_gradients = self.halving and runtime.world > 1 and not self._fixed
         """Whether gradients are averaged over processes behind the backward pass, not beside it: a process whose memory
         runs out in it could not take part, and the others would wait for it."""
-        if self.averages_gradients and (runtime.sharded or getattr(recipe.task, "batch_norm", None) == "sync"):
+        # With sharded parameters the launch was refused (`launch_settings`).
+        if self.averages_gradients and getattr(recipe.task, "batch_norm", None) == "sync":
             raise UserError(
                 "train.on_oom",
-                f"halve, with {'sharded parameters' if runtime.sharded else 'norm: sync'} on {runtime.world} processes",
+                f"halve, with norm: sync on {runtime.world} processes",
                 "stop",
                 "processes compute together there, and one whose memory runs out cannot begin anew alone",
             )

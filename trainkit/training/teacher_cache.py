@@ -478,14 +478,12 @@ def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
 
     def one(number: int) -> str:
         begin = len(header) + number * size
-        return hashlib.sha256(os.pread(descriptor, min(size, whole - begin), begin)).hexdigest()
+        with open(file, "rb") as part:
+            part.seek(begin)
+            return hashlib.sha256(part.read(min(size, whole - begin))).hexdigest()
 
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter free
-            return list(pool.map(one, range(many)))
-    finally:
-        os.close(descriptor)
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter free
+        return list(pool.map(one, range(many)))
 
 
 def _damage(folder: Path, about: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.config.ranges import MANY, Factor, Fraction, FractionAboveZero, Ratio
 from trainkit.data.images import clahe
+from trainkit.tensors import wide
 
 STREAM = "augment"
 
@@ -447,7 +448,7 @@ def _grey(images: Tensor) -> Tensor:
 
 def _contrast(images: Tensor, numbers: Tensor) -> Tensor:
     # In float64: the order in which a float32 mean is summed, and with it its last bit, depends on the batch.
-    middle = _grey(images).double().mean((2, 3), keepdim=True).float()
+    middle = _grey(images).to(wide(images.device)).mean((2, 3), keepdim=True).float()
     return torch.lerp(middle, images, _column(numbers, "contrast")).clamp_(0, 1)
 
 

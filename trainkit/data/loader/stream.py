@@ -11,7 +11,8 @@ import torch
 
 from trainkit.config.schema import Loader
 from trainkit.data.loader.damaged_samples import Damage
-from trainkit.data.loader.worker_pool import Key, Readable, Workers
+from trainkit.data.loader.torch_workers import workers
+from trainkit.data.loader.worker_pool import Key, Readable
 from trainkit.interfaces import Batch, Split
 
 
@@ -49,8 +50,8 @@ def _read(
         batches = _pinned(batches) if pin else batches
         yield from _ahead(batches, loader.prefetch) if beside else batches
         return
-    with Workers(split, loader, tell) as workers:
-        batches = workers.read(keys)
+    with workers(split, loader, tell) as some:
+        batches = some.read(keys)
         if pin:
             batches = _ahead(_pinned(batches), loader.prefetch)
         # Not `yield from`: whoever closes this ends the workers first, so that no thread waits for one that hangs.

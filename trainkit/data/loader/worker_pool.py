@@ -50,9 +50,14 @@ Key = tuple[int, np.ndarray]
 _HEADER = 1 << 16
 """Most bytes that describe the arrays of a message."""
 _ALIGNED = 64
-_GRACE = 5.0
+GRACE = 5.0
 """Seconds that a killed process has to be gone; one that waits for a disk that hangs is not waited for."""
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SILENT = "a worker process was silent for {:g} s (loader.timeout)"
+_IGNORED = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+    if hasattr(signal, name)
+)
 """Sent to a whole group of processes, they are for the training to answer: it still wants its batches."""
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -71,13 +76,19 @@ class Readable(Protocol):
         ...
 
 
+def missing() -> list[str]:
+    """List what these processes need and this system lacks; none on Linux."""
+    needed = {os: ("fork", "memfd_create", "pwrite"), socket: ("AF_UNIX", "SCM_RIGHTS"), signal: ("pthread_sigmask",)}
+    return [
+        f"{module.__name__}.{name}" for module, names in needed.items() for name in names if not hasattr(module, name)
+    ]
+
+
 class Workers:
     """Processes that read a split. Close it, or leave it as a context, and none is left."""
 
     def __init__(self, split: Readable, loader: Loader, tell: Callable[[str], None] | None = None):
         """Start them. `tell` is called with a sentence whenever one had to be replaced."""
-        if not hasattr(os, "memfd_create"):
-            raise UserError("loader.workers", f"{loader.workers}, on a system other than Linux", "0")
         self._loader, self._tell = loader, tell
         self._restarts, self._owner, self._closed = 0, os.getpid(), False
         process = multiprocessing.get_context(loader.start).Process
@@ -112,21 +123,15 @@ class Workers:
         while not self._closed:
             try:
                 return worker.take()
-            except (_Lost, OSError, ValueError) as lost:
+            except (Lost, OSError, ValueError) as lost:
                 if self._closed:  # by another thread
                     return None
-                if not isinstance(lost, _Lost):
+                if not isinstance(lost, Lost):
                     raise
                 self._restarts += 1
                 if self._restarts > RESTARTS:
                     self.close()
-                    again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
-                    remedy = "loader.workers=0 reads in the process itself; --resume continues the run"
-                    raise UserError(f"loader, {worker.reading()}", f"{lost}{again}", remedy=remedy) from None
-                said = f"loader, {worker.reading()}: {lost}; replaced ({self._restarts} of {RESTARTS} times)"
-                _log.warning("%s", said)
-                if self._tell is not None:
-                    self._tell(said)
+                tell_lost(worker.reading(), lost, self._restarts, self._tell)
                 worker.replace()
         return None
 
@@ -148,7 +153,25 @@ class Workers:
         self.close()
 
 
-class _Lost(Exception):
+def tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None] | None) -> None:
+    """Report that a worker was lost and another one reads. Raises UserError once that has been done RESTARTS times."""
+    if times > RESTARTS:
+        again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
+        remedy = "loader.workers=0 reads in the process itself; --resume continues the run"
+        raise UserError(f"loader, {reading}", f"{lost}{again}", remedy=remedy) from None
+    said = f"loader, {reading}: {lost}; replaced ({times} of {RESTARTS} times)"
+    _log.warning("%s", said)
+    if tell is not None:
+        tell(said)
+
+
+def describe(key: Key, split: Readable) -> str:
+    """Describe a batch by its epoch, its first rows and its split."""
+    epoch, rows = key
+    return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {getattr(split, 'name', 'the data')}"
+
+
+class Lost(Exception):
     """Raised with a sentence about what became of a worker."""
 
 
@@ -183,37 +206,31 @@ class _Worker:
             _put(self._link, {"epoch": key[0]}, {"rows": torch.from_numpy(np.array(key[1]))})
 
     def take(self) -> Batch:
-        """The batch that it was asked for first. Raises UserError as reading it did, _Lost for all other ends."""
+        """The batch that it was asked for first. Raises UserError as reading it did, Lost for all other ends."""
         # In parts, of which one is over early where all processes were stopped for hours and go on: that is no silence.
         parts = math.ceil(self._timeout)
         for _ in range(parts):
             if ready := wait([self._link, self.process.sentinel], self._timeout / parts):
                 break
         else:
-            raise _Lost(f"a worker process was silent for {self._timeout:g} s (loader.timeout)")
+            raise Lost(SILENT.format(self._timeout))
         try:
             message = _get(self._link) if self._link in ready else None
         except ConnectionResetError:
             message = None
         except OSError as error:
-            raise _Lost(f"a worker process cannot be read from ({error.strerror or error})") from None
+            raise Lost(f"a worker process cannot be read from ({error.strerror or error})") from None
         if message is None:
-            self.process.join(_GRACE)
-            raise _Lost(f"a worker process {_ended(self.process.exitcode)}")
+            self.process.join(GRACE)
+            raise Lost(f"a worker process {ended(self.process.exitcode)}")
         said, batch = message
-        if "raised" in said:
-            text = _text(batch["text"])
-            _log.warning("a worker process raised\n%s", text.rstrip())
-            raise _Lost(f"a worker process raised {text.rstrip().splitlines()[-1][:300]}")
-        self._asked.popleft()
-        if "mistake" in said:
-            raise UserError(*json.loads(_text(batch["text"])))
-        return batch
+        if "raised" not in said:
+            self._asked.popleft()
+        return opened(said, batch)
 
     def reading(self) -> str:
         """Describe the batch that it was asked for first."""
-        epoch, rows = self._asked[0]
-        return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {getattr(self._split, 'name', 'the data')}"
+        return describe(self._asked[0], self._split)
 
     def replace(self) -> None:
         """End it, and have another one read all that it was asked for."""
@@ -225,13 +242,14 @@ class _Worker:
 
     def end(self) -> None:
         """Wait until it is gone, after it was killed; one that is stopped dies of that too."""
-        self.process.join(_GRACE)
+        self.process.join(GRACE)
         self._link.close()
         with contextlib.suppress(ValueError):  # of one that is still there
             self.process.close()
 
 
-def _ended(code: int | None) -> str:
+def ended(code: int | None) -> str:
+    """Describe the end of a process by its exit code."""
     if code is None:
         return "closed its connection"
     if code >= 0:
@@ -240,18 +258,24 @@ def _ended(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"was killed by {name}" + (", as a system out of memory does" if -code == signal.SIGKILL else "")
+    return f"was killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
 
 
 # ---- In a worker
 
 
-def _serve(link: socket.socket, split: Readable) -> None:
-    hide_in_logs()  # one that was not forked knows nothing of it
+def leave_signals() -> None:
+    """Ignore the signals that are for the training to answer."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _serve(link: socket.socket, split: Readable) -> None:
+    hide_in_logs()  # one that was not forked knows nothing of it
+    leave_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    with contextlib.suppress(AttributeError):  # it then ends when it finds its socket closed
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     for other in list(_ours):
         other.close()
     torch.set_num_threads(1)
@@ -261,11 +285,12 @@ def _serve(link: socket.socket, split: Readable) -> None:
     ):  # of whoever asked and is gone
         while (message := _get(link)) is not None:
             said, request = message
-            _put(link, *_answer(split, request["rows"].numpy(), said["epoch"]))
+            _put(link, *answer(split, request["rows"].numpy(), said["epoch"]))
     os._exit(0)  # what the training would do at its end is not for its forks to do
 
 
-def _answer(split: Readable, rows: np.ndarray, epoch: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def answer(split: Readable, rows: np.ndarray, epoch: int) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Read a batch, or describe in words and in letters the error that it raises."""
     try:
         return {}, split.fetch(rows, epoch)
     except UserError as error:
@@ -273,6 +298,17 @@ def _answer(split: Readable, rows: np.ndarray, epoch: int) -> tuple[dict[str, An
     except Exception:
         said, text = {"raised": True}, traceback.format_exc()
     return said, {"text": torch.frombuffer(bytearray(text, "utf-8", "backslashreplace"), dtype=torch.uint8)}
+
+
+def opened(said: Mapping[str, Any], batch: Batch) -> Batch:
+    """Return the batch that `answer` read. Raises the UserError of its read, Lost for any other error."""
+    if "raised" in said:
+        text = _text(batch["text"])
+        _log.warning("a worker process raised\n%s", text.rstrip())
+        raise Lost(f"a worker process raised {text.rstrip().splitlines()[-1][:300]}")
+    if "mistake" in said:
+        raise UserError(*json.loads(_text(batch["text"])))
+    return batch
 
 
 def _text(letters: Tensor) -> str:

@@ -16,6 +16,7 @@ from trainkit.config.ranges import Factor, Fraction
 from trainkit.data.images.augment import check_order
 from trainkit.data.volumes import augment_spatial
 from trainkit.data.volumes.augment_spatial import ControlSpacing, Draws, spread
+from trainkit.tensors import wide
 
 
 @dataclass(kw_only=True)
@@ -269,10 +270,10 @@ def _gamma(image: Tensor, at: Mapping[str, Tensor]) -> None:
 def _moments(image: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of each sample. Sums in float64: the order in which a float32 sum is taken, and with
     it its last bit, depends on the batch."""
-    count, axes = image[0].numel(), (1, 2, 3, 4)
-    mean = (image.sum(axes, keepdim=True, dtype=torch.float64) / count).float()
+    count, axes, kind = image[0].numel(), (1, 2, 3, 4), wide(image.device)
+    mean = (image.sum(axes, keepdim=True, dtype=kind) / count).float()
     far = (image - mean).square_()
-    return mean, (far.sum(axes, keepdim=True, dtype=torch.float64) / count).sqrt_().float()
+    return mean, (far.sum(axes, keepdim=True, dtype=kind) / count).sqrt_().float()
 
 
 def _linear(image: Tensor, at: Mapping[str, Tensor]) -> None:
