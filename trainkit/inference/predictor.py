@@ -17,14 +17,13 @@ from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
+from trainkit.tracking.logged_model import ABOUT
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trainkit.tracking.run_folder import RunFolder
 
-ABOUT = "trainkit.json"
-"""File of a logged model's folder that describes the network beside it, so that it can be made again."""
 FORMAT = 1
 """Version of `ABOUT`. Raised whenever what it says would make another network, or other predictions."""
 

@@ -64,7 +64,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
     if isinstance(sample, bytes | bytearray | memoryview):
         data = bytes(sample)
     elif isinstance(sample, Sequence) and len(sample) == 2:
-        data = _nifti(_array(sample[0], where, _VOLUME), sample[1], where)
+        data = nifti_bytes(_array(sample[0], where, _VOLUME), sample[1], where)
     else:
         raise UserError(where, f"a {type(sample).__name__}", _VOLUME)
     with tempfile.TemporaryDirectory() as folder:  # nibabel's checks of ours read files
@@ -94,8 +94,11 @@ def each(samples: Iterable[Any], label: Callable[[Any, str], np.ndarray]) -> Col
     return {"label_map": [label(sample, f"sample {k}") for k, sample in enumerate(samples)]}
 
 
-def _nifti(array: np.ndarray, spacing: Any, where: str) -> bytes:
-    """Encode an array as a NIfTI file whose axes run to the right, to the front and up."""
+def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
+    """Encode an array as a NIfTI file whose axes run to the right, to the front and up.
+
+    Raises UserError naming `where` for an array of other than 3 axes, and a spacing that is none.
+    """
     import nibabel
 
     try:
