@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -40,6 +41,9 @@ SERVED_BYTES = 256 << 20
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
 """Set to `true` by MLflow's scoring server and `mlflow models predict`."""
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=\s]+")
+"""No encoded picture or volume is of these bytes alone."""
+_FILE = (str, bytes, Path)
 _REQUIRED = (
     "trainkit", "mlflow", "torch", "torchvision", "accelerate", "timm", "safetensors", "numpy", "pillow", "pydantic",
     "PyYAML", "nibabel",
@@ -178,9 +182,10 @@ class LoadedModel:
         import pandas as pd
         from mlflow.exceptions import MlflowException
 
+        served = os.environ.get(_SERVING) == "true"
         try:
-            given = _samples(model_input, volumes=bool(self.predictor.meta.axes))
-            if os.environ.get(_SERVING) == "true":
+            given = _samples(model_input, bool(self.predictor.meta.axes), served)
+            if served:
                 _check_size(given)
             found = self.predictor.predict(given, mirror=bool((params or {}).get(MIRROR)))
         except UserError as error:
@@ -189,19 +194,24 @@ class LoadedModel:
         return pd.DataFrame({name: list(values) for name, values in found.items()}, index=index)
 
 
-def _samples(table: pd.DataFrame, volumes: bool) -> list[Any]:
-    """Return the samples of a table; of volumes that are arrays with their spacing."""
+def _samples(table: pd.DataFrame, volumes: bool, served: bool) -> list[Any]:
+    """Return the samples of a table; of volumes that are arrays with their spacing.
+
+    Where they come from a request, text is base64 and never a path: a client opens no file of the server.
+    """
     column = table[IMAGE].tolist()
     if volumes and SPACING in table.columns:
         pairs = zip(column, table[SPACING].tolist(), strict=True)
-        return [one if _is_file(one) else (one, mm) for one, mm in pairs]
-    # A list of texts in one cell is MLflow's reading of `{"image": [text, text]}`.
-    cells = [one if isinstance(one, list) and one and isinstance(one[0], str | bytes) else [one] for one in column]
-    return [one for cell in cells for one in cell]
+        cells = [[one] if isinstance(one, _FILE) else [(one, mm)] for one, mm in pairs]
+    else:  # a list of texts in one cell is MLflow's reading of `{"image": [text, text]}`
+        cells = [one if isinstance(one, list) and one and isinstance(one[0], _FILE) else [one] for one in column]
+    return [_decoded(one, f"sample {k}", served) for k, one in enumerate(one for cell in cells for one in cell)]
 
 
-def _is_file(sample: Any) -> bool:
-    return isinstance(sample, str | bytes | bytearray | Path)
+def _decoded(sample: Any, where: str, served: bool) -> Any:
+    if isinstance(sample, bytes) and _BASE64.fullmatch(sample):  # MLflow leaves it so in requests with `inputs`
+        return samples.from_base64(sample.decode(), where)
+    return samples.from_base64(sample, where) if served and isinstance(sample, str) else sample
 
 
 def _check_size(given: Sequence[Any]) -> None:

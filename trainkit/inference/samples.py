@@ -32,7 +32,7 @@ def pixels(sample: Any, where: str) -> np.ndarray:
     nested lists.
     """
     if isinstance(sample, str):
-        sample = _decoded(sample, where)
+        sample = from_base64(sample, where)
     if isinstance(sample, bytes | bytearray | memoryview):
         if len(sample) > image_decode.BYTE_CAP:
             raise UserError(where, f"{len(sample):,} bytes", f"at most {image_decode.BYTE_CAP:,}")
@@ -51,6 +51,14 @@ def pixels(sample: Any, where: str) -> np.ndarray:
             raise UserError(where, f"an array of {array.dtype}", "whole numbers from 0 to 255, uint8")
         array = array.astype(np.uint8)
     return np.ascontiguousarray(array)
+
+
+def from_base64(text: str, where: str) -> bytes:
+    """Decode base64, with or without line breaks. Raises UserError naming `where` for text that is none."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(where, f"text that is no base64: {text[:40]!r}", "an encoded file as base64") from None
 
 
 def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
@@ -112,13 +120,6 @@ def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
     if array.size > VOXEL_LIMIT:
         raise UserError(where, f"{array.size:,} voxels", f"at most {VOXEL_LIMIT:,} voxels")
     return nibabel.Nifti1Image(array.astype(np.float32), np.diag([*mm, 1.0])).to_bytes()
-
-
-def _decoded(text: str, where: str) -> bytes:
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise UserError(where, f"text that is no base64: {text[:40]!r}", _PICTURE) from None
 
 
 def _array(sample: Any, where: str, expected: str) -> np.ndarray:

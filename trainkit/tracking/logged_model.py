@@ -23,6 +23,7 @@ ABOUT = "trainkit.json"
 MLMODEL, REQUIREMENTS, PYTHON, EXAMPLE, SERVED = (
     "MLmodel", "requirements.txt", "python_env.yaml", "input_example.json", "serving_input_example.json",
 )  # fmt: skip
+# A reader of a folder that is being written finds all that MLmodel needs beside it.
 FILES = (ABOUT, REQUIREMENTS, PYTHON, EXAMPLE, SERVED, MLMODEL)
 
 
@@ -43,11 +44,15 @@ class Described:
     metadata: Mapping[str, Any]
 
 
-def write_files(weights: Path, described: Mapping[str, Any], name: str, model_id: str, run_id: str) -> None:
-    """Write the files of a pyfunc beside its weights; `described` has the fields of `Described`."""
+def write_files(
+    folder: Path, described: Mapping[str, Any], *, size: int, name: str, model_id: str, run_id: str
+) -> list[Path]:
+    """Write the files that make weights of `size` bytes a pyfunc, to lie beside them; return them, `MLmodel` last.
+
+    `described` has the fields of `Described`.
+    """
     from mlflow.models import Model, ModelSignature
 
-    folder, size = weights.parent, weights.stat().st_size
     words = {key: json.dumps(described[key]) for key in ("inputs", "outputs", "params") if described[key]}
     model = Model(
         artifact_path=name,
@@ -75,3 +80,4 @@ def write_files(weights: Path, described: Mapping[str, Any], name: str, model_id
         MLMODEL: model.to_yaml(),
     }.items():
         write_aside(folder / file, text)
+    return [folder / file for file in FILES]

@@ -371,9 +371,8 @@ class UploadQueue:
         """Return the files of a LoggedModel: its weights, and those that make it a model that MLflow can load."""
         if (described := job.get("described")) is None:
             return [weights]
-        logged_model.write_files(weights, described, job["name"], model_id, self._id)
-        # A reader of the folder that is written in order finds MLmodel last, and all else beside it.
-        return [weights, *(weights.with_name(name) for name in logged_model.FILES)]
+        about = {"name": job["name"], "model_id": model_id, "run_id": self._id}
+        return [weights, *logged_model.write_files(weights.parent, described, size=weights.stat().st_size, **about)]
 
     def _made_model(self, client: MlflowClient, job: dict[str, Any], run: Run) -> str:
         """Return the id of a LoggedModel, which is made unless an earlier try, whose answer was lost, has made it."""
