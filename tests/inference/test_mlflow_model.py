@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -44,6 +45,7 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 from trainkit.training.best import best_weights
 
+PAGE = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
 CLASSES = ("task.net={model: test_convnext3, args: {patch_size: 2, ls_init_value: 0.5}}", "train.batch_size=4")
 FACES = ("data.image_size=32", "evaluations={pairs: {}}", "best=null", "train.batch_size=4")
 REID = (
@@ -333,6 +335,12 @@ def test_a_server_of_mlflow_answers_a_picture_and_says_what_is_wrong(classifier,
         ):
             (answer,) = ask(**body).json()["predictions"]
             assert answer == {key: value for key, value in row.items() if key != "id"}
+        # As the page has it.
+        written, curl = re.findall(r"^(echo .*|curl .*)$", PAGE, re.MULTILINE)
+        shutil.copy(file, tmp_path / "a.png")
+        command = f"{written}\n{curl.replace('http://127.0.0.1:5001', address)}"
+        done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["predictions"] == [answer], done.stderr
         (mirrored,) = ask(dataframe_records=[{"image": text}], params={"mirror": True}).json()["predictions"]
         assert mirrored["probabilities"] != row["probabilities"]
         for body, said in (
@@ -343,8 +351,6 @@ def test_a_server_of_mlflow_answers_a_picture_and_says_what_is_wrong(classifier,
             answer = ask(**body)
             assert answer.status_code == 400 and said in answer.json()["message"], answer.text
             assert "Traceback" not in answer.text
-    written = json.dumps({"dataframe_records": [{"image": text}]})
-    (tmp_path / "request.json").write_text(written)
     command = [sys.executable, "-P", "-m", "mlflow", "models", "predict", "-m", uri, "--env-manager", "local"]
     more = ["-t", "json", "-i", str(tmp_path / "request.json"), "-o", str(tmp_path / "answer.json")]
     subprocess.run([*command, *more], cwd=tmp_path, check=True, capture_output=True, timeout=200)
