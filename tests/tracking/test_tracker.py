@@ -496,11 +496,11 @@ def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
 
         return SimpleNamespace(set_experiment_tag=set_experiment_tag)
 
-    mlflow_experiment._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
+    mlflow_experiment.set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
     assert asked == [("7", "a", "b")] * 2
     asked.clear()
     with pytest.raises(MlflowException):
-        mlflow_experiment._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
+        mlflow_experiment.set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
     assert len(asked) == 1
 
 

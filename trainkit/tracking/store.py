@@ -33,6 +33,7 @@ from trainkit.errors import UserError, of_disk
 from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
+from trainkit.tracking import journal
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
 from trainkit.tracking.run_folder import (
@@ -334,8 +335,11 @@ class Store:
         name = f"best/{metric}"
         values = {}
         for run in client.search_runs([kept.experiment_id], max_results=50_000):
-            # Of a run that chose its best by another score the one that it had then; older runs have both as `best/`.
-            value = run.data.metrics.get(f"at_{name}", run.data.metrics.get(name))
+            value = run.data.metrics.get(name)
+            if value is None and run.info.run_id in folders:
+                # It chose its best by another score: of this one the journal has the value that it had then.
+                history = journal.at_best(journal.read(folders[run.info.run_id].journal).metrics)
+                value = history[name][-1].value if name in history else None
             if run.info.run_id in folders and value is not None and value == value:
                 values[run.info.run_id] = value
         if not values:
