@@ -136,7 +136,7 @@ class Store:
         Raises UserError when the store does not answer, after 35 s at most, and for a server that is too old.
         """
         self.prepare()
-        settle_mlflow()
+        settle_mlflow(local=self.database is not None)
         from mlflow.tracking import MlflowClient
 
         # A traceback of everything that it raises as well, whoever catches it and says so: a full disk, a lock.
@@ -147,14 +147,6 @@ class Store:
         if self.uri.startswith(("http://", "https://")):
             _check_server(self.uri, self.shown)
         return client
-
-    def forget(self) -> None:
-        """Close open connections to the database: its file may have been replaced."""
-        if self.database is not None:
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            if (engine := SqlAlchemyStore._engine_map.get(self.uri)) is not None:
-                engine.dispose()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
@@ -479,9 +471,8 @@ def _check_reachable(uri: str, shown: str) -> None:
         if parts.hostname and port:
             socket.create_connection((parts.hostname, port), timeout=5).close()
         import sqlalchemy
-        from mlflow.store.db.utils import create_sqlalchemy_engine
 
-        engine = create_sqlalchemy_engine(uri)
+        engine = sqlalchemy.create_engine(uri)
         sqlalchemy.inspect(engine)
         engine.dispose()
     except Exception as error:
