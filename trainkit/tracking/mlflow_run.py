@@ -11,7 +11,7 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +46,9 @@ class RunCreation:
     higher_is_better: bool = True
     parent: str | None = None
     """Name of the parent run, or its MLflow id."""
-    metrics: list[str] | None = None
+    metrics: Sequence[str] | None = None
     """Patterns of the metrics that it gets, by `metric_selection.matcher`; None: all."""
-    changed: tuple[str, ...] = ()
+    changed: Sequence[str] = ()
     """Keys of the recipe that the command has set."""
     resumed: int = 0
     """How often the run was continued."""

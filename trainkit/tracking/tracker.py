@@ -112,10 +112,9 @@ class Tracker:
 
         `params` may be nested; names that look secret are hidden. `parent` is the name of the parent run, or its MLflow
         id. `note`, `primary_metric` and `higher_is_better` describe the experiment. `metrics`: patterns of those that
-        MLflow gets, by `metric_selection.matcher`, None for all. `changed`: keys of the recipe that the command has
-        set. `system_metrics_every` is in seconds, 0 for never. With `resume` nothing is uploaded before `cut_back` or
-        the first `log`. Where the store is unavailable the run begins all the same, with a warning. Raises UserError
-        when the folder is in use, and for errors of the store that do not pass by themselves.
+        MLflow gets, None for all. `changed`: keys that the command has set. `system_metrics_every`: seconds, 0 for
+        never. With `resume` nothing is uploaded before `cut_back` or the first `log`. Where the store is unavailable
+        the run begins all the same. Raises UserError when the folder is in use, and for errors of the store that last.
         """
         folder.claim()
         tracker = before = None
@@ -129,7 +128,7 @@ class Tracker:
             resumed = (before.resumed if before else 0) + 1 if resume else 0
             mlflow_run.RunCreation(
                 experiment, run_name, flatten(params), _clean(about), note, primary_metric, higher_is_better, parent,
-                None if metrics is None else list(metrics), tuple(changed), resumed,
+                metrics, tuple(changed), resumed,
             ).write(folder)  # fmt: skip
             folder.update(
                 experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,
