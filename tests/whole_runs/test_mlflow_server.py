@@ -61,7 +61,7 @@ def served(home: Path, database: str, port: int | None = None) -> Iterator[Serve
     env = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     process = ui._begun(words, env, home / "log", home)
     try:
-        ui._wait_until_ready(process, port, home / "log")
+        ui._wait_until_ready(process, f"http://127.0.0.1:{port}", home / "log")
         yield Served(home, port, process)
     finally:
         ui._end(process)

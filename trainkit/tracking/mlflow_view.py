@@ -58,8 +58,7 @@ def offer_view(
     columns = [
         *(f"params.`{name}`" for name in told),
         *scores,
-        *(f"metrics.`{name}`" for name in ("train/loss", _RATE)),
-        "attributes.`Duration`",
+        *(f"metrics.`{name}`" for name in ("train/loss", _RATE)),  # the duration is always there
     ]
     sort = [] if nested else scores[:1]
     state = {
