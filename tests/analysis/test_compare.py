@@ -266,8 +266,9 @@ def test_last_and_best_are_runs(trained):
     assert comparing.resolve(store, [runs["slow"].info().run_id, runs["plain"].name]) == [runs["slow"], runs["plain"]]
 
 
-@pytest.mark.parametrize("found_under", ["at_best/", "best/"])
+@pytest.mark.parametrize("found_under", ["", "best/"])
 def test_the_best_run_by_a_score_that_chose_no_best_is_found_in_runs_new_and_old(trained, monkeypatch, found_under):
+    """Of new ones MLflow has the score of the last evaluation alone, and the journal that of the best."""
     store, runs = trained
     scores = {name: last(folder)["at_best/val/ema/accuracy"] for name, folder in runs.items()}
     tags = {"mlflow.experiment.primaryMetric.name": "val/ema/accuracy"}

@@ -120,9 +120,6 @@ def test_a_copy_of_the_database_that_is_older_is_filled_up_again(here, tmp_path)
     assert tracker.flush(30)
     tracker.finish("FINISHED")
     assert left(tracker.folder) == (0, 0)
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    SqlAlchemyStore._engine_map[here.uri].dispose()
     shutil.copy(tmp_path / "older.db", here.database)
     assert [row[1] for row in rows(here, tracker.run_id)] == [0]
     assert not list(sync(here)), "of a journal that was sent nothing is left"

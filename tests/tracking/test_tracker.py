@@ -226,9 +226,6 @@ def test_a_run_whose_store_was_lost_sends_its_whole_journal_to_a_new_one(home, s
     for step in range(5):
         first.log(step, {"train/loss": float(step)})
     first.finish("KILLED")
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-    SqlAlchemyStore._engine_map[store.uri].dispose()
     shutil.copy(empty_database, home / "mlflow.db")
     second = begin(first.folder, resume=True)
     assert second.run_id != first.run_id and first.folder.info().run_id == second.run_id
@@ -439,49 +436,6 @@ def test_the_experiment_is_described(store, begin):
     assert found.artifact_location == (store.artifacts / "faces").as_uri()
 
 
-def test_the_view_shows_the_parameters_in_which_runs_differ(store, begin):
-    def view():
-        tag = store.client().get_experiment_by_name("faces").tags["mlflow.sharedViewState.trainkit"]
-        state = json.loads(json.loads(tag)["state"])
-        parallel = [chart["selectedParams"] for chart in state["compareRunCharts"] if chart["type"] == "PARALLEL"]
-        return [column[8:-1] for column in state["selectedColumns"] if column.startswith("params")], parallel
-
-    def run(lr, machine, depth):
-        optim = {"lr": lr, "momentum": 0.9}
-        begin(params={"seed": 0, "optim": optim, "net": {"depth": depth}, "machine": machine}, primary_metric="a/b")
-
-    run(0.1, {"cpu": "one"}, 3)
-    assert view() == (["seed"], [])
-    run(0.2, {"cpu": "two"}, 3)
-    assert view() == (["seed", "optim.lr"], [["optim.lr"]])
-    run(0.2, {"cpu": "two"}, 4)
-    assert view() == (["seed", "optim.lr", "net.depth"], [["optim.lr", "net.depth"]])
-
-
-def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_changes_them(store, begin):
-    def tags():
-        return store.client().get_experiment_by_name("faces").tags
-
-    begin(params={"seed": 3, "task": {"method": "x"}}, primary_metric="lfw/eer", higher_is_better=False)
-    begin(params={"seed": 4}, primary_metric="lfw/eer", higher_is_better=False)
-    assert "`best/lfw/eer`" in tags()["mlflow.note.content"]
-    view = json.loads(tags()["mlflow.sharedViewState.trainkit"])
-    state = json.loads(view["state"])
-    assert state["selectedColumns"][:3] == ["params.`task.method`", "params.`seed`", "metrics.`best/lfw/eer`"]
-    assert state["orderByKey"] == "metrics.`best/lfw/eer`" and state["orderByAsc"] is True
-    parent = begin(tags={"trainkit.folds": 2}, primary_metric="lfw/eer", higher_is_better=False)
-    begin(parent=parent.run_id, primary_metric="lfw/eer", higher_is_better=False)
-    nested = json.loads(json.loads(tags()["mlflow.sharedViewState.trainkit"])["state"])
-    assert nested["orderByKey"] == "attributes.start_time" and nested["orderByAsc"] is False
-    assert nested["selectedColumns"] == state["selectedColumns"]
-    found = store.client().get_experiment_by_name("faces").experiment_id
-    edited = {"mlflow.note.content": "mine", "mlflow.sharedViewState.trainkit": json.dumps({**view, "updatedAt": 7})}
-    for key, value in edited.items():
-        store.client().set_experiment_tag(found, key, value)
-    begin(primary_metric="lfw/accuracy")
-    assert {key: tags()[key] for key in edited} == edited
-
-
 def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
@@ -496,11 +450,11 @@ def test_a_tag_that_another_run_sets_at_the_same_moment_is_set_again():
 
         return SimpleNamespace(set_experiment_tag=set_experiment_tag)
 
-    mlflow_experiment._set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
+    mlflow_experiment.set_tag(fails_with(BAD_REQUEST), "7", "a", "b")
     assert asked == [("7", "a", "b")] * 2
     asked.clear()
     with pytest.raises(MlflowException):
-        mlflow_experiment._set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
+        mlflow_experiment.set_tag(fails_with(INTERNAL_ERROR), "7", "a", "b")
     assert len(asked) == 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import TIME_TO
@@ -55,6 +57,23 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
     outcome.speed["time/wall_s"] = time.perf_counter() - run.began
     if outcome.status == "FINISHED":
         tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | outcome.spent)
+    with contextlib.suppress(OSError):  # the table is then of what the disk has taken
+        tracker.commit()
+    tracker.table("tables/metrics.csv", _last_values(journal.read(journal_file)))
+
+
+def _last_values(history: journal.History) -> dict[str, list[Any]]:
+    """Return all metrics of a run as columns: the last value, that of the best evaluation, and how many there are."""
+    best, points = journal.at_best(history.metrics), history.metrics
+    names = sorted(name for name in points if not name.startswith(("best/", "at_best/")))
+    at_best = [best.get(f"best/{name}") for name in names]
+    return {
+        "metric": names,
+        "last": [points[name][-1].value for name in names],
+        "at_best": [found[-1].value if found else None for found in at_best],
+        "step": [points[name][-1].step for name in names],
+        "values": [len(points[name]) for name in names],
+    }
 
 
 def table(run: RunLogger, outcome: Outcome, store: Store) -> str:

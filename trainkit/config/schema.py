@@ -318,6 +318,10 @@ class Log:
     """Sampling of CPU, memory and GPU use; null switches it off."""
     experiment: str | None = None
     """MLflow experiment; None: the recipe's name."""
+    metrics: Literal["default", "all"] | list[str] = "default"
+    """Metrics that go to MLflow: `default`, at most 40, by which runs are compared; `all`; or patterns of what goes
+    there beside the default: `["val/iou.*", "device/*"]`, in which `*` is anything without a dot, `**` anything. The
+    journal and the artifact `tables/metrics.csv` have all metrics in any case."""
     rows: bool = True
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
     ceilings: Literal["auto", "measure", "off"] = "auto"
@@ -331,6 +335,10 @@ class Log:
             raise ValueError(f"progress is '{self.progress}'; a time is needed, such as 2 s")
         if self.system_every is not None and not self.system_every.timed:
             raise ValueError(f"system_every is '{self.system_every}'; a time is needed, such as 10 s")
+        wrong = [word for word in self.metrics if not re.fullmatch(r"[a-z0-9_./*-]+", word)]
+        if isinstance(self.metrics, list) and wrong:
+            found = f"metrics has {wrong[0]!r}, which no metric can match"
+            raise ValueError(f"{found}; a pattern is of a-z 0-9 _ . - / and *, such as val/iou.*")
 
 
 @dataclass(kw_only=True)

@@ -218,6 +218,7 @@ def start_tracker(
     params: Mapping[str, object],
     tags: Mapping[str, object],
     parent: str | None = None,
+    metrics: Sequence[str] | None = None,
     system_metrics_every: float = 0.0,
 ) -> Tracker:
     """Begin or continue the MLflow run of a folder, in the experiment that the recipe names."""
@@ -233,6 +234,8 @@ def start_tracker(
         resume=resuming,
         primary_metric=recipe.best.metric if recipe.best else None,
         higher_is_better=recipe.best is None or recipe.best.mode == "max",
+        metrics=metrics,
+        changed=[word.partition("=")[0] for word in request.overrides],
         system_metrics_every=system_metrics_every,
     )
 

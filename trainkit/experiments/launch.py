@@ -310,6 +310,8 @@ class Session:
                 raise
 
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
+        from trainkit.tracking.metric_selection import selected
+        from trainkit.training.plan import evaluated
         from trainkit.training.run_logger import RunLogger
 
         recipe, dependencies = run.recipe, run.dependencies.items()
@@ -322,8 +324,9 @@ class Session:
         params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.runtime.describe().items()}}
         every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
         run.tracker = tracker = start_tracker(
-            run.request, recipe, folder, self.store, resuming, params, made_by, run.parent, every
-        )
+            run.request, recipe, folder, self.store, resuming, params, made_by, run.parent,
+            selected(recipe, evaluated(recipe, run.data)), every,
+        )  # fmt: skip
         tracker.hurried = lambda: self.stop.told
         for _, dependency in dependencies:
             if dependency.new and dependency.run is not None:  # made for this run: MLflow shows it beneath

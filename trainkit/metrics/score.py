@@ -13,6 +13,7 @@ from trainkit.evaluation_protocols import (
     Pairs,
     Retrieval,
     Scenes,
+    Search,
     Segmentation,
     Separation,
     Templates,
@@ -63,3 +64,36 @@ def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set",
     if "norm" in rows:
         scores.metrics["xnorm"] = float(rows["norm"].double().mean())
     return scores
+
+
+def headline(protocol: Any) -> tuple[str, ...] | None:
+    """Return the scores by which runs are compared, the most telling first; none where pictures are what counts.
+
+    None for a protocol that is not one of these: nothing is known of its scores.
+    """
+    match protocol:
+        case Inspection() | Search(kind="ranked") | Segmentation(kind="overlays") | Scenes(kind="overlays"):
+            return ()
+        case Separation():
+            return ("auc", "d_prime", "fisher")
+        case Classes() if len(protocol.names) == 2:
+            return ("accuracy", "f1", "auc", "nll", "ece")
+        case Classes():
+            return ("top1", "top5", "f1_macro", "nll", "ece", "balanced_accuracy")
+        case Pairs():
+            return ("accuracy", "auc", "eer", "tar_at_far_1e-3", "tar_at_far_1e-4")
+        case Templates():
+            return ("tar_at_far_1e-4", "auc", "eer", "tar_at_far_1e-3", "tar_at_far_1e-5")
+        case Identification():
+            return ("rank_1", "rank_5")
+        case Retrieval():
+            return ("map_at_r", "recall_at_1", "r_precision")
+        case Search():
+            return ("map", "rank_1", "minp", "rank_5", "rank_10")
+        case Segmentation(kind="patches"):
+            return ("dice_mean", "iou_mean")
+        case Segmentation():
+            return ("dice_mean", "hd95_mean_mm", "nsd_mean", "iou_mean", "asd_mean_mm", "missed", "invented")
+        case Scenes():
+            return ("miou", "boundary_f", "pixel_accuracy", "mean_accuracy", "fwiou")
+    return None

@@ -21,8 +21,14 @@ _CHECKED_BYTES = 256 * 2**20
 ELSEWHERE = "name another folder in TRAINKIT_STORE"
 
 
-def settle_mlflow() -> None:
-    """Set environment variables of MLflow, except those that the user has set. Call before importing it."""
+def settle_mlflow(local: bool = False) -> None:
+    """Set environment variables of MLflow, except those that the user has set. Call before importing it.
+
+    `local`: the store is a file of this machine.
+    """
+    if local:
+        # No connection outlives a call: the file may be replaced, and none may hold the one that was.
+        os.environ.setdefault("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "NullPool")
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # The defaults (7 retries of 120 s, doubling pauses) take 247 s to notice a server that is down.
@@ -49,9 +55,9 @@ def make_database(database: Path) -> None:
         with FileLock(lock, timeout=120):
             if database.is_file() and database.stat().st_size:
                 return
-            settle_mlflow()
+            settle_mlflow(local=True)
             import mlflow.store.db.utils  # noqa: F401 - sets up the loggers that are quieted below
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+            from mlflow.tracking import MlflowClient
 
             aside = database.with_name(f".{database.name}.new")
             aside.unlink(missing_ok=True)
@@ -61,12 +67,10 @@ def make_database(database: Path) -> None:
             for logger in loud:
                 logger.setLevel(logging.WARNING)
             try:
-                made = SqlAlchemyStore(uri, (database.parent / "artifacts").as_uri())
+                MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)
             finally:
                 for logger, level in zip(loud, levels, strict=True):
                     logger.setLevel(level)
-            made.engine.dispose()
-            SqlAlchemyStore._engine_map.pop(uri, None)
             # SQLite gives its journals the mode of their database.
             aside.chmod(0o600)
             os.replace(aside, database)

@@ -1,10 +1,8 @@
-"""Prepare the MLflow experiment of a run: its note, its primary metric, and the columns and charts of its table."""
+"""Prepare the MLflow experiment of a run: its place, its note and its primary metric."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,16 +10,6 @@ from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.tracking.relocate import folder_of, strayed
 from trainkit.tracking.store import Store
-
-_TELLING = ("task.method", "task.margin.name", "seed")
-"""Parameters with a column in the run table, beside those in which runs differ."""
-_UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promote")
-_TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
-"""Longest value, most columns, and with how many runs a new one is held against."""
-ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
-"""Tags of parent runs."""
-VIEW = "trainkit"
-"""Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -68,11 +56,11 @@ def prepared(
         tags.setdefault("mlflow.note.content", _guide(primary_metric))
     for key, value in tags.items():
         if found.tags.get(key) != value:
-            _set_tag(client, found.experiment_id, key, value)
+            set_tag(client, found.experiment_id, key, value)
     return found.experiment_id
 
 
-def _set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
+def set_tag(client: Any, experiment_id: str, key: str, value: str) -> None:
     """Set a tag of an experiment, also while another run sets it for the first time."""
     from mlflow.exceptions import MlflowException
 
@@ -90,99 +78,8 @@ def _guide(primary_metric: str | None) -> str:
     best = f"Compare runs by `best/{primary_metric}`.\n\n" if primary_metric else ""
     return best + (
         "`train/...` while training, `<evaluation>/<score>` at each evaluation, `best/...` the score that decides at "
-        "the best of them and `at_best/...` the others there, `final/...` at the end. Other first words "
-        "(`pixels/...`, `teacher/...`) are scores of what the run is compared with; `time/..._share` says where the "
-        "time went. Figures, recipe and rows are among the artifacts of a run, weights are its models. The x axis is "
-        "the optimizer step."
+        "the best of them; `time/..._share` says where the time went. All other metrics, those of single classes and "
+        "those at the best step too, are tables among the artifacts of a run (`tables/metrics.csv`), as are figures, "
+        "recipe and rows; the recipe's `log.metrics` brings them here. Weights are its models. The x axis is the "
+        "optimizer step."
     )
-
-
-def offer_view(
-    client: Any,
-    experiment_id: str,
-    primary_metric: str | None,
-    higher_is_better: bool,
-    params: Mapping[str, str],
-    nested: bool = False,
-) -> None:
-    """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
-
-    `nested`: the run will have children. MLflow shows those only where runs are sorted by time, so from then on they
-    are; unfolding them is left to the reader, as the page takes that from the browser and not from the view.
-    """
-    tag = f"mlflow.sharedViewState.{VIEW}"
-    kept = client.get_experiment(experiment_id).tags.get(tag)
-    if kept and '"updatedAt": 0,' not in kept:
-        return  # a person has changed it in the page
-    before = json.loads(json.loads(kept)["state"]) if kept else {}
-    scores = [f"metrics.`{when}/{primary_metric}`" for when in ("best", "final")] if primary_metric else []
-    # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
-    shown = [column[8:-1] for column in before.get("selectedColumns", []) if column.startswith("params.")]
-    telling = [name for name in _TELLING if name in params or name in shown]
-    differing = [*(name for name in shown if name not in telling), *_differing(client, experiment_id, params)]
-    told = list(dict.fromkeys([*telling, *differing]))[:_MOST_TELLING]
-    columns = [
-        *(f"params.`{name}`" for name in told),
-        *scores,
-        *(f"metrics.`{name}`" for name in ("train/loss", "final/time/total_s")),
-    ]
-    had_scores = any(column.startswith("metrics.`best/") for column in before.get("selectedColumns", []))
-    nested = nested or (had_scores and before["orderByKey"] == "attributes.start_time")
-    sort = [] if nested else scores[:1]
-    state = {
-        "orderByKey": sort[0] if sort else "attributes.start_time",
-        "orderByAsc": bool(sort) and not higher_is_better,
-        "selectedColumns": columns,
-        "columnOrder": columns,
-        # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
-        "columnWidths": {
-            column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
-        },
-        **_charts(primary_metric, [name for name in told if name in differing]),
-    }
-    view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
-    if view != kept:
-        _set_tag(client, experiment_id, tag, view)
-
-
-def _differing(client: Any, experiment_id: str, params: Mapping[str, str]) -> list[str]:
-    """Return names of parameters in which this run and the newest of the experiment differ, in the recipe's order."""
-    newest = client.search_runs([experiment_id], max_results=_NEWEST)
-    return [
-        name
-        for name, value in params.items()
-        if name != "name"
-        and not name.startswith(_UNTELLING)
-        and len(value) <= _TELLING_CHARS
-        and any(run.data.params.get(name, value) != value for run in newest)
-    ]
-
-
-def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
-    """Return the charts of the view, above those that MLflow makes of all metrics: scores, differences, time."""
-    about: list[dict[str, Any]] = []
-    if primary_metric:
-        best = f"best/{primary_metric}"
-        about.append({"type": "BAR", "metricKey": best})
-        unsmoothed = {"useGlobalLineSmoothing": False, "lineSmoothness": 0}
-        about.append(
-            {"type": "LINE", "metricKey": primary_metric, "selectedMetricKeys": [primary_metric], **unsmoothed}
-        )
-        if differing:
-            about.append({"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
-    about.append({"type": "BAR", "metricKey": "final/time/total_s"})
-    about += [{"type": "BAR", "metricKey": f"final/time/{part}_share"} for part in ("compute", "data", "eval")]
-    section = {"display": True, "isReordered": False, "deleted": False}
-    return {
-        "compareRunCharts": [
-            {"uuid": f"{VIEW}-{number}", "metricSectionId": VIEW, "deleted": False, "isGenerated": False, **chart}
-            for number, chart in enumerate(about)
-        ],
-        # The last two have to be there: MLflow puts them behind all that it adds.
-        "compareRunSections": [
-            {"uuid": VIEW, "name": "At a glance", "isGenerated": False, **section},
-            {"uuid": f"{VIEW}-model", "name": "Model metrics", "isGenerated": True, **section},
-            {"uuid": f"{VIEW}-system", "name": "System metrics", "isGenerated": True, **section},
-        ],
-        "isAccordionReordered": False,
-    }

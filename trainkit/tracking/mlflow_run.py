@@ -11,14 +11,14 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.tracking import mlflow_experiment
+from trainkit.tracking import mlflow_experiment, mlflow_view
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
@@ -46,6 +46,10 @@ class RunCreation:
     higher_is_better: bool = True
     parent: str | None = None
     """Name of the parent run, or its MLflow id."""
+    metrics: Sequence[str] | None = None
+    """Patterns of the metrics that it gets, by `metric_selection.matcher`; None: all."""
+    changed: Sequence[str] = ()
+    """Keys of the recipe that the command has set."""
     resumed: int = 0
     """How often the run was continued."""
     pending: bool = True
@@ -109,8 +113,8 @@ def _ensured(folder: RunFolder, store: Store, client: MlflowClient, creation: Ru
         tags["mlflow.parentRunId"] = above
     best, higher = creation.primary_metric, creation.higher_is_better
     experiment_id = mlflow_experiment.prepared(client, store, creation.experiment, creation.note, best, higher)
-    nested = not mlflow_experiment.ABOVE.isdisjoint(tags)
-    mlflow_experiment.offer_view(client, experiment_id, best, higher, creation.params, nested)
+    nested = not mlflow_view.ABOVE.isdisjoint(tags)
+    mlflow_view.offer_view(client, experiment_id, best, higher, creation.params, creation.changed, nested)
     params = creation.params
     if known is None:
         run_id = _made(folder, client, experiment_id, creation, tags)

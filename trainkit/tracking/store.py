@@ -33,6 +33,7 @@ from trainkit.errors import UserError, of_disk
 from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
+from trainkit.tracking import journal
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
 from trainkit.tracking.run_folder import (
@@ -135,7 +136,7 @@ class Store:
         Raises UserError when the store does not answer, after 35 s at most, and for a server that is too old.
         """
         self.prepare()
-        settle_mlflow()
+        settle_mlflow(local=self.database is not None)
         from mlflow.tracking import MlflowClient
 
         # A traceback of everything that it raises as well, whoever catches it and says so: a full disk, a lock.
@@ -146,14 +147,6 @@ class Store:
         if self.uri.startswith(("http://", "https://")):
             _check_server(self.uri, self.shown)
         return client
-
-    def forget(self) -> None:
-        """Close open connections to the database: its file may have been replaced."""
-        if self.database is not None:
-            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-            if (engine := SqlAlchemyStore._engine_map.get(self.uri)) is not None:
-                engine.dispose()
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
@@ -334,8 +327,11 @@ class Store:
         name = f"best/{metric}"
         values = {}
         for run in client.search_runs([kept.experiment_id], max_results=50_000):
-            # Of a run that chose its best by another score the one that it had then; older runs have both as `best/`.
-            value = run.data.metrics.get(f"at_{name}", run.data.metrics.get(name))
+            value = run.data.metrics.get(name)
+            if value is None and run.info.run_id in folders:
+                # It chose its best by another score: of this one the journal has the value that it had then.
+                history = journal.at_best(journal.read(folders[run.info.run_id].journal).metrics)
+                value = history[name][-1].value if name in history else None
             if run.info.run_id in folders and value is not None and value == value:
                 values[run.info.run_id] = value
         if not values:
@@ -475,9 +471,8 @@ def _check_reachable(uri: str, shown: str) -> None:
         if parts.hostname and port:
             socket.create_connection((parts.hostname, port), timeout=5).close()
         import sqlalchemy
-        from mlflow.store.db.utils import create_sqlalchemy_engine
 
-        engine = create_sqlalchemy_engine(uri)
+        engine = sqlalchemy.create_engine(uri)
         sqlalchemy.inspect(engine)
         engine.dispose()
     except Exception as error:

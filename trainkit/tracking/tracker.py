@@ -23,7 +23,7 @@ import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
@@ -106,15 +106,17 @@ class Tracker:
         note: str = "",
         primary_metric: str | None = None,
         higher_is_better: bool = True,
+        metrics: Sequence[str] | None = None,
+        changed: Sequence[str] = (),
         system_metrics_every: float = 10.0,
     ) -> Tracker:
         """Claim the folder, create the MLflow run (or continue it), and begin to upload.
 
         `params` may be nested; names that look secret are hidden. `parent` is the name of the parent run, or its MLflow
-        id. `note`, `primary_metric` and `higher_is_better` describe the experiment. `system_metrics_every` is in
-        seconds, 0 for never. With `resume` nothing is uploaded before `cut_back` or the first `log`. Where the store is
-        unavailable the run begins all the same, with a warning. Raises UserError when the folder is in use, and for
-        errors of the store that do not pass by themselves.
+        id. `note`, `primary_metric` and `higher_is_better` describe the experiment. `metrics`: patterns of those that
+        MLflow gets, None for all. `changed`: keys that the command has set. `system_metrics_every`: seconds, 0 for
+        never. With `resume` nothing is uploaded before `cut_back` or the first `log`. Where the store is unavailable
+        the run begins all the same. Raises UserError when the folder is in use, and for errors of the store that last.
         """
         folder.claim()
         tracker = before = None
@@ -128,7 +130,7 @@ class Tracker:
             resumed = (before.resumed if before else 0) + 1 if resume else 0
             mlflow_run.RunCreation(
                 experiment, run_name, flatten(params), _clean(about), note, primary_metric, higher_is_better, parent,
-                resumed,
+                metrics, tuple(changed), resumed,
             ).write(folder)  # fmt: skip
             folder.update(
                 experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,

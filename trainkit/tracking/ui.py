@@ -26,7 +26,7 @@ from trainkit.environment.process import die_with_parent
 from trainkit.errors import UserError, visible
 from trainkit.redact import without_secrets
 from trainkit.tracking.mlflow_database import settle_mlflow
-from trainkit.tracking.mlflow_experiment import VIEW
+from trainkit.tracking.mlflow_view import VIEW
 from trainkit.tracking.relocate import strayed
 from trainkit.tracking.store import Store
 

@@ -21,6 +21,7 @@ from trainkit.files import sync_file, sync_folder, write_aside
 from trainkit.redact import without_secrets
 from trainkit.tracking import logged_model, mlflow_run
 from trainkit.tracking.journal import Journal, Point, rows
+from trainkit.tracking.metric_selection import matcher
 from trainkit.tracking.mlflow_errors import Away, unreachable
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -49,6 +50,8 @@ class UploadQueue:
         self.run_id = folder.info().run_id
         """Of the MLflow run, as far as this process knows it."""
         self._ensured = False
+        self._selects: Callable[[str], bool] = lambda name: True
+        """Returns True for a metric that MLflow gets."""
         self._path = folder.path / "outbox"
         self._path.mkdir(exist_ok=True)
         self._sent = folder.path / "sent.json"
@@ -197,6 +200,7 @@ class UploadQueue:
         if run_id != self.run_id:
             self.run_id = run_id
             self.acknowledged = min(sent(self.folder), self.journal.position)
+        self._selects = selection(self.folder)
         self._ensured = True
 
     def _try_metrics(self, client: MlflowClient) -> Exception | None:
@@ -220,7 +224,8 @@ class UploadQueue:
         for position, name, point in rows(self.folder.journal, self.acknowledged, end):
             if position != line:
                 line, whole = position, line
-            batch.append((name, point))
+            if self._selects(name):
+                batch.append((name, point))
             if len(batch) == _BATCH:
                 if self.closed:
                     return
@@ -357,7 +362,7 @@ class UploadQueue:
         data = {entry.dataset.name: entry.dataset for entry in (run.inputs.dataset_inputs if run.inputs else [])}
         # As the journal has them, so that the run does not get other rows: a last evaluation that was held at an
         # earlier step, as where a run was told to stop, says nothing of these weights.
-        points = self.journal.points(job["metrics"], job["step"])
+        points = self.journal.points([name for name in job["metrics"] if self._selects(name)], job["step"])
         # A score that the model has already, as after an answer that was lost, is not taken a second time.
         for has in model.metrics or []:
             points.pop(has.key, None)
@@ -457,13 +462,20 @@ def sent(folder: RunFolder) -> int:
         return 0
 
 
+def selection(folder: RunFolder) -> Callable[[str], bool]:
+    """Return a function that tells whether MLflow gets a metric of this run. Raises UserError for a damaged file."""
+    creation = mlflow_run.read(folder)
+    return matcher(creation.metrics if creation else None)
+
+
 def left(folder: RunFolder) -> tuple[int, int]:
     """Count the values, and the files, tags, data sets and models, that a run has yet to upload, from its folder alone.
 
     Raises UserError for a damaged journal.
     """
     start, end = sent(folder), folder.journal.stat().st_size if folder.journal.exists() else 0
-    values = sum(1 for _ in rows(folder.journal, start, end)) if end > start else 0
+    selects = selection(folder)
+    values = sum(selects(name) for _, name, _ in rows(folder.journal, start, end)) if end > start else 0
     outbox = folder.path / "outbox"
     return values, sum(path.name.isdigit() for path in outbox.iterdir()) if outbox.is_dir() else 0
 

@@ -84,7 +84,6 @@ class Uploader(threading.Thread):
         try:
             client = self._client
             if client is None:
-                self._store.forget()
                 client = self._client = self._store.client()
             self._queue.send(client)
         except Exception as error:

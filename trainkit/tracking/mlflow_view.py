@@ -1,0 +1,120 @@
+"""Write the view of an experiment's runs: columns and order of the table, and the charts above all others.
+
+The only place that knows how MLflow's page (3.17) keeps a view: as JSON in a tag of the experiment, for addresses with
+`viewStateShareKey`. A page that does not know a word of it passes over that, and without the tag shows its own view.
+The charts of a single run's page are in alphabetical order, or as the reader's browser keeps them: no tag reaches them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.tracking.mlflow_experiment import set_tag
+
+VIEW = "trainkit"
+"""Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
+ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
+"""Tags of parent runs."""
+_TELLING = ("task.method", "task.margin.name", "seed")
+"""Parameters with a column in the run table, beside those that were changed or in which runs differ."""
+_UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promote")
+_TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
+"""Longest value, most columns, and with how many runs a new one is held against."""
+_RATE = "speed/samples_per_s"
+
+
+def offer_view(
+    client: Any,
+    experiment_id: str,
+    primary_metric: str | None,
+    higher_is_better: bool,
+    params: Mapping[str, str],
+    changed: Sequence[str] = (),
+    nested: bool = False,
+) -> None:
+    """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
+
+    `changed`: keys that the command of the run has set, a block's for all of its parameters. `nested`: the run will
+    have children. MLflow shows those only where runs are sorted by time, so from then on they are; unfolding them is
+    left to the reader, as the page takes that from the browser and not from the view.
+    """
+    tag = f"mlflow.sharedViewState.{VIEW}"
+    kept = client.get_experiment(experiment_id).tags.get(tag)
+    if kept and '"updatedAt": 0,' not in kept:
+        return  # a person has changed it in the page
+    before = json.loads(json.loads(kept)["state"]) if kept else {}
+    scores = [f"metrics.`{name}`" for name in (f"best/{primary_metric}", primary_metric)] if primary_metric else []
+    had_scores = any(column.startswith("metrics.`best/") for column in before.get("selectedColumns", []))
+    nested = nested or (had_scores and before["orderByKey"] == "attributes.start_time")
+    if nested and primary_metric:
+        scores.append(f"metrics.`final/{primary_metric}`")  # of a parent the mean over its children
+    # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
+    shown = [column[8:-1] for column in before.get("selectedColumns", []) if column.startswith("params.")]
+    telling = [name for name in _TELLING if name in params or name in shown]
+    differing = [*(name for name in shown if name not in telling), *_differing(client, experiment_id, params, changed)]
+    told = list(dict.fromkeys([*telling, *differing]))[:_MOST_TELLING]
+    columns = [
+        *(f"params.`{name}`" for name in told),
+        *scores,
+        *(f"metrics.`{name}`" for name in ("train/loss", _RATE)),  # the duration is always there
+    ]
+    sort = [] if nested else scores[:1]
+    state = {
+        "orderByKey": sort[0] if sort else "attributes.start_time",
+        "orderByAsc": bool(sort) and not higher_is_better,
+        "selectedColumns": columns,
+        "columnOrder": columns,
+        # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
+        "columnWidths": {
+            column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
+        },
+        **_charts(primary_metric, [name for name in told if name in differing]),
+    }
+    view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+    if view != kept:
+        set_tag(client, experiment_id, tag, view)
+
+
+def _differing(client: Any, experiment_id: str, params: Mapping[str, str], changed: Sequence[str]) -> list[str]:
+    """Return names of parameters that were changed, or in which this run and the newest of the experiment differ."""
+    newest = client.search_runs([experiment_id], max_results=_NEWEST)
+    telling = [
+        name
+        for name, value in params.items()
+        if name != "name" and not name.startswith(_UNTELLING) and len(value) <= _TELLING_CHARS
+    ]
+    own = [name for name in telling if any(name == key or name.startswith(f"{key}.") for key in changed)]
+    others = [run.data.params for run in newest]
+    return own + [name for name in telling if any(other.get(name, params[name]) != params[name] for other in others)]
+
+
+def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
+    """Return the charts of the view, above those that MLflow makes of all metrics: curves, scores and time."""
+    curves = ["train/loss", primary_metric, _RATE] if primary_metric else ["train/loss", _RATE]
+    about: list[dict[str, Any]] = [
+        {"type": "LINE", "metricKey": name, "selectedMetricKeys": [name], "useGlobalLineSmoothing": False,
+         "lineSmoothness": 0}
+        for name in curves
+    ]  # fmt: skip
+    if primary_metric:
+        best = f"best/{primary_metric}"
+        about.insert(2, {"type": "BAR", "metricKey": best})
+        if differing:
+            about.insert(3, {"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
+    about += [{"type": "BAR", "metricKey": f"time/{part}_share"} for part in ("compute", "data", "eval")]
+    section = {"display": True, "isReordered": False, "deleted": False}
+    return {
+        "compareRunCharts": [
+            {"uuid": f"{VIEW}-{number}", "metricSectionId": VIEW, "deleted": False, "isGenerated": False, **chart}
+            for number, chart in enumerate(about)
+        ],
+        # The last two have to be there: MLflow puts them behind all that it adds.
+        "compareRunSections": [
+            {"uuid": VIEW, "name": "At a glance", "isGenerated": False, **section},
+            {"uuid": f"{VIEW}-model", "name": "Model metrics", "isGenerated": True, **section},
+            {"uuid": f"{VIEW}-system", "name": "System metrics", "isGenerated": True, **section},
+        ],
+        "isAccordionReordered": False,
+    }
