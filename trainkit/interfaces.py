@@ -1,8 +1,9 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks, `ThreadSafeFetch`,
-`ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
+`isinstance`: `NormalisesBatch`, `CachesTeacher`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks;
+`NamesTrainingSet`, `NamesEvaluationSets`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of
+data; `ThreadSafeFetch`, `ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -188,6 +189,62 @@ class Data(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesTrainingSet(Protocol):
+    """Data whose training set is named by the recipe."""
+
+    @property
+    def train(self) -> str:
+        """A path, a set of the hub, or a built-in one."""
+        ...
+
+
+@runtime_checkable
+class NamesEvaluationSets(Protocol):
+    """Data whose evaluation sets are named by the recipe."""
+
+    @property
+    def evaluate(self) -> Mapping[str, str]:
+        """By the name of the split, what `NamesTrainingSet.train` may be, or `held_out`."""
+        ...
+
+
+@runtime_checkable
+class ChecksLeakage(Protocol):
+    """Data that refuses evaluation sets with samples of the training set, unless it is told to allow them."""
+
+    leakage: Literal["refuse", "allow"]
+
+
+@runtime_checkable
+class DividesIntoFolds(Protocol):
+    """Data that can be divided for cross-validation."""
+
+    folds: int
+    fold: int | None
+    """The one that is evaluated and not trained on; None: none is."""
+
+
+@runtime_checkable
+class DrawsBlocks(Protocol):
+    """Data that draws samples which must be in one micro-batch."""
+
+    @property
+    def block(self) -> int:
+        """As `Dataset.block`."""
+        ...
+
+
+@runtime_checkable
+class CachesSamples(Protocol):
+    """Data that says where samples are kept once they are read: `cache` of its block is one of several words."""
+
+    @property
+    def cache(self) -> str:
+        """The word of the recipe."""
+        ...
+
+
 @dataclass
 class Networks:
     """The three kinds of state a task is made of."""
@@ -305,6 +362,16 @@ class NormalisesBatch(Protocol):
     @property
     def batch_norm_least(self) -> int:
         """Least number of samples that must be normalised together; 1 before `build`."""
+        ...
+
+
+@runtime_checkable
+class CachesTeacher(Protocol):
+    """A task that can have the outputs of its teacher computed once."""
+
+    @property
+    def cache_teacher(self) -> bool | Literal["disk"]:
+        """The setting of the recipe; `disk`: they are stored, however few they are."""
         ...
 
 

@@ -117,9 +117,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
     kind = kinds.of(recipe.data)
     configure = kinds.function(kind, "configure") if kind else None
     if configure is None:
-        found = kind.name if kind else getattr(recipe.data, "name", "")
         expected = f"one of {', '.join(row.name for row in kinds.KINDS.values() if row.configure)}"
-        raise UserError("--data", f"a recipe with data {found!r}", expected, "copy it without --data")
+        raise UserError("--data", f"a recipe with data {kinds.name(recipe.data)!r}", expected, "copy it without --data")
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     configure(fitted, recipe, named(data))

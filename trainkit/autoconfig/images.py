@@ -17,6 +17,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
 from trainkit.data.formats import image_decode
+from trainkit.data.images.augment import Light
 from trainkit.data.record import Record, Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.storage.import_images import threads
@@ -116,7 +117,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.drop("data.sampling")
     values(fitted, recipe, looked)
     resize(fitted, looked, data.side, stretched=data.fit == "stretch")
-    if getattr(data.augment, "flip", 0) > 0:
+    if isinstance(data.augment, Light) and data.augment.flip > 0:
         fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
     _uneven(fitted, looked.counts, data.sampling)
     open_set, count = data.open_set, looked.total

@@ -80,7 +80,7 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         patients, count = len({case.patient for case in source.cases}), len(source.cases)
         left_out = source.left_out
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
-    if isinstance(getattr(recipe.task, "tolerance", None), dict):
+    if isinstance(fitted.get("task.tolerance"), dict):
         fitted.drop("task.tolerance")
     if recipe.data.augment.swap:
         fitted.drop("data.augment.swap")
@@ -155,8 +155,8 @@ def _spacing(fitted: Fitted, looked: Looked, spacing: np.ndarray, shape: np.ndar
 def _patch(fitted: Fitted, recipe: Recipe, shape: np.ndarray, spacing: np.ndarray) -> None:
     """The recipe's patch, as large as volumes are at most, in sides that the network can halve."""
     patch = [min(side, max(1, int(most))) for side, most in zip(recipe.data.patch, shape, strict=True)]
-    net = recipe.task.net
-    lists = [given for given in (getattr(net, "blocks", 0), getattr(net, "filters", 0)) if isinstance(given, list)]
+    given = (fitted.get(f"task.net.{key}") for key in ("blocks", "filters"))
+    lists = [levels for levels in given if isinstance(levels, list)]
     if lists:
         patch = _divisible(patch, spacing.tolist(), len(lists[0]))
     if patch != list(recipe.data.patch):

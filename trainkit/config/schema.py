@@ -490,7 +490,9 @@ class Recipe:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
-        block = getattr(self.data, "block", 1)
+        from trainkit.interfaces import DrawsBlocks  # imports torch, as blocks of tasks and data do
+
+        block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
             raise ValueError(
                 f"micro_batch {self.train.micro_batch} and batch_size {self.train.batch_size} of train; data.sampler "

@@ -19,7 +19,7 @@ from trainkit.data import leakage, sources
 from trainkit.data.leakage import Held
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Batch, RowOrder, Split
+from trainkit.interfaces import Batch, Data, NamesEvaluationSets, NamesTrainingSet, RowOrder, Split
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -194,6 +194,12 @@ def evaluated(evaluate: Mapping[str, str], held_out: bool) -> dict[str, str]:
 def key(name: str) -> str:
     """Return the recipe key of a set: `data.train`, or `data.evaluate.NAME`."""
     return "data.train" if name == "train" else f"data.evaluate.{name}"
+
+
+def named_sets(data: Data) -> dict[str, str]:
+    """Return the sets that a recipe names, by name: `train`, empty where it names none, and those of `evaluate`."""
+    train = data.train if isinstance(data, NamesTrainingSet) else ""
+    return {"train": train, **(data.evaluate if isinstance(data, NamesEvaluationSets) else {})}
 
 
 def missing(

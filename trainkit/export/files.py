@@ -21,8 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.config.schema import Recipe
+from trainkit.config.validation import to_tree
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import check_free
+from trainkit.interfaces import Task
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
@@ -85,10 +87,12 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def network(task: object, net: nn.Module) -> str:
+def network(task: Task, net: nn.Module) -> str:
     """Describe a network: `resnet18, 11,181,642 parameters`."""
-    spec = getattr(task, "net", None) or getattr(task, "student", None)
-    name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
+    block = to_tree(task)
+    spec = block.get("net") or block.get("student")
+    name = spec.get("model") or spec.get("name") if isinstance(spec, dict) else None
+    name = name or type(net).__name__
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
 
 

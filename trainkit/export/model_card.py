@@ -71,10 +71,10 @@ def card(
 def licences(recipe: Recipe) -> Iterator[str]:
     """List what is known of the licences of the data, and of the weights that the training began with."""
     from trainkit.data import hub
+    from trainkit.data.split import named_sets
 
-    places = {"trained on": getattr(recipe.data, "train", "")}
-    places |= {f"scored on ({name})": text for name, text in getattr(recipe.data, "evaluate", {}).items()}
-    for what, text in places.items():
+    for name, text in named_sets(recipe.data).items():
+        what = "trained on" if name == "train" else f"scored on ({name})"
         if text == "sample" or str(text).startswith("sample:"):
             yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's pictures"
         elif text == "held_out":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainkit import interfaces
 from trainkit.config.schema import Recipe
 from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
@@ -36,7 +37,7 @@ from trainkit.tasks.segment2d import Segment2d
 
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return how runs that give pixels a class are exported; None where the task has no network for it."""
-    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "deployable") else None
+    return Exporter(exportable, rebuilt) if isinstance(recipe.task, interfaces.Exportable) else None
 
 
 def exportable(

@@ -30,7 +30,7 @@ from trainkit.export.agreement import (
 )
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import DatasetInfo, Split
+from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
 
 
 class Deployed(NamedModule):
@@ -49,7 +49,7 @@ class Deployed(NamedModule):
 
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return how runs that segment volumes are exported; None where the task makes no label maps."""
-    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "label_map") else None
+    return Exporter(exportable, rebuilt) if isinstance(recipe.task, LabelsVolumes) else None
 
 
 def exportable(

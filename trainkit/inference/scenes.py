@@ -24,7 +24,7 @@ from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, LabelsImages
 from trainkit.plots.scenes import palette
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def predict(asked: Request) -> Predicted | None:
     names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
     None where the run's task gives pixels no probabilities.
     """
-    if not hasattr(asked.recipe.task, "probabilities"):
+    if not isinstance(asked.recipe.task, LabelsImages):
         return None
     found, notes = _pictures(asked.source)
     meta, recipe, out = asked.meta, asked.recipe, asked.out

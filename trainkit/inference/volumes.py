@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import rebuilt
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, LabelsVolumes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ def predict(asked: Request) -> Predicted | None:
     from trainkit.data.volumes.preprocess import Preparation, prepare
 
     meta, out = asked.meta, asked.out
-    if not (hasattr(asked.recipe.task, "label_map") and meta.axes):
+    if not (isinstance(asked.recipe.task, LabelsVolumes) and meta.axes):
         return None
     found = sources.open_volumes(asked.source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}

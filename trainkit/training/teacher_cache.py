@@ -42,7 +42,7 @@ from trainkit.data.loader import stream
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Networks, RowOrder, Split
+from trainkit.interfaces import Batch, Networks, RowOrder, Split, ThreadSafeFetch
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -195,7 +195,7 @@ class _Carrying:
         self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
         self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
         self.protocol, self.at_once = split.protocol, split.at_once
-        self.any_thread = getattr(split, "any_thread", False)
+        self.any_thread = isinstance(split, ThreadSafeFetch) and split.any_thread
 
     def __getstate__(self) -> dict[str, Any]:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.

@@ -213,7 +213,7 @@ class _Worker:
     def reading(self) -> str:
         """Describe the batch that it was asked for first."""
         epoch, rows = self._asked[0]
-        return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {getattr(self._split, 'name', 'the data')}"
+        return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {self._split.name}"
 
     def replace(self) -> None:
         """End it, and have another one read all that it was asked for."""
