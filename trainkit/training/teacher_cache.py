@@ -39,10 +39,11 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.data.loader import stream
+from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Networks, RowOrder, Split, ThreadSafeFetch
+from trainkit.interfaces import Batch, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -186,33 +187,26 @@ def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
     return torch.stack(table, 1)
 
 
-class _Carrying:
+class _Carrying(SplitView):
     """A split whose batches carry rows of tables."""
 
     def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored]):
-        self._split = split
+        super().__init__(split)
         self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
         self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
-        self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
-        self.protocol, self.at_once = split.protocol, split.at_once
-        self.any_thread = isinstance(split, ThreadSafeFetch) and split.any_thread
 
     def __getstate__(self) -> dict[str, Any]:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.
         return {**self.__dict__, "_held": {}}
 
-    def order(self, epoch: int, batch_size: int) -> RowOrder:
-        """As the split has it."""
-        return self._split.order(epoch, batch_size)
-
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """As the split does it, with what is stored of these samples, in half precision."""
-        batch = self._split.fetch(indices, epoch, view)
+        batch = super().fetch(indices, epoch, view)
         return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
 
     def on_device(self, batch: Batch) -> Batch:
         """As the split does it, with outputs in float32."""
-        batch = self._split.on_device(batch)
+        batch = super().on_device(batch)
         batch |= {name: batch[name].float() for name in self._stored}
         return batch | {name: table[batch["index"], batch["view"]] for name, table in self._held.items()}
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from trainkit import rng
 from trainkit.config.schema import Recipe
+from trainkit.data.split import SplitView
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Batch, ComparableSplit, Dataset, Split, ThreadSafeFetch
+from trainkit.interfaces import Batch, ComparableSplit, Dataset, Split
 
 TRIES = 20
 """Rows that are tried in place of a damaged one before its damage ends the run."""
@@ -25,12 +26,12 @@ TRIES = 20
 _log = logging.getLogger("trainkit")
 
 
-class Replacing:
+class Replacing(SplitView):
     """A training split that reads another sample where one is damaged; `index` then says which."""
 
     def __init__(self, split: Split, seed: int):
-        self.split, self.seed = split, seed
-        self.name, self.any_thread = split.name, isinstance(split, ThreadSafeFetch) and split.any_thread
+        super().__init__(split)
+        self.seed = seed
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The samples at `indices`, those of other rows for what is damaged. Raises UserError where TRIES are too."""
@@ -115,5 +116,5 @@ class Damage:
             *_, last = self.found.values()
             many = number_of(len(self.found), "samples are", "sample is")
             found = f"{many} damaged, the last one: {last['said']}"
-            expected = f"at most {self._allowed} of {self.split.split.size}: {100 * self._most:g}%, loader.damaged_most"
+            expected = f"at most {self._allowed} of {self.split.size}: {100 * self._most:g}%, loader.damaged_most"
             raise UserError(self.split.name, found, expected, "import the set again from files that are whole")
