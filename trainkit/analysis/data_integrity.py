@@ -27,7 +27,7 @@ from trainkit.data import kinds, leakage
 from trainkit.data.leakage import Held, Thumbnails
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
-from trainkit.interfaces import ChecksLeakage, ComparableSplit, Data, Dataset
+from trainkit.interfaces import ChecksLeakage, ComparableSplit, Dataset
 from trainkit.paths import make_private
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
@@ -168,10 +168,9 @@ def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
     What `data.leakage` would refuse is part of it, as all else.
     """
     recipe = load(request)
-    block: Data = recipe.data
-    if isinstance(block, ChecksLeakage):
-        block.leakage = "allow"
-    data = block.open(recipe.seed)
+    if isinstance(recipe.data, ChecksLeakage):
+        recipe.data.leakage = "allow"
+    data = recipe.data.open(recipe.seed)
     report = of(data, Store.locate().home / FOLDER, whole)
     if report is None:
         raise UserError(

@@ -9,7 +9,7 @@ import importlib.machinery
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,11 @@ from trainkit.config.ranges import (
 )
 from trainkit.config.units import AnySpan, Curve, Share, Span, TrainingSpan
 from trainkit.config.validation import Named
+
+if TYPE_CHECKING:
+    from trainkit.interfaces import Data, Task
+else:  # a recipe is read without torch, which the protocols import; `Named` alone validates the blocks
+    Data = Task = Any
 
 TABLES: dict[str, dict[str, str]] = {
     "task": {
@@ -464,8 +469,8 @@ class Recipe:
 
     name: str
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 0
-    task: Annotated[Any, Named("task", TABLES["task"])]
-    data: Annotated[Any, Named("data", TABLES["data"])]
+    task: Annotated[Task, Named("task", TABLES["task"])]
+    data: Annotated[Data, Named("data", TABLES["data"])]
     optim: Optim
     train: Train
     evaluations: dict[str, Evaluation] = field(default_factory=dict)

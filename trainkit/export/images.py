@@ -36,6 +36,7 @@ from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
+from trainkit.tasks.classify import Classify
 from trainkit.tasks.embed import Embed, WithHead
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: C
     """
     import timm
 
-    spec = recipe.task.net
+    spec = cast(Classify, recipe.task).net
     architecture = spec.model.partition(".")[0]
     own: Any = net.net.pretrained_cfg  # a dict of timm
     known = timm.get_pretrained_cfg(architecture, allow_unregistered=False)

@@ -87,10 +87,10 @@ def licences(recipe: Recipe) -> Iterator[str]:
     for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
             yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
-        elif str(source.weights).startswith("timm:"):
-            yield f"weights that training began with ({name}): {code(source.weights)}; {_of_timm(source.weights[5:])}"
-        else:
-            yield f"weights that training began with ({name}): {code(source.weights)}; licence unknown"
+            continue
+        word = source.weights or ""
+        known = _of_timm(word[5:]) if word.startswith("timm:") else "licence unknown"
+        yield f"weights that training began with ({name}): {code(word)}; {known}"
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from trainkit import interfaces
 from trainkit.config.schema import Recipe
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
 from trainkit.export import files
@@ -50,11 +51,11 @@ def exportable(
     if "hub-folder" in formats:
         found = f"the network of run {run} gives every pixel a class, which those of timm do not"
         raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
-    net = load_network(recipe, meta, weights)
+    net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
     deployed, split = _deployed(recipe, net), files.scored_split(recipe)
     chosen = _Chosen(split, pictures)
-    _check_scored(recipe.task, net, deployed, split, chosen, str(weights))
+    _check_scored(cast(Segment2d, recipe.task), net, deployed, split, chosen, str(weights))
 
     def check(file: Path) -> PixelAgreement:
         return compare_pixels(file.name, rebuilt(recipe, meta, {}, file), deployed, chosen, refined)
@@ -66,8 +67,8 @@ def exportable(
             "output": "logits: float32 (B, classes, H, W); the largest is the class",
             "names": list(meta.class_names or map(str, range(meta.classes))),
             "colours": [list(colour) for colour in split.protocol.colours],
-            "mean": list(recipe.data.mean),
-            "std": list(recipe.data.std),
+            "mean": list(data.mean),
+            "std": list(data.std),
             "normalised": "inside: (pixels / 255 - mean) / std",
             "size": list(chosen[0].shape[2:]),
             "multiple": net.multiple,
@@ -86,7 +87,8 @@ def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Pa
 
 
 def _deployed(recipe: Recipe, net: nn.Module) -> nn.Module:
-    return recipe.task.deployable(net, recipe.data.mean, recipe.data.std)
+    data = cast(Scenes, recipe.data)
+    return cast(Segment2d, recipe.task).deployable(net, data.mean, data.std)
 
 
 class _Chosen:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from trainkit.export.agreement import (
 from trainkit.export.files import Format
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
+from trainkit.tasks.segment3d import Segment3d
 
 
 class Deployed(NamedModule):
@@ -103,6 +104,7 @@ def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
 
 
 def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
+    window = cast(Segment3d, recipe.task).window
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
     grid = f"voxels of {mm} mm" if meta.resampled else f"voxels as they are in the files, of {mm} mm in the median"
@@ -119,7 +121,7 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
             "of what is left"
         ).format(*PERCENTILES),
         "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; windows that overlap by "
-        f"{100 * recipe.task.window.overlap:g} %, weighed {recipe.task.window.weight}",
+        f"{100 * window.overlap:g} %, weighed {window.weight}",
         "shape": [1, 1, *patch],
         "size": patch,
     }

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -58,6 +58,7 @@ def predict(asked: Request) -> Predicted | None:
         return None
     found, notes = _pictures(asked.source)
     meta, recipe, out = asked.meta, asked.recipe, asked.out
+    size = cast("Scenes", recipe.data).size
     targets = [(out / f"{picture.id}.png", picture) for picture in found]
     folder = ResumableFolder(asked)
     check_free(out, folder.missing([*(target for target, _ in targets), out / CLASSES]))
@@ -69,7 +70,7 @@ def predict(asked: Request) -> Predicted | None:
             data, where = picture.read()
             pixels = image_decode.decode(data, where)
             labels = _label(pixels, where, made, asked.mirror)
-            if _is_stretched(pixels, recipe.data):
+            if _is_stretched(pixels, size):
                 stretched.append(picture.id)
             return _encoded(labels, colours)
 
@@ -78,9 +79,9 @@ def predict(asked: Request) -> Predicted | None:
         folder.note(out / CLASSES)
         _write(out / CLASSES, _described(meta, colours, origin(asked.folder, made.weights, meta)).encode())
     folder.end()
-    if stretched:
-        size = "{} x {} pixels".format(*recipe.data.size)
-        notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")
+    if stretched and size is not None:
+        sides = "{} x {} pixels".format(*size)
+        notes.append(f"{len(stretched)} of another shape than {sides}, stretched to them: {few(stretched)}")
     return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
 
 
@@ -153,20 +154,20 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     from trainkit.data.images import augment
     from trainkit.losses.segmentation_2d import resized
 
-    data, task, device = made.recipe.data, made.recipe.task, made.runtime.device
+    data, task = cast("Scenes", made.recipe.data), cast(LabelsImages, made.recipe.task)
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
     scale = float(data.base(np.array([seen.shape[:2]]))[0])
-    image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(device)
+    image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(made.runtime.device)
     image = augment.normalise(image, data.mean, data.std)
     with torch.no_grad(), made.runtime.accelerator.autocast():
         found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror))
     return resized(found, pixels.shape[:2]).argmax(1)[0].to(torch.uint8).cpu().numpy()
 
 
-def _is_stretched(pixels: np.ndarray, data: Scenes) -> bool:
-    if data.size is None:
+def _is_stretched(pixels: np.ndarray, size: tuple[int, int] | None) -> bool:
+    if size is None:
         return False
-    height, width = (new / old for new, old in zip(data.size, pixels.shape[:2], strict=True))
+    height, width = (new / old for new, old in zip(size, pixels.shape[:2], strict=True))
     return max(height / width, width / height) > STRETCHED
 
 

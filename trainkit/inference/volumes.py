@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from trainkit.data.volumes.preprocess import Preparation, Prepared
     from trainkit.data.volumes.sources import Case
     from trainkit.distributed.runtime import Runtime
-    from trainkit.tasks.segment3d import Segment3d
 
 COARSER = 1.5
 """How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
@@ -38,8 +37,8 @@ def predict(asked: Request) -> Predicted | None:
     from trainkit.data.volumes import sources
     from trainkit.data.volumes.preprocess import Preparation, prepare
 
-    meta, out = asked.meta, asked.out
-    if not (isinstance(asked.recipe.task, LabelsVolumes) and meta.axes):
+    meta, out, task = asked.meta, asked.out, asked.recipe.task
+    if not (isinstance(task, LabelsVolumes) and meta.axes):
         return None
     found = sources.open_volumes(asked.source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
@@ -55,7 +54,7 @@ def predict(asked: Request) -> Predicted | None:
         def label(case: Case) -> tuple[np.ndarray, Header]:
             array, header = nifti.read_image(case.image)
             prepared = prepare(array, header, how)
-            labels = _label(prepared, asked.recipe.task, made.net, made.runtime, asked.mirror)
+            labels = _label(prepared, task, made.net, made.runtime, asked.mirror)
             return prepared.orientation.undo(labels), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
@@ -97,7 +96,7 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Dataset
     return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
 
 
-def _label(prepared: Prepared, task: Segment3d, net: nn.Module, runtime: Runtime, mirror: bool) -> np.ndarray:
+def _label(prepared: Prepared, task: LabelsVolumes, net: nn.Module, runtime: Runtime, mirror: bool) -> np.ndarray:
     """Predict the label map of a prepared volume, uint8, on the grid of its file in stored axes."""
     import torch
 
