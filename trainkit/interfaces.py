@@ -106,7 +106,7 @@ class Split(Protocol):
     digest: str
     views: int
     """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
-    protocol: Any
+    protocol: object
     """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
     at_once: int | None
     """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
@@ -149,7 +149,7 @@ class ComparableSplit(Protocol):
     name: str
     digest: str
 
-    def held(self) -> Any:
+    def held(self) -> Any:  # a `Held` of a layer above
         """The `trainkit.data.leakage.Held` of its samples: prints of their content, subjects, names."""
         ...
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -179,7 +179,7 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
         raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
 
 
-def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> tuple[str, dict[str, str]]:
+def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) -> tuple[str, dict[str, str]]:
     """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there

@@ -101,7 +101,7 @@ def describe(path: Path) -> str:
     return "\n".join(lines)
 
 
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
     if isinstance(value, list):
@@ -212,7 +212,7 @@ def encoded(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def refuse_unfaithful(value: Any, where: str) -> None:
+def refuse_unfaithful(value: object, where: str) -> None:
     """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
     if isinstance(value, Mapping):
         for key, member in value.items():

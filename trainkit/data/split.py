@@ -35,7 +35,7 @@ class TrainSplit(Split):
     at_once = None
     any_thread = False
     """Whether `fetch` may run in a thread beside the training: it then draws from no generator of the process."""
-    protocol: Any = None
+    protocol: object = None
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Return the rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left out.

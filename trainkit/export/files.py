@@ -24,7 +24,7 @@ from trainkit.config.schema import Recipe
 from trainkit.config.validation import to_tree
 from trainkit.errors import UserError
 from trainkit.inference.output_folder import check_free
-from trainkit.interfaces import Task
+from trainkit.interfaces import Split, Task
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
@@ -73,7 +73,7 @@ def aside(out: Path, kept: list[str]) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def scored_split(recipe: Recipe) -> Any:  # a Split, and members of its kind of data
+def scored_split(recipe: Recipe) -> Split:
     """Return the set that a run is scored on first, in its plain kind: each picture whole and once."""
     opened = recipe.data.open(recipe.seed)
     for name, evaluation in recipe.evaluations.items():

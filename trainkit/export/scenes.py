@@ -53,7 +53,7 @@ def exportable(
         raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
     net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
-    deployed, split = _deployed(recipe, net), files.scored_split(recipe)
+    deployed, split = _deployed(recipe, net), cast(WholeScenes, files.scored_split(recipe))
     chosen = _Chosen(split, pictures)
     _check_scored(cast(Segment2d, recipe.task), net, deployed, split, chosen, str(weights))
 

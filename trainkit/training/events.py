@@ -14,6 +14,8 @@ from trainkit.tracking.journal import Event
 
 Decision = tuple[bool, int]
 """Whether the event happens, and the step at which to ask again."""
+Decided = tuple[dict[str, Decision], float]
+"""Decisions by name, and the seconds at which they were made."""
 
 
 class EventSchedule:
@@ -22,7 +24,7 @@ class EventSchedule:
     def __init__(
         self,
         gates: Mapping[str, Gate],
-        share: Callable[[Any], Any],
+        share: Callable[[Decided], Decided],
         note: Callable[[int, str, dict[str, Any]], None],
         recorded: Mapping[tuple[str, int], Decision] | None = None,
     ):

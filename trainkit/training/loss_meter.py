@@ -18,13 +18,15 @@ class LossMeter:
         self._runtime = runtime
         # Sums of doubles have the same bits on the host, and take a tenth of the time.
         self._at_once = runtime.at_once
-        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=runtime.device)
+        self._zero: float | Tensor = (
+            0.0 if self._at_once else torch.zeros((), dtype=torch.float64, device=runtime.device)
+        )
         self.clear()
 
     def clear(self) -> None:
         """Begin a new line."""
         self.loss = self.weight = self._zero
-        self.logs: dict[str, Any] = {}
+        self.logs: dict[str, float | Tensor] = {}
         self.times: dict[str, int] = {}  # how many batches had each of them
         self.batches = 0
         self.norm: Tensor | None = None

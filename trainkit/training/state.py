@@ -218,5 +218,5 @@ def _versions() -> dict[str, str]:
     return {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value[:12]}" if isinstance(value, str) else str(value)

@@ -509,7 +509,7 @@ class _Aside:
     def __init__(self, folder: Path, about: Mapping[str, Any]):
         self.folder, self.about = folder, about
         self.aside = folder.with_name(f".{folder.name}")
-        self._file: Any = None
+        self._file: Any = None  # open between `open` and `close`
 
     def open(self) -> int:
         """Begin, or go on with what is whole: how many blocks that are. Raises UserError where there is no room."""
