@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
+
+Json = Any
+"""A value that JSON has: text, number, boolean, null, or lists and objects of such."""
 
 
 def write_aside(path: Path, content: str | bytes) -> None:

@@ -47,6 +47,8 @@ IGNORED = 255
 
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]
+Columns = dict[str, Any]
+"""Arrays or lists by name: the columns of a table, or what a figure is drawn of."""
 
 
 @dataclass(frozen=True)
@@ -311,17 +313,17 @@ class Scores:
 
     metrics: dict[str, float]
     """Name without the split (`accuracy`) to value."""
-    rows: dict[str, Any] = field(default_factory=dict)
+    rows: Columns = field(default_factory=dict)
     """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
-    curves: dict[str, Any] = field(default_factory=dict)
+    curves: Columns = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
     chance: dict[str, float] = field(default_factory=dict)
     """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
     samples: int = 0
     """How many samples were scored; the loop counts them."""
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, Columns] = field(default_factory=dict)
     """Tables that are not per sample, by name: column to values (`per_class`: {"class": ..., "f1": ...})."""
-    pictures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pictures: dict[str, Columns] = field(default_factory=dict)
     """Arrays for pictures that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
 
 

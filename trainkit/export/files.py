@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trainkit.config.schema import Recipe
 from trainkit.config.validation import to_tree
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.inference.output_folder import check_free
 from trainkit.interfaces import Split, Task
 
@@ -111,7 +112,7 @@ def write_onnx(
     example: Tensor,
     free: Mapping[int, Any],
     outputs: Sequence[str],
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
 ) -> None:
     """Write a network that takes `pixels`, or what `about` says; sides that are numbered in `free` are left open."""
     file.unlink(missing_ok=True)

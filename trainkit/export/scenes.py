@@ -31,6 +31,7 @@ from trainkit.export.agreement import (
     compare_pixels,
 )
 from trainkit.export.files import Format
+from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo
 from trainkit.tasks.segment2d import Segment2d
@@ -81,7 +82,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> nn.Module:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> nn.Module:
     """Rebuild the network of an exported folder: pixels to logits."""
     return _deployed(recipe, load_network(recipe, meta, file))
 
@@ -137,7 +138,7 @@ def _check_scored(
 
 
 def write_checked(
-    file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Any]
+    file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Json]
 ) -> tuple[PixelAgreement, dict[str, str], list[str]]:
     """Write an ONNX file and check it: for any sides where that can be, else for those of the first picture.
 
@@ -179,7 +180,7 @@ def _other_sides(first: Tensor) -> list[Tensor]:
     return [cut, first.transpose(2, 3), larger, torch.cat([first, first.flip(3)])]
 
 
-def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Any], any_sides: bool) -> None:
+def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Json], any_sides: bool) -> None:
     if any_sides and all(side % about["multiple"] == 0 for side in pixels.shape[2:]):
         # What is exported is the way that was taken, and only other sides are resized.
         pixels = pixels[:, :, :-1, :-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from trainkit.export.agreement import (
     write_onnx_of_rows,
 )
 from trainkit.export.files import Format
+from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
 from trainkit.tasks.segment3d import Segment3d
@@ -86,7 +87,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> Deployed:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> Deployed:
     """Rebuild the network of an exported folder: patches to a tuple of their logits."""
     return Deployed(load_network(recipe, meta, file))
 
@@ -103,7 +104,7 @@ def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
     return F.pad(image, around)
 
 
-def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
+def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
     window = cast(Segment3d, recipe.task).window
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))

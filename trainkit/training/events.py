@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainkit.config.units import Gate
+from trainkit.files import Json
 from trainkit.tracking.journal import Event
 
 Decision = tuple[bool, int]
@@ -68,11 +69,11 @@ class EventSchedule:
             self.gates[name].due, self.gates[name].last = self._before[name]
         self._look()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return what a checkpoint keeps of the gates."""
         return {name: [g.due, g.spent, g.cost, g.last] for name, g in self.gates.items() if g.REPEATED}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Json]) -> None:
         """Continue with the gates of a checkpoint; gates it does not know start anew."""
         for name, (due, spent, cost, last) in state.items():
             if name in self.gates:

@@ -42,7 +42,7 @@ from trainkit.data.loader import stream
 from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
-from trainkit.files import write_aside
+from trainkit.files import Json, write_aside
 from trainkit.interfaces import Batch, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
@@ -233,7 +233,7 @@ class _Source:
         self.tf32 = self.runtime.device.type == "cuda" and torch.backends.cudnn.allow_tf32
 
     @functools.cached_property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Json]:
         """All that an output hangs on."""
         split, runtime, state = self.split, self.runtime, self.module.state_dict()
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
@@ -459,14 +459,14 @@ def _header(shape: Sequence[int]) -> bytes:
     return out.getvalue()
 
 
-def _layout(about: Mapping[str, Any]) -> tuple[bytes, int, int]:
+def _layout(about: Mapping[str, Json]) -> tuple[bytes, int, int]:
     """Header of the file of a table, bytes of a block, bytes in all."""
     header, (rows, *rest) = _header(about["shape"]), about["shape"]
     row = 2 * int(np.prod(rest, dtype=np.int64))
     return header, about["block"] * about["views"] * row, len(header) + rows * row
 
 
-def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
+def _hashes(file: Path, about: Mapping[str, Json], many: int) -> list[str]:
     """SHA-256 of the first so many blocks of a file, as far as it goes."""
     header, size, whole = _layout(about)
 
@@ -482,7 +482,7 @@ def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
         os.close(descriptor)
 
 
-def _damage(folder: Path, about: Mapping[str, Any]) -> str:
+def _damage(folder: Path, about: Mapping[str, Json]) -> str:
     """Return the damage of a table in the store, in words; empty where it is what was written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
@@ -506,7 +506,7 @@ def _damage(folder: Path, about: Mapping[str, Any]) -> str:
 class _Aside:
     """A table while it is written, beside the place where it will be."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]):
+    def __init__(self, folder: Path, about: Mapping[str, Json]):
         self.folder, self.about = folder, about
         self.aside = folder.with_name(f".{folder.name}")
         self._file: Any = None  # open between `open` and `close`
