@@ -5,6 +5,7 @@ Every number is a row of the evaluation split, so each image is embedded once ho
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -203,6 +204,16 @@ class Scenes:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@typing.runtime_checkable
+class NamesClasses(typing.Protocol):
+    """A protocol of samples whose classes are those of the training."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each class, in the order of their numbers."""
+        ...
 
 
 Protocol = Pairs | Templates | Identification

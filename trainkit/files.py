@@ -6,6 +6,10 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Any
+
+Json = Any
+"""A value that JSON has: text, number, boolean, null, or lists and objects of such."""
 
 
 def write_aside(path: Path, content: str | bytes) -> None:

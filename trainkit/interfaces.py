@@ -1,8 +1,9 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks, `ThreadSafeFetch`,
-`ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
+`isinstance`: `NormalisesBatch`, `CachesTeacher`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks;
+`NamesTrainingSet`, `NamesEvaluationSets`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of
+data; `ThreadSafeFetch`, `ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -46,6 +47,8 @@ IGNORED = 255
 
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]
+Columns = dict[str, Any]
+"""Arrays or lists by name: the columns of a table, or what a figure is drawn of."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Split(Protocol):
     digest: str
     views: int
     """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
-    protocol: Any
+    protocol: object
     """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
     at_once: int | None
     """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
@@ -148,7 +151,7 @@ class ComparableSplit(Protocol):
     name: str
     digest: str
 
-    def held(self) -> Any:
+    def held(self) -> Any:  # a `Held` of a layer above
         """The `trainkit.data.leakage.Held` of its samples: prints of their content, subjects, names."""
         ...
 
@@ -185,6 +188,62 @@ class Data(Protocol):
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet, for `--check`; empty when all is there."""
+        ...
+
+
+@runtime_checkable
+class NamesTrainingSet(Protocol):
+    """Data whose training set is named by the recipe."""
+
+    @property
+    def train(self) -> str:
+        """A path, a set of the hub, or a built-in one."""
+        ...
+
+
+@runtime_checkable
+class NamesEvaluationSets(Protocol):
+    """Data whose evaluation sets are named by the recipe."""
+
+    @property
+    def evaluate(self) -> Mapping[str, str]:
+        """By the name of the split, what `NamesTrainingSet.train` may be, or `held_out`."""
+        ...
+
+
+@runtime_checkable
+class ChecksLeakage(Protocol):
+    """Data that refuses evaluation sets with samples of the training set, unless it is told to allow them."""
+
+    leakage: Literal["refuse", "allow"]
+
+
+@runtime_checkable
+class DividesIntoFolds(Protocol):
+    """Data that can be divided for cross-validation."""
+
+    folds: int
+    fold: int | None
+    """The one that is evaluated and not trained on; None: none is."""
+
+
+@runtime_checkable
+class DrawsBlocks(Protocol):
+    """Data that draws samples which must be in one micro-batch."""
+
+    @property
+    def block(self) -> int:
+        """As `Dataset.block`."""
+        ...
+
+
+@runtime_checkable
+class CachesSamples(Protocol):
+    """Data that says where samples are kept once they are read: `cache` of its block is one of several words."""
+
+    @property
+    def cache(self) -> str:
+        """The word of the recipe."""
         ...
 
 
@@ -254,17 +313,17 @@ class Scores:
 
     metrics: dict[str, float]
     """Name without the split (`accuracy`) to value."""
-    rows: dict[str, Any] = field(default_factory=dict)
+    rows: Columns = field(default_factory=dict)
     """Columns of the per-sample table kept as parquet: id, group, prediction or score."""
-    curves: dict[str, Any] = field(default_factory=dict)
+    curves: Columns = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
     chance: dict[str, float] = field(default_factory=dict)
     """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
     samples: int = 0
     """How many samples were scored; the loop counts them."""
-    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, Columns] = field(default_factory=dict)
     """Tables that are not per sample, by name: column to values (`per_class`: {"class": ..., "f1": ...})."""
-    pictures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pictures: dict[str, Columns] = field(default_factory=dict)
     """Arrays for pictures that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
 
 
@@ -305,6 +364,16 @@ class NormalisesBatch(Protocol):
     @property
     def batch_norm_least(self) -> int:
         """Least number of samples that must be normalised together; 1 before `build`."""
+        ...
+
+
+@runtime_checkable
+class CachesTeacher(Protocol):
+    """A task that can have the outputs of its teacher computed once."""
+
+    @property
+    def cache_teacher(self) -> bool | Literal["disk"]:
+        """The setting of the recipe; `disk`: they are stored, however few they are."""
         ...
 
 

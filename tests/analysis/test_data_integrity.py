@@ -175,6 +175,7 @@ def test_pictures_under_two_classes_are_odd(clean):
 def fake(counts=None, label=None, unlabelled=0, unit="pictures", subjects=(), prints=None):
     count = 0 if label is None else len(label)
     return SimpleNamespace(
+        name="fake",
         digest="d",
         held=lambda: Held(
             prints=np.arange(count, dtype=np.uint64) if prints is None else np.asarray(prints, np.uint64),

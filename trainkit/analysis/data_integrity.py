@@ -23,10 +23,11 @@ import numpy as np
 from PIL import Image
 
 from trainkit.config.run_request import RunRequest, load
-from trainkit.data import leakage
+from trainkit.data import kinds, leakage
 from trainkit.data.leakage import Held, Thumbnails
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
+from trainkit.interfaces import ChecksLeakage, ComparableSplit, Dataset
 from trainkit.paths import make_private
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from trainkit.config.schema import Recipe
     from trainkit.distributed.runtime import Runtime
-    from trainkit.interfaces import Dataset
 
 _log = logging.getLogger(__name__)
 
@@ -168,13 +168,16 @@ def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
     What `data.leakage` would refuse is part of it, as all else.
     """
     recipe = load(request)
-    if hasattr(recipe.data, "leakage"):
+    if isinstance(recipe.data, ChecksLeakage):
         recipe.data.leakage = "allow"
     data = recipe.data.open(recipe.seed)
     report = of(data, Store.locate().home / FOLDER, whole)
     if report is None:
-        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
-        raise UserError(str(request.path), f"data {kind}, which does not say what it holds", "splits with `held()`")
+        raise UserError(
+            str(request.path),
+            f"data {kinds.name(recipe.data)}, which does not say what it holds",
+            "splits with `held()`",
+        )
     return report, data
 
 
@@ -216,7 +219,7 @@ def held(data: Dataset) -> dict[str, tuple[str, Held]]:
     splits = {"train": data.train}
     for name, split in data.evaluations.items():
         splits.setdefault(name.partition(".")[0], split)
-    able: dict[str, Any] = {name: split for name, split in splits.items() if hasattr(split, "held")}
+    able = {name: split for name, split in splits.items() if isinstance(split, ComparableSplit)}
     return {name: (split.digest, split.held()) for name, split in able.items()} if "train" in able else {}
 
 

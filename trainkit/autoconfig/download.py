@@ -27,13 +27,14 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
 
     Yields a line for each. Raises UserError when a file's SHA-256 is not the one stated; such a file is not kept.
     """
+    from trainkit.data.split import named_sets
+
     files: dict[tuple[str, str], Download] = {}
     sets: dict[str, None] = {}
     nets: dict[str, None] = {}
     for loaded in _with_needed(recipe.resolve(), plugins, set()):
         files |= {(file.sha256, file.to): file for file in loaded.downloads}
-        named = (getattr(loaded.data, "train", ""), *getattr(loaded.data, "evaluate", {}).values())
-        sets |= dict.fromkeys(path for path in named if path.startswith("hf://"))
+        sets |= dict.fromkeys(path for path in named_sets(loaded.data).values() if path.startswith("hf://"))
         words = (source.weights or "" for source in loaded.task.required_weights().values())
         nets |= dict.fromkeys(word for word in words if word.startswith(timm_weights.PREFIX))
     for file in files.values():

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -117,9 +117,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
     kind = kinds.of(recipe.data)
     configure = kinds.function(kind, "configure") if kind else None
     if configure is None:
-        found = kind.name if kind else getattr(recipe.data, "name", "")
         expected = f"one of {', '.join(row.name for row in kinds.KINDS.values() if row.configure)}"
-        raise UserError("--data", f"a recipe with data {found!r}", expected, "copy it without --data")
+        raise UserError("--data", f"a recipe with data {kinds.name(recipe.data)!r}", expected, "copy it without --data")
     fitted = Fitted(tree, new)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     configure(fitted, recipe, named(data))
@@ -180,7 +179,7 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
         raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
 
 
-def parts(text: str, opened: Callable[[str], Any], *, folders: bool = False) -> tuple[str, dict[str, str]]:
+def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) -> tuple[str, dict[str, str]]:
     """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -16,7 +16,10 @@ from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
+from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
+from trainkit.data.images.augment import Light
+from trainkit.data.images.dataset import Images
 from trainkit.data.record import Record, Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.storage.import_images import threads
@@ -105,7 +108,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of classes")
     train, sets = fitting.parts(text, _open, folders=True)
-    data, source = recipe.data, _open(train)
+    data, source = cast(Images, recipe.data), _open(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
         found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
@@ -116,7 +119,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.drop("data.sampling")
     values(fitted, recipe, looked)
     resize(fitted, looked, data.side, stretched=data.fit == "stretch")
-    if getattr(data.augment, "flip", 0) > 0:
+    if isinstance(data.augment, Light) and data.augment.flip > 0:
         fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
     _uneven(fitted, looked.counts, data.sampling)
     open_set, count = data.open_set, looked.total
@@ -144,7 +147,8 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of people")
     train, _ = fitting.parts(text, _open_faces)
-    size = recipe.data.image_size
+    data = cast(Faces, recipe.data)
+    size = data.image_size
     source = _open_faces(train)
     looked = look(source, (size, size))
     if len(looked.counts) < 2:
@@ -165,7 +169,7 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     elif looked.median[0] >= LARGER * size:
         fitted.put("data.image_size", size)
         fitted.decide("data.image_size", f"pictures have {looked.median[0]} in the median; published networks see 112")
-    if recipe.data.flip:
+    if data.flip:
         fitted.drop("data.flip")
     fitted.drop("task.class_weights")
     fitting.score(fitted, sets)

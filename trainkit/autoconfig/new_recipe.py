@@ -82,7 +82,7 @@ def open_lines(path: Path, recipe: Recipe) -> list[str]:
     return said
 
 
-def meaning(block: Any, path: yaml_reader.KeyPath) -> str:
+def meaning(block: object, path: yaml_reader.KeyPath) -> str:
     """Return the docstring of the field that a key of a recipe sets; of a block without one, that of the block."""
     said = ""
     for key in path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.people import index as people_index
 from trainkit.data.people import layouts
+from trainkit.data.people.dataset import People
+from trainkit.data.people.pk_sampler import Sampler
 from trainkit.data.people.sources import DERIVED
 from trainkit.data.sources import HELD_OUT
 from trainkit.errors import UserError, number_of
@@ -33,7 +36,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     there = np.unique(index.person[index.person >= 0])
     if len(there) < 2:
         raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more to tell apart")
-    data = recipe.data
+    data = cast(People, recipe.data)
     fitted.drop("data.modalities", "data.hold_out")
     fitted.put("data.train", train)
     persons = len(there)
@@ -48,7 +51,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     images.resize(fitted, looked, data.side, stretched=data.fit == "stretch")
     counts = np.bincount(index.modality, minlength=len(MODALITIES))
     records = round(len(index) * persons / len(there))
-    block = _sampler(fitted, recipe, persons, alone=not counts[RGB + 1 :].any())
+    block = _sampler(fitted, data.sampler, persons, alone=not counts[RGB + 1 :].any())
     if text.startswith(DERIVED):
         fitted.decide("data.train", "infrared, pencil, sketch and words are made of photographs here: no proof")
     elif not counts[RGB + 1 :].any() and (index.camera < 0).all():
@@ -73,9 +76,8 @@ def _derived(text: str) -> str:
     return DERIVED + text
 
 
-def _sampler(fitted: Fitted, recipe: Recipe, persons: int, alone: bool) -> int:
+def _sampler(fitted: Fitted, spec: Sampler, persons: int, alone: bool) -> int:
     """Set people and records of a P x K block, of no more people than there are; return the records of a block."""
-    spec = recipe.data.sampler
     if alone:  # in RGB alone nothing else asks for it
         fitted.drop("task.sdm")
         if spec.name != "pk":

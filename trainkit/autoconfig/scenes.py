@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
@@ -30,6 +32,7 @@ from trainkit.data.storage.map_store import each
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.paths import locate
+from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
 """Share of the pictures that is scored where nothing splits a set."""
@@ -48,6 +51,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop"
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
+    data, task = cast(Scenes, recipe.data), cast(Segment2d, recipe.task)
     fit.refuse(text, "pictures with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
@@ -70,7 +74,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if source.labels is None or fitted.files:
         _say_labels(fitted, labels, source)
     pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
-    if recipe.task.objective.class_weights and source.labels is not None:
+    if task.objective.class_weights and source.labels is not None:
         fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(share of the pixels)")
     else:
         fitted.drop("task.objective.class_weights")
@@ -79,14 +83,14 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.put("data.mean", mean, f"of {len(some.scenes)} pictures")
         fitted.put("data.std", std)
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
-    factor = _size(fitted, recipe.data.crop, looked.shapes)
-    _crop(fitted, recipe.data.crop, [round(factor * side) for side in median])
-    low, high = recipe.data.augment.scales
+    factor = _size(fitted, data.crop, looked.shapes)
+    _crop(fitted, data.crop, [round(factor * side) for side in median])
+    low, high = data.augment.scales
     if (shortest := int(factor * looked.shapes.min())) * low < LEAST:
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
         fitted.notes["data", "augment"] = fit.Note(f"the smallest picture has {shortest} pixels", False)
-    if recipe.data.augment.flip > 0:
+    if data.augment.flip > 0:
         fitted.decide("data.augment", "flip: 0 where left and right are different classes")
     fit.score(fitted, sets)
     fit.measure(fitted, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from trainkit.data.storage.map_store import each
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, sources
 from trainkit.data.volumes.augment import sides
+from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
 from trainkit.errors import UserError, few
 from trainkit.models.patch_geometry import levels_for
@@ -61,6 +63,7 @@ def look(source: VolumeSource) -> Looked:
 
 def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `volumes`. Of a set without splits a fold is held out."""
+    block = cast(Volumes, recipe.data)
     fit.refuse_sample(text)
     fit.refuse_hub(text, "volumes")
     fit.refuse(text, "volumes (NIfTI)", volumes=False)
@@ -80,9 +83,9 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         patients, count = len({case.patient for case in source.cases}), len(source.cases)
         left_out = source.left_out
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
-    if isinstance(getattr(recipe.task, "tolerance", None), dict):
+    if isinstance(fitted.get("task.tolerance"), dict):
         fitted.drop("task.tolerance")
-    if recipe.data.augment.swap:
+    if block.augment.swap:
         fitted.drop("data.augment.swap")
     fitted.put("data.train", train)
     if not known:
@@ -93,11 +96,11 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     shape = np.median(looked.shapes, axis=0)
     if not packed:
         spacing, shape = _spacing(fitted, looked, spacing, shape)
-    _patch(fitted, recipe, shape, spacing)
-    if "left_right" in recipe.data.augment.flips:
+    _patch(fitted, block.patch, shape, spacing)
+    if "left_right" in block.augment.flips:
         _sides(fitted, names if known else ())
     fit.score(fitted, sets)
-    fit.measure(fitted, count * recipe.data.patches)
+    fit.measure(fitted, count * block.patches)
     voxels, mm = _by(np.median(looked.shapes, axis=0)), _by(np.median(looked.spacings, axis=0))
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
     fitted.seen.append(f"{text}: {said}; labels {few(names, 12)}")
@@ -152,14 +155,14 @@ def _spacing(fitted: Fitted, looked: Looked, spacing: np.ndarray, shape: np.ndar
     return np.asarray(digits), np.median(looked.shapes * looked.spacings / digits, axis=0)
 
 
-def _patch(fitted: Fitted, recipe: Recipe, shape: np.ndarray, spacing: np.ndarray) -> None:
+def _patch(fitted: Fitted, old: tuple[int, int, int], shape: np.ndarray, spacing: np.ndarray) -> None:
     """The recipe's patch, as large as volumes are at most, in sides that the network can halve."""
-    patch = [min(side, max(1, int(most))) for side, most in zip(recipe.data.patch, shape, strict=True)]
-    net = recipe.task.net
-    lists = [given for given in (getattr(net, "blocks", 0), getattr(net, "filters", 0)) if isinstance(given, list)]
+    patch = [min(side, max(1, int(most))) for side, most in zip(old, shape, strict=True)]
+    given = (fitted.get(f"task.net.{key}") for key in ("blocks", "filters"))
+    lists = [levels for levels in given if isinstance(levels, list)]
     if lists:
         patch = _divisible(patch, spacing.tolist(), len(lists[0]))
-    if patch != list(recipe.data.patch):
+    if patch != list(old):
         fitted.put("data.patch", patch, f"volumes are {_by(shape)} in the median")
     elif (np.asarray(shape) >= 2 * np.asarray(patch)).all():
         fitted.decide("data.patch", f"volumes are {_by(shape)} in the median: a larger patch sees more")

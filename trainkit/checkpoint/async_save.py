@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -24,7 +23,7 @@ class Commit(threading.Thread):
     """
 
     def __init__(
-        self, step: int, copies: Copies, write: Callable[[Mapping[str, Mapping[str, Tensor]]], Any], required: bool
+        self, step: int, copies: Copies, write: Callable[[Mapping[str, Mapping[str, Tensor]]], object], required: bool
     ):
         super().__init__(name="trainkit-checkpoint", daemon=True)
         self.step = step

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from trainkit.checkpoint.verification import refuse_unfaithful
 from trainkit.errors import UserError
+from trainkit.files import Json
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -215,7 +216,7 @@ def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], wher
 
 def optimizer_tensors(
     optimizer: Optimizer, parameters: NamedParameters, keep: bool = True, copies: Copies | None = None
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], dict[str, Json]]:
     """Return the state of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by parameter names.
 
     The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
@@ -255,7 +256,7 @@ def load_optimizer(
     optimizer: Optimizer,
     parameters: NamedParameters,
     tensors: Mapping[str, Tensor],
-    scalars: Mapping[str, Any],
+    scalars: Mapping[str, Json],
     where: str = "optimizer",
 ) -> None:
     """Put back what `optimizer_tensors` gave, bit for bit, into an optimizer over the same parameters.
@@ -385,7 +386,7 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor], keep: bool, copy: C
     return value
 
 
-def _unpack(packed: Any, tensors: Mapping[str, Tensor], parameter: Tensor | None, stay: bool) -> Any:
+def _unpack(packed: Json, tensors: Mapping[str, Tensor], parameter: Tensor | None, stay: bool) -> Any:
     if not isinstance(packed, dict):
         return packed
     ((kind, content),) = packed.items()
@@ -407,7 +408,7 @@ def _state_tensor(full: Tensor, parameter: Tensor | None, stay: bool) -> Tensor:
     return torch.empty_like(parameter, dtype=full.dtype, requires_grad=False).copy_(sharded_like(full, parameter))
 
 
-def _references(packed: Any) -> list[str]:
+def _references(packed: Json) -> list[str]:
     if not isinstance(packed, dict):
         return []
     ((kind, content),) = packed.items()
@@ -422,7 +423,7 @@ def _check_optimizer(
     optimizer: Optimizer,
     names: Mapping[nn.Parameter, str],
     tensors: Mapping[str, Tensor],
-    scalars: Mapping[str, Any],
+    scalars: Mapping[str, Json],
     where: str,
 ) -> None:
     if scalars["class"] != kind:

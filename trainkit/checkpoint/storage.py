@@ -27,7 +27,6 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -54,7 +53,7 @@ from trainkit.checkpoint.verification import (
     verified,
     verify,
 )
-from trainkit.files import sync_folder, through_no_link
+from trainkit.files import Json, sync_folder, through_no_link
 
 _ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
@@ -79,12 +78,12 @@ class Loaded:
     step: int
     tensors: dict[str, dict[str, Tensor]]
     """Group (`model`, `optimizer`, ...) to tensors by name, on the CPU."""
-    state: dict[str, Any]
+    state: dict[str, Json]
     recipe_text: str
 
 
 def write(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], recipe_text: str
+    folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Json], recipe_text: str
 ) -> Path:
     """Commit a checkpoint of `step` under `folder`, which is made where it is missing, and return its path.
 
@@ -285,7 +284,7 @@ def read(path: Path) -> Loaded:
     return Loaded(path, state["step"], tensors, state, recipe_text)
 
 
-def state_of(path: Path) -> dict[str, Any]:
+def state_of(path: Path) -> dict[str, Json]:
     """Return the state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
     return parsed_state(Path(path), verified(Path(path), STATE))
 

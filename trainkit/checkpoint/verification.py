@@ -10,10 +10,9 @@ import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainkit.errors import UserError
-from trainkit.files import through_no_link
+from trainkit.files import Json, through_no_link
 
 FORMAT = 1
 """Version of the folder's layout. Raised whenever an older reader would misunderstand a newer folder."""
@@ -101,7 +100,7 @@ def describe(path: Path) -> str:
     return "\n".join(lines)
 
 
-def _one_line(value: Any) -> str:
+def _one_line(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_one_line(member)}" for key, member in value.items())
     if isinstance(value, list):
@@ -118,7 +117,7 @@ def _count_tensors(path: Path) -> int:
         return len(json.loads(file.read(length)).keys() - {"__metadata__"})
 
 
-def parsed_state(path: Path, content: bytes) -> dict[str, Any]:
+def parsed_state(path: Path, content: bytes) -> dict[str, Json]:
     """Parse the state. Raises `CheckpointError` where it is none, or not of the step in the folder's name."""
     try:
         state = json.loads(content)
@@ -206,13 +205,13 @@ def encoded_manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
     return encoded({"format": FORMAT, "files": entries})
 
 
-def encoded(value: Mapping[str, Any]) -> bytes:
+def encoded(value: Mapping[str, Json]) -> bytes:
     """Return a state as JSON. Raises ValueError for values that JSON would not give back unchanged."""
     refuse_unfaithful(value, "state")
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def refuse_unfaithful(value: Any, where: str) -> None:
+def refuse_unfaithful(value: object, where: str) -> None:
     """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
     if isinstance(value, Mapping):
         for key, member in value.items():

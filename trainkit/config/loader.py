@@ -237,21 +237,21 @@ def with_plugins(tables: Tables, plugins: Sequence[str]) -> Tables:
 # ---- Back again ------------------------------------------------------------------------------------------------------
 
 
-def dump(recipe: Any) -> str:
+def dump(recipe: object) -> str:
     """The recipe with all its defaults as YAML, in the order of the fields; it loads back to an equal recipe."""
     return write(_resolved(recipe))
 
 
-def brief(recipe: Any) -> str:
+def brief(recipe: object) -> str:
     """The recipe as a person would write it, without what is as by default; it loads back to an equal recipe."""
     return write(_resolved(recipe, lambda block, f: f.name != "name" and getattr(block, f.name) == _default(f)))
 
 
-def _default(f: Field[Any]) -> Any:
+def _default(f: Field[Any]) -> object:
     return f.default if f.default_factory is MISSING else f.default_factory()
 
 
-def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
+def flat(recipe: object) -> dict[str, bool | int | float | str | None]:
     """Dotted key to value. A list of plain values is one text, `[0.9, 0.999]`; one of blocks has numbered keys."""
     out: dict[str, bool | int | float | str | None] = {}
 
@@ -266,17 +266,17 @@ def flat(recipe: Any) -> dict[str, bool | int | float | str | None]:
     return out
 
 
-def digest(recipe: Any) -> str:
+def digest(recipe: object) -> str:
     """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
     tree = renamed_keys.restore(_resolved(recipe, lambda _, f: f.metadata.get("hash") is False))
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resolved(recipe: Any, without: Callable[[Any, Field[Any]], bool] = lambda *_: False) -> Tree:
+def _resolved(recipe: object, without: Callable[[object, Field[Any]], bool] = lambda *_: False) -> Tree:
     """The recipe as values, but for the fields of blocks of which `without` is true."""
 
-    def prune(value: Any, tree: Tree) -> Tree:
+    def prune(value: object, tree: Tree) -> Tree:
         if is_dataclass(value) and isinstance(tree, dict):
             gone = {f.name for f in fields(value) if not f.init or without(value, f)}
             return {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}

@@ -9,7 +9,7 @@ import importlib.machinery
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,11 @@ from trainkit.config.ranges import (
 )
 from trainkit.config.units import AnySpan, Curve, Share, Span, TrainingSpan
 from trainkit.config.validation import Named
+
+if TYPE_CHECKING:
+    from trainkit.interfaces import Data, Task
+else:  # a recipe is read without torch, which the protocols import; `Named` alone validates the blocks
+    Data = Task = Any
 
 TABLES: dict[str, dict[str, str]] = {
     "task": {
@@ -473,8 +478,8 @@ class Recipe:
 
     name: str
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 0
-    task: Annotated[Any, Named("task", TABLES["task"])]
-    data: Annotated[Any, Named("data", TABLES["data"])]
+    task: Annotated[Task, Named("task", TABLES["task"])]
+    data: Annotated[Data, Named("data", TABLES["data"])]
     optim: Optim
     train: Train
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
@@ -499,7 +504,9 @@ class Recipe:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
-        block = getattr(self.data, "block", 1)
+        from trainkit.interfaces import DrawsBlocks  # imports torch, as blocks of tasks and data do
+
+        block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
             raise ValueError(
                 f"micro_batch {self.train.micro_batch} and batch_size {self.train.batch_size} of train; data.sampler "

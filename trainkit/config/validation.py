@@ -36,8 +36,8 @@ MAX_WORDED = 1000
 class Named:
     """Marks a field whose block says by its `name` which class it is; `table` is the kind of block.
 
-    Written `task: Annotated[Any, Named("task")]`. The rest of the block is validated against the fields of the class;
-    `name` is handed on only to a class that has such a field.
+    Written `task: Annotated[Task, Named("task")]`, where only type checkers read `Task`. The rest of the block is
+    validated against the fields of the class; `name` is handed on only to a class that has such a field.
     """
 
     table: str
@@ -51,14 +51,14 @@ class Named:
             serialization=core_schema.plain_serializer_function_ser_schema(self._write),
         )
 
-    def _build(self, block: Tree, tables: Tables) -> Any:
+    def _build(self, block: Tree, tables: Tables) -> object:
         cls = self.resolve(block, tables)
         if cls is None:
             raise PydanticCustomError("named_block", "no such block")
         own = any(f.name == "name" for f in fields(cls))
         return validate(cls, {k: v for k, v in block.items() if k != "name" or own}, tables)
 
-    def _write(self, value: Any) -> dict[str, Tree]:
+    def _write(self, value: object) -> dict[str, Tree]:
         return {"name": _word_of(self, type(value)), **to_tree(value)}
 
     def resolve(self, block: Tree, tables: Tables) -> type | None:
@@ -112,7 +112,7 @@ def validate(cls: type[T], tree: Tree, tables: Tables) -> T:
     return _adapter(cls).validate_json(json.dumps([tree]), context=tables)[0]
 
 
-def to_tree(value: Any) -> Tree:
+def to_tree(value: object) -> Tree:
     """A dataclass as the tree of values that it can be made of again."""
     return _adapter(type(value)).dump_python([value], mode="json")[0]
 

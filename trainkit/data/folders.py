@@ -8,9 +8,9 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from trainkit.errors import UserError, listing, number_of
+from trainkit.files import Json
 
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _DEPTH = 16
@@ -128,7 +128,7 @@ def read_text(file: Path, most: int, expected: str) -> str:
         raise UserError(str(file), f"cannot be read ({error})"[:300], expected) from None
 
 
-def read_json(file: Path, most: int, expected: str) -> Any:
+def read_json(file: Path, most: int, expected: str) -> Json:
     """Read a JSON file of at most so many bytes. Raises UserError where it cannot be read."""
     text = read_text(file, most, expected)
     try:

@@ -129,6 +129,12 @@ def of(data: object) -> Kind | None:
     return next((rows[name] for name in classes if name in rows), None)
 
 
+def name(data: object) -> str:
+    """Return the name of the kind of a recipe's block `data`; that of its class where it is of none."""
+    kind = of(data)
+    return kind.name if kind is not None else type(data).__name__
+
+
 def at(path: object) -> Kind:
     """Return the kind of the set at a path: the first that holds it, else `images`, whose packed form `faces` share."""
     for kind in KINDS.values():

@@ -19,7 +19,7 @@ from trainkit.data import leakage, sources
 from trainkit.data.leakage import Held
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Batch, RowOrder, Split
+from trainkit.interfaces import Batch, Data, NamesEvaluationSets, NamesTrainingSet, RowOrder, Split, ThreadSafeFetch
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -35,7 +35,7 @@ class TrainSplit(Split):
     at_once = None
     any_thread = False
     """Whether `fetch` may run in a thread beside the training: it then draws from no generator of the process."""
-    protocol: Any = None
+    protocol: object = None
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Return the rows of one epoch, shuffled, int64 (updates, batch_size); what fills no batch is left out.
@@ -59,15 +59,16 @@ class EvalSplit(Split):
 
 
 class SplitView(Split):
-    """A split through which another one is read: forwards every member that a subclass does not replace."""
+    """A split through which another one is read; a subclass replaces what it changes.
+
+    It has the members of `Split` and `any_thread`, and none of those that only some splits have. So behind cached
+    outputs a damaged sample is replaced by one of any class: nothing there says which samples are of its own.
+    """
 
     def __init__(self, split: Split):
-        self.split = split
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "split" not in self.__dict__:  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.split, name)
+        self.split, self.any_thread = split, isinstance(split, ThreadSafeFetch) and split.any_thread
+        self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
+        self.protocol, self.at_once = split.protocol, split.at_once
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Return the rows of one epoch, as the split does."""
@@ -194,6 +195,12 @@ def evaluated(evaluate: Mapping[str, str], held_out: bool) -> dict[str, str]:
 def key(name: str) -> str:
     """Return the recipe key of a set: `data.train`, or `data.evaluate.NAME`."""
     return "data.train" if name == "train" else f"data.evaluate.{name}"
+
+
+def named_sets(data: Data) -> dict[str, str]:
+    """Return the sets that a recipe names, by name: `train`, empty where it names none, and those of `evaluate`."""
+    train = data.train if isinstance(data, NamesTrainingSet) else ""
+    return {"train": train, **(data.evaluate if isinstance(data, NamesEvaluationSets) else {})}
 
 
 def missing(

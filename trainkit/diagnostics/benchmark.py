@@ -22,6 +22,7 @@ import numpy as np
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
+from trainkit.config.units import Span
 from trainkit.diagnostics import stepped_process, switches
 from trainkit.diagnostics.benchmark_report import (
     LEAST,
@@ -64,7 +65,7 @@ class Benchmark:
         repeats: int,
         steps: int | None,
         within: Path | None = None,
-        say: Callable[[str], Any] = print,
+        say: Callable[[str], object] = print,
         save: Callable[[Result | None], None] = lambda result: None,
     ):
         self._order, self._recipe, self.state = request, recipe, state
@@ -456,7 +457,7 @@ def seconds(recipe: Recipe, ready: stepped_process.Ready, pace: float, costs: Ma
     learned = steps * pace
     total = learned
 
-    def times(every: Any, at_end: bool) -> float:
+    def times(every: Span | None, at_end: bool) -> float:
         if every is None:
             return float(at_end)
         held = learned / every.seconds if every.timed else steps // every.steps(per_epoch, batch)

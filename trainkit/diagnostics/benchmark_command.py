@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.config import loader, yaml_editor
 from trainkit.config.run_request import RunRequest, load
@@ -32,8 +32,12 @@ from trainkit.diagnostics.benchmark_report import (
     table,
 )  # fmt: skip
 from trainkit.errors import UserError, number_of
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.run_lifecycle import about, begin, ending
 from trainkit.tracking.store import Store
+
+if TYPE_CHECKING:
+    from trainkit.tracking.tracker import Silent, Tracker
 
 _STATE = "benchmark.json"
 
@@ -46,7 +50,7 @@ def command(
     steps: int | None = None,
     write: Path | None = None,
     resume: bool = False,
-    say: Callable[[str], Any] = print,
+    say: Callable[[str], object] = print,
 ) -> int:
     """`trainkit bench`. Returns 0. Raises UserError for what the user can mend."""
     recipe = load(request)
@@ -128,14 +132,16 @@ def _told_to_stop() -> Iterator[None]:
 
 
 @contextmanager
-def _tracked(request: RunRequest, recipe: Recipe, store: Store, say: Callable[[str], Any]) -> Iterator[tuple[Any, Any]]:
+def _tracked(
+    request: RunRequest, recipe: Recipe, store: Store, say: Callable[[str], object]
+) -> Iterator[tuple[Tracker, RunFolder]]:
     """Open the run above those of the settings: its tracker and its folder."""
     from trainkit.tracking.tracker import Silent, Tracker
 
     text = loader.dump(recipe)
     # Of the whole text: what bears on speed, such as the loader, is no part of a recipe's hash.
     digest = hashlib.sha256(f"bench\n{text}".encode()).hexdigest()
-    tracker: Any = Silent()
+    tracker: Tracker | Silent = Silent()
     with ending(lambda: tracker):
         folder, resuming = begin(request, store, f"{recipe.name}-bench", recipe.seed, digest, text, False)
         tracker = Tracker.start(
@@ -162,7 +168,7 @@ def _experiment(recipe: Recipe) -> str:
     return f"{recipe.log.experiment or recipe.name}-bench"
 
 
-def _nested(request: RunRequest, recipe: Recipe, result: Result, folder: Any, store: Store) -> None:
+def _nested(request: RunRequest, recipe: Recipe, result: Result, folder: RunFolder, store: Store) -> None:
     """Log one setting as a run beneath the benchmark's."""
     from trainkit.tracking.tracker import Tracker
 
@@ -188,7 +194,7 @@ def _nested(request: RunRequest, recipe: Recipe, result: Result, folder: Any, st
     tracker.finish("FAILED" if result.failed else "FINISHED", result.failed or None)
 
 
-def _conclude(state: BenchmarkState, kept: Result | None, tracker: Any) -> None:
+def _conclude(state: BenchmarkState, kept: Result | None, tracker: Tracker) -> None:
     from trainkit.plots import benchmark as drawing
 
     listed = rows(state, kept)
@@ -210,7 +216,7 @@ def _conclude(state: BenchmarkState, kept: Result | None, tracker: Any) -> None:
 
 
 def _write(
-    request: RunRequest, recipe: Recipe, state: BenchmarkState, kept: Result | None, new: Path, tracker: Any
+    request: RunRequest, recipe: Recipe, state: BenchmarkState, kept: Result | None, new: Path, tracker: Tracker
 ) -> str:
     if kept is None or not kept.words or kept.interval is None:
         return f"{new} is not written: there is no switch to put into it"

@@ -70,7 +70,7 @@ class Tried:
     """What the device, or the machine, has left beside that."""
 
 
-def command(request: RunRequest, say: Callable[[str], Any]) -> int:
+def command(request: RunRequest, say: Callable[[str], object]) -> int:
     """Try a recipe and say what its training will take. Raises UserError for what would end it.
 
     Returns 0, or 2 where the disk does not hold its checkpoints.

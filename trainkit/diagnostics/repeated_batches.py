@@ -7,6 +7,7 @@ import time
 import numpy as np
 import torch
 
+from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Batch, Split
 from trainkit.training.plan import Plan
@@ -15,14 +16,12 @@ KEPT = 4
 """Micro-batches that are kept to be learned from."""
 
 
-class RepeatedBatches:
+class RepeatedBatches(SplitView):
     """A training split of one update whose batches are read once, on this process, and handed out again and again."""
 
-    protocol, at_once = None, None
-
     def __init__(self, split: Split, plan: Plan, runtime: Runtime):
-        self._split = split
-        self.name, self.views, self.size, self.digest = split.name, split.views, plan.batch_size, split.digest
+        super().__init__(split)
+        self.size, self.any_thread = plan.batch_size, False  # the time of `fetch` is part of the step
         self._rows = np.array(split.order(0, plan.batch_size)[0, 0 : plan.batch_size])
         # On a CPU a batch is not copied to where it is used, and may be changed there.
         self.copied = runtime.device.type == "cpu"
@@ -52,12 +51,8 @@ class RepeatedBatches:
         self.seconds += time.perf_counter() - began
         return batch
 
-    def on_device(self, batch: Batch) -> Batch:
-        """As the split does it."""
-        return self._split.on_device(batch)
-
     def _read(self, indices: np.ndarray, view: int | None) -> Batch:
-        batch = self._split.fetch(self._rows[indices], 0, view)
+        batch = super().fetch(self._rows[indices], 0, view)
         # Tables are looked up by `index`, so it counts the samples of this split.
         places = {int(row): place for place, row in enumerate(self._rows)}
         index = [places.get(int(row), -1) for row in batch["index"]]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
 from trainkit.diagnostics.stepped_process import Ready
+from trainkit.interfaces import CachesSamples, CachesTeacher, Data
+from trainkit.training.plan import batch_norm_least
 
 OTHER_BATCH = "another batch learns differently"
 FEWER_EVALUATIONS = "fewer evaluations to choose the best from"
@@ -154,12 +155,10 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
     switches.append(
         Switch("prefetch", ahead) if count else Switch("prefetch", absent="no workers read ahead: 0 are best so far")
     )
-    kinds = _choices(recipe.data, "cache")
-    own = getattr(recipe.data, "cache", None)
     cached = tuple(
         Setting(f"cache: {word}", (f"data.cache={word}",))
-        for word in kinds
-        if word not in (own, "auto") and (gpu or word != "device")
+        for word in _other_caches(recipe.data)
+        if word != "auto" and (gpu or word != "device")
     )
     switches.append(Switch("cache", cached, absent="" if cached else "this data has no such choice"))
     switches.append(_teacher(recipe, ready))
@@ -168,10 +167,9 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
 
 def _teacher(recipe: Recipe, ready: Ready) -> Switch:
     """List what caching a frozen teacher brings. Losses are not compared: one output may stand for many."""
-    on = getattr(recipe.task, "cache_teacher", None)
-    if on is None:
+    if not isinstance(recipe.task, CachesTeacher):
         return Switch("cache_teacher", absent="this task has no teacher that could be asked once")
-    if on:
+    if recipe.task.cache_teacher:
         return Switch(
             "cache_teacher", (Setting("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),)
         )
@@ -187,7 +185,7 @@ def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
         return [Switch(name, absent=why) for name in ("micro_batch", "batch", "accumulation")]
     size = ready.steps_per_epoch * batch
     seen = "batch norm sees another number of samples" if ready.batch_norm else ""
-    least = getattr(recipe.task, "batch_norm_least", 1)
+    least = batch_norm_least(recipe)
     smaller = [batch // part for part in (1, 2, 4, 8) if batch % part == 0 and batch // part >= max(1, least)]
     micros = tuple(
         Setting(f"micro-batch {n}", (f"train.micro_batch={n}",), gives_up=seen, number=n) for n in smaller if n != micro
@@ -288,7 +286,9 @@ def _powers(most: int) -> list[int]:
     return sorted({*(2**k for k in range(most.bit_length()) if 2**k <= most), most})
 
 
-def _choices(block: Any, name: str) -> tuple[str, ...]:
-    """The words that a key of a block may have."""
-    hints = typing.get_type_hints(type(block)) if hasattr(block, name) else {}
-    return tuple(word for word in typing.get_args(hints.get(name)) if isinstance(word, str))
+def _other_caches(data: Data) -> list[str]:
+    """The words that `data.cache` may have beside its own; none where the data has no such key."""
+    if not isinstance(data, CachesSamples):
+        return []
+    hint = typing.get_type_hints(type(data)).get("cache")
+    return [word for word in typing.get_args(hint) if isinstance(word, str) and word != data.cache]

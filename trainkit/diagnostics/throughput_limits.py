@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,8 @@ from trainkit.training.dependencies import gather
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
+
+T = TypeVar("T")
 
 FOLDER = "ceilings"
 """Folder of the store's home that keeps what was measured."""
@@ -260,7 +262,7 @@ class _Alone:
             "peak_source": peaks[0][1] if peaks else "",
         }
 
-    def _each(self, name: str, act: Callable[[], Any]) -> list[Any] | None:
+    def _each(self, name: str, act: Callable[[], T]) -> list[T] | None:
         """Return what `act` returns on each process; None with the reason in `absent` where it fails on any."""
         done, reason = None, ""
         if any(self.runtime.all_gather(self.stopping())):
@@ -278,7 +280,7 @@ class _Alone:
         if reasons:
             self.absent.setdefault(name, reasons[0])
             return None
-        return [done if rank == self.runtime.rank else other for rank, (_, other) in enumerate(told)]
+        return [cast(T, done if rank == self.runtime.rank else other) for rank, (_, other) in enumerate(told)]
 
     def budget(self, step_seconds: float | None = None) -> float:
         """Seconds that a part may take; as a share of the training, from those of an update."""

@@ -209,7 +209,7 @@ class Runtime:
             begin = self._factors[factor, loss.dtype] = torch.full_like(loss.detach(), factor)
         loss.backward(begin)
 
-    def stepper(self, optimizer: Optimizer) -> Callable[[], Any]:
+    def stepper(self, optimizer: Optimizer) -> Callable[[], object]:
         """Return the function that makes a step of a prepared optimizer: the optimizer's own where no loss is scaled.
 
         Accelerate's looks for packages at every step, 35 us and more.
@@ -264,7 +264,7 @@ class Runtime:
         """Broadcast `thing` of rank 0, which must be plain data; returns it on every rank."""
         if self.world == 1:
             return thing
-        box: list[Any] = [thing]
+        box = [thing]
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 

@@ -21,7 +21,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trainkit.distributed import rank_failures
 
@@ -29,7 +28,7 @@ from trainkit.distributed import rank_failures
 class Watchdog(threading.Thread):
     """Ends the process when `moved` has been the same for `limit` seconds. `start` it in the main thread."""
 
-    def __init__(self, limit: float, moved: Callable[[], Any], folder: Path, rank: int):
+    def __init__(self, limit: float, moved: Callable[[], object], folder: Path, rank: int):
         super().__init__(name="trainkit-watchdog", daemon=True)
         self._limit, self._moved, self._folder, self._rank = limit, moved, folder, rank
         self._tick = min(30.0, limit / 20)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
+from trainkit.data import kinds
 from trainkit.errors import UserError
 from trainkit.experiments import group
 from trainkit.experiments.group import Child, Parent, RunGroup, child_of
+from trainkit.interfaces import DividesIntoFolds
 from trainkit.metrics import segmentation_3d
 from trainkit.metrics.significance import nan_mean
 from trainkit.tracking.mlflow_errors import Away
@@ -213,9 +215,8 @@ def divide(request: RunRequest) -> list[Child]:
     Raises UserError for data that has no folds, and for a recipe that scores nothing.
     """
     recipe = load(request)
-    if not {"folds", "fold"} <= {f.name for f in fields(recipe.data)}:
-        kind = getattr(recipe.data, "name", type(recipe.data).__name__)
-        found = f"the data of {recipe.name}, {kind}, has no `folds` and `fold`"
+    if not isinstance(recipe.data, DividesIntoFolds):
+        found = f"the data of {recipe.name}, {kinds.name(recipe.data)}, has no `folds` and `fold`"
         raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
     for word in request.overrides:
         if word.partition("=")[0].strip() == "data.fold":

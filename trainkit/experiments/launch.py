@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
+from trainkit.data.split import named_sets
 from trainkit.distributed import rank_failures
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
@@ -351,9 +352,10 @@ class Session:
         digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
         digests = {lineage.DATA: data.meta.digest, **digests}
         lineage.record(tracker, folder, self.store, request.path, digests, run.parent)
-        tracker.dataset("train", "train", data.meta.digest, getattr(recipe.data, "train", ""), data.train.size)
+        sources = named_sets(recipe.data)
+        tracker.dataset("train", "train", data.meta.digest, sources["train"], data.train.size)
         for split in {split.digest: split for split in splits.values()}.values():
-            source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
+            source = sources.get(split.name.partition(".")[0], "")
             tracker.dataset(split.name, "test", split.digest, source, split.size)
 
     def _report(self, run: OpenRun, folder: RunFolder, logger: RunLogger) -> None:

@@ -32,11 +32,13 @@ def check(request: RunRequest) -> str:
             refuse_unknown(needed)
             open_lines = new_recipe.open_lines(other.path, needed)
             said += [f"to decide: {other.path.name}, {line}" for line in open_lines]
-        elif source.weights.startswith(timm_weights.PREFIX):
-            if not timm_weights.is_here(source.weights):
-                notes.append(f"task.{name}: {source.weights} is not here yet; `trainkit download RECIPE` downloads it")
-        elif ":" not in source.weights and not locate(source.weights).is_file():
-            notes.append(f"task.{name}.weights: {locate(source.weights)} does not exist")
+            continue
+        word = source.weights or ""
+        if word.startswith(timm_weights.PREFIX):
+            if not timm_weights.is_here(word):
+                notes.append(f"task.{name}: {word} is not here yet; `trainkit download RECIPE` downloads it")
+        elif ":" not in word and not locate(word).is_file():
+            notes.append(f"task.{name}.weights: {locate(word)} does not exist")
     said += [f"not there yet: {note}" for note in notes]
     if request.sweep:
         said += [f"{child.title}: {child.said}" for child in children[:_SHOWN]]

@@ -14,6 +14,7 @@ from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export import files
 from trainkit.export.files import Format, Outputs
+from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
 
 CLOSE = 1e-3
@@ -86,7 +87,7 @@ class Exportable:
 
     net: nn.Module
     """Holds the tensors that are written."""
-    about: Mapping[str, Any]
+    about: Mapping[str, Json]
     """The part of model.json that this kind decides."""
     checked_on: tuple[str, list[int]]
     """Split, and its rows."""
@@ -211,7 +212,7 @@ def write_onnx_of_rows(
     network: str,
     pixels: Tensor,
     expected: Mapping[str, Tensor],
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
 ) -> tuple[RowAgreement, dict[str, str], list[str]]:
     """Write an ONNX file and check it: for batches of any size where that can be, else for one sample at a time.
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +23,7 @@ from trainkit.export import files, model_card
 from trainkit.export.agreement import Agreement, Exportable, Exporter
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.latency import Latency, time_network
-from trainkit.files import write_aside
+from trainkit.files import Json, write_aside
 from trainkit.inference.output_folder import check_free
 from trainkit.inference.trained_model import meta_of, read_meta
 from trainkit.interfaces import DatasetInfo
@@ -88,7 +88,9 @@ def export(
     return _write(out, names, network, about, folder, recipe, weights, seconds if latency else None, say)
 
 
-def _origin(folder: RunFolder, recipe: Recipe, meta: DatasetInfo, weights: Path, network: Exportable) -> dict[str, Any]:
+def _origin(
+    folder: RunFolder, recipe: Recipe, meta: DatasetInfo, weights: Path, network: Exportable
+) -> dict[str, Json]:
     """Describe where an export comes from, for model.json."""
     split, rows = network.checked_on
     return {
@@ -107,7 +109,7 @@ def _write(
     out: Path,
     names: Sequence[str],
     network: Exportable,
-    about: dict[str, Any],
+    about: dict[str, Json],
     folder: RunFolder,
     recipe: Recipe,
     weights: Path,

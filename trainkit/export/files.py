@@ -21,8 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.config.schema import Recipe
+from trainkit.config.validation import to_tree
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.inference.output_folder import check_free
+from trainkit.interfaces import Split, Task
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
@@ -71,7 +74,7 @@ def aside(out: Path, kept: list[str]) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def scored_split(recipe: Recipe) -> Any:  # a Split, and members of its kind of data
+def scored_split(recipe: Recipe) -> Split:
     """Return the set that a run is scored on first, in its plain kind: each picture whole and once."""
     opened = recipe.data.open(recipe.seed)
     for name, evaluation in recipe.evaluations.items():
@@ -85,10 +88,12 @@ def spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
-def network(task: object, net: nn.Module) -> str:
+def network(task: Task, net: nn.Module) -> str:
     """Describe a network: `resnet18, 11,181,642 parameters`."""
-    spec = getattr(task, "net", None) or getattr(task, "student", None)
-    name = getattr(spec, "model", None) or getattr(spec, "name", type(net).__name__)
+    block = to_tree(task)
+    spec = block.get("net") or block.get("student")
+    name = spec.get("model") or spec.get("name") if isinstance(spec, dict) else None
+    name = name or type(net).__name__
     return f"{name}, {sum(p.numel() for p in net.parameters()):,} parameters"
 
 
@@ -107,7 +112,7 @@ def write_onnx(
     example: Tensor,
     free: Mapping[int, Any],
     outputs: Sequence[str],
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
 ) -> None:
     """Write a network that takes `pixels`, or what `about` says; sides that are numbered in `free` are left open."""
     file.unlink(missing_ok=True)

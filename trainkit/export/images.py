@@ -31,11 +31,12 @@ from trainkit.export.agreement import (
     write_onnx_of_rows,
 )
 from trainkit.export.files import CONFIG, Format, Outputs
-from trainkit.files import write_aside
+from trainkit.files import Json, write_aside
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
+from trainkit.tasks.classify import Classify
 from trainkit.tasks.embed import Embed, WithHead
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> nn.Module:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> nn.Module:
     """Rebuild the network of an exported folder: pixels to its `outputs`, in their order."""
     return _rebuilt(recipe, meta, file, list(said["outputs"]))
 
@@ -140,7 +141,7 @@ _WORDS = {
 }
 
 
-def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str]) -> dict[str, Any]:
+def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str]) -> dict[str, Json]:
     height, width = prepared.side
     return {
         "input": f"pixels: RGB 0 .. 255, float32 (B, 3, {height}, {width})",
@@ -164,14 +165,14 @@ def _preparation(recipe: Recipe) -> Preparation:
     return prepared
 
 
-def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Any]:
+def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Json]:
     """Describe a network and the preparation of its pictures in the words of timm, for config.json.
 
     Dropped features and blocks are of the training alone and left out.
     """
     import timm
 
-    spec = recipe.task.net
+    spec = cast(Classify, recipe.task).net
     architecture = spec.model.partition(".")[0]
     own: Any = net.net.pretrained_cfg  # a dict of timm
     known = timm.get_pretrained_cfg(architecture, allow_unregistered=False)

@@ -17,6 +17,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.export.latency import Latency
+from trainkit.files import Json
 from trainkit.markdown import block, code, plain
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import Interval
@@ -33,7 +34,7 @@ def card(
     folder: RunFolder,
     recipe: Recipe,
     file: Path,
-    about: Mapping[str, Any],
+    about: Mapping[str, Json],
     agreements: Mapping[str, Agreement],
     latency: Latency | None = None,
 ) -> str:
@@ -71,10 +72,10 @@ def card(
 def licences(recipe: Recipe) -> Iterator[str]:
     """List what is known of the licences of the data, and of the weights that the training began with."""
     from trainkit.data import hub
+    from trainkit.data.split import named_sets
 
-    places = {"trained on": getattr(recipe.data, "train", "")}
-    places |= {f"scored on ({name})": text for name, text in getattr(recipe.data, "evaluate", {}).items()}
-    for what, text in places.items():
+    for name, text in named_sets(recipe.data).items():
+        what = "trained on" if name == "train" else f"scored on ({name})"
         if text == "sample" or str(text).startswith("sample:"):
             yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's pictures"
         elif text == "held_out":
@@ -87,10 +88,10 @@ def licences(recipe: Recipe) -> Iterator[str]:
     for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
             yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
-        elif str(source.weights).startswith("timm:"):
-            yield f"weights that training began with ({name}): {code(source.weights)}; {_of_timm(source.weights[5:])}"
-        else:
-            yield f"weights that training began with ({name}): {code(source.weights)}; licence unknown"
+            continue
+        word = source.weights or ""
+        known = _of_timm(word[5:]) if word.startswith("timm:") else "licence unknown"
+        yield f"weights that training began with ({name}): {code(word)}; {known}"
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
@@ -113,14 +114,14 @@ def _front(kind: str, by_timm: bool) -> str:
     return "\n".join(lines)
 
 
-def _network(about: Mapping[str, Any]) -> list[str]:
+def _network(about: Mapping[str, Json]) -> list[str]:
     """Describe the network and its inputs."""
     lines = [f"- {plain(about['network'])}"] if "network" in about else []
     lines.append(f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}")
     return lines + ([f"- from a file: {plain(about['fit'])}"] if "fit" in about else [])
 
 
-def _classes(about: Mapping[str, Any]) -> list[str]:
+def _classes(about: Mapping[str, Json]) -> list[str]:
     names = about["names"]
     if not names:
         return []
@@ -128,7 +129,7 @@ def _classes(about: Mapping[str, Any]) -> list[str]:
     return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
 
 
-def _loading(about: Mapping[str, Any], agreements: Mapping[str, Agreement]) -> Iterator[str]:
+def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> Iterator[str]:
     """Write programs that run as they stand in the folder of the card, beside a file picture.jpg."""
     yield "In this folder, of a file `picture.jpg`:" if "takes" not in about else "In this folder:"
     if CONFIG in agreements:
@@ -152,7 +153,7 @@ def _loading(about: Mapping[str, Any], agreements: Mapping[str, Agreement]) -> I
         )
 
 
-def _by_onnx(about: Mapping[str, Any]) -> str:
+def _by_onnx(about: Mapping[str, Json]) -> str:
     outputs = list(about.get("outputs", ["logits"]))
     found = ", ".join(outputs) + ("," if len(outputs) == 1 else "")
     if "takes" in about:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainkit import interfaces
 from trainkit.config.schema import Recipe
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
 from trainkit.export import files
@@ -29,6 +31,7 @@ from trainkit.export.agreement import (
     compare_pixels,
 )
 from trainkit.export.files import Format
+from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo
 from trainkit.tasks.segment2d import Segment2d
@@ -36,7 +39,7 @@ from trainkit.tasks.segment2d import Segment2d
 
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return how runs that give pixels a class are exported; None where the task has no network for it."""
-    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "deployable") else None
+    return Exporter(exportable, rebuilt) if isinstance(recipe.task, interfaces.Exportable) else None
 
 
 def exportable(
@@ -49,11 +52,11 @@ def exportable(
     if "hub-folder" in formats:
         found = f"the network of run {run} gives every pixel a class, which those of timm do not"
         raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
-    net = load_network(recipe, meta, weights)
+    net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
-    deployed, split = _deployed(recipe, net), files.scored_split(recipe)
+    deployed, split = _deployed(recipe, net), cast(WholeScenes, files.scored_split(recipe))
     chosen = _Chosen(split, pictures)
-    _check_scored(recipe.task, net, deployed, split, chosen, str(weights))
+    _check_scored(cast(Segment2d, recipe.task), net, deployed, split, chosen, str(weights))
 
     def check(file: Path) -> PixelAgreement:
         return compare_pixels(file.name, rebuilt(recipe, meta, {}, file), deployed, chosen, refined)
@@ -65,8 +68,8 @@ def exportable(
             "output": "logits: float32 (B, classes, H, W); the largest is the class",
             "names": list(meta.class_names or map(str, range(meta.classes))),
             "colours": [list(colour) for colour in split.protocol.colours],
-            "mean": list(recipe.data.mean),
-            "std": list(recipe.data.std),
+            "mean": list(data.mean),
+            "std": list(data.std),
             "normalised": "inside: (pixels / 255 - mean) / std",
             "size": list(chosen[0].shape[2:]),
             "multiple": net.multiple,
@@ -79,13 +82,14 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> nn.Module:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> nn.Module:
     """Rebuild the network of an exported folder: pixels to logits."""
     return _deployed(recipe, load_network(recipe, meta, file))
 
 
 def _deployed(recipe: Recipe, net: nn.Module) -> nn.Module:
-    return recipe.task.deployable(net, recipe.data.mean, recipe.data.std)
+    data = cast(Scenes, recipe.data)
+    return cast(Segment2d, recipe.task).deployable(net, data.mean, data.std)
 
 
 class _Chosen:
@@ -134,7 +138,7 @@ def _check_scored(
 
 
 def write_checked(
-    file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Any]
+    file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Json]
 ) -> tuple[PixelAgreement, dict[str, str], list[str]]:
     """Write an ONNX file and check it: for any sides where that can be, else for those of the first picture.
 
@@ -176,7 +180,7 @@ def _other_sides(first: Tensor) -> list[Tensor]:
     return [cut, first.transpose(2, 3), larger, torch.cat([first, first.flip(3)])]
 
 
-def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Any], any_sides: bool) -> None:
+def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Json], any_sides: bool) -> None:
     if any_sides and all(side % about["multiple"] == 0 for side in pixels.shape[2:]):
         # What is exported is the way that was taken, and only other sides are resized.
         pixels = pixels[:, :, :-1, :-1]

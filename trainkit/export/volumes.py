@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,8 +29,10 @@ from trainkit.export.agreement import (
     write_onnx_of_rows,
 )
 from trainkit.export.files import Format
+from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
-from trainkit.interfaces import DatasetInfo, Split
+from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
+from trainkit.tasks.segment3d import Segment3d
 
 
 class Deployed(NamedModule):
@@ -49,7 +51,7 @@ class Deployed(NamedModule):
 
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return how runs that segment volumes are exported; None where the task makes no label maps."""
-    return Exporter(exportable, rebuilt) if hasattr(recipe.task, "label_map") else None
+    return Exporter(exportable, rebuilt) if isinstance(recipe.task, LabelsVolumes) else None
 
 
 def exportable(
@@ -85,7 +87,7 @@ def exportable(
     )
 
 
-def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Any], file: Path) -> Deployed:
+def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> Deployed:
     """Rebuild the network of an exported folder: patches to a tuple of their logits."""
     return Deployed(load_network(recipe, meta, file))
 
@@ -102,7 +104,8 @@ def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
     return F.pad(image, around)
 
 
-def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
+def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
+    window = cast(Segment3d, recipe.task).window
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
     grid = f"voxels of {mm} mm" if meta.resampled else f"voxels as they are in the files, of {mm} mm in the median"
@@ -119,7 +122,7 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
             "of what is left"
         ).format(*PERCENTILES),
         "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; windows that overlap by "
-        f"{100 * recipe.task.window.overlap:g} %, weighed {recipe.task.window.weight}",
+        f"{100 * window.overlap:g} %, weighed {window.weight}",
         "shape": [1, 1, *patch],
         "size": patch,
     }

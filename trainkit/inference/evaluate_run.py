@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
+from trainkit.data.split import named_sets
 from trainkit.errors import UserError, few, visible
+from trainkit.evaluation_protocols import NamesClasses
 from trainkit.inference.trained_model import META, read_meta
 from trainkit.interfaces import Dataset, DatasetInfo, Scores, Split
 from trainkit.tracking import lineage
@@ -174,9 +176,8 @@ def _meta(subject: Subject, data: Dataset, splits: Mapping[str, Split]) -> Datas
     own = tuple(trained.class_names) or tuple(map(str, range(trained.classes)))
     for name, split in splits.items():
         # Pairs, searches and retrieval know no classes of the training.
-        names = getattr(split.protocol, "names", None)
-        if names is not None and tuple(names) != own:
-            found = f"classes {few(names, 8)}"
+        if isinstance(split.protocol, NamesClasses) and tuple(split.protocol.names) != own:
+            found = f"classes {few(split.protocol.names, 8)}"
             expected = f"those that {subject.name} was trained on: {few(own, 8)}"
             raise UserError(f"evaluations.{name}", found, expected, "scores of other classes would say nothing")
     if data.meta.modalities != tuple(trained.modalities):
@@ -260,7 +261,7 @@ def _keep(
     tracker.log(step, {**values, f"eval/{name}/unique_samples": scores.samples, f"time/eval_{name}_s": seconds})
     if isinstance(tracker, Silent):
         return
-    source = getattr(recipe.data, "evaluate", {}).get(split.name.partition(".")[0], "")
+    source = named_sets(recipe.data).get(split.name.partition(".")[0], "")
     tracker.dataset(split.name, "test", split.digest, source, split.size)
     if scores.rows and recipe.log.rows:
         tracker.table(f"rows/{name}_final.parquet", scores.rows)

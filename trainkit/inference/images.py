@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trainkit.data import kinds
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
@@ -87,7 +88,7 @@ class _Network:
 
     def reader(self, source: Source) -> Callable[[Record], tuple[Record, np.ndarray]]:
         """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
-        aligned = source.aligned or self.made.recipe.data.name != "faces"
+        aligned = source.aligned or kinds.name(self.made.recipe.data) != "faces"
 
         def read(record: Record) -> tuple[Record, np.ndarray]:
             pixels = pixels_of(record)

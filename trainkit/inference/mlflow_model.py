@@ -20,11 +20,12 @@ import numpy as np
 from trainkit.config import loader
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError, number_of
 from trainkit.inference import predictor, samples
 from trainkit.inference.predictor import Predictor
 from trainkit.inference.trained_model import read_meta
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tracking.logged_model import Described
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def requirements() -> list[str]:
 def _outputs(recipe: Recipe) -> tuple[str, ...] | None:
     """List the columns of predictions of a task; None of a plug-in's, which only a prediction tells."""
     task = recipe.task
-    if hasattr(task, "label_map") or hasattr(task, "probabilities"):
+    if isinstance(task, LabelsVolumes | LabelsImages):
         return ("label_map",)
     known = {
         "classify": (*_CLASSES, "embedding"),
@@ -133,10 +134,19 @@ def _example(recipe: Recipe, meta: DatasetInfo) -> bytes:
     if meta.axes:
         mm = meta.resampled or meta.spacing or (1.0, 1.0, 1.0)
         return samples.nifti_bytes(np.arange(16.0**3).reshape(16, 16, 16), mm, "example")
-    prepared = preprocess.of(recipe.data)
-    height, width = prepared.side if prepared else getattr(recipe.data, "size", None) or recipe.data.crop
+    height, width = _side(recipe)
     ramp = np.linspace(0, 255, height * width).reshape(height, width).astype(np.uint8)
     return image_decode.encode(np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2))
+
+
+def _side(recipe: Recipe) -> tuple[int, int]:
+    """Return a height and width that the network takes."""
+    if isinstance(recipe.data, Scenes):
+        return recipe.data.size or recipe.data.crop
+    prepared = preprocess.of(recipe.data)
+    if prepared is None:
+        raise UserError(f"recipe {recipe.name}", "data whose preparation is unknown", "data of a shipped kind")
+    return prepared.side
 
 
 def _preprocessing(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
@@ -145,10 +155,11 @@ def _preprocessing(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
         from trainkit.data.volumes.preprocess import PERCENTILES
 
         return {"axes": meta.axes, "spacing": list(meta.resampled) or None, "clip_percentiles": list(PERCENTILES)}
-    prepared = preprocess.of(recipe.data)
-    if prepared is None:
-        data = recipe.data
+    data, prepared = recipe.data, preprocess.of(recipe.data)
+    if isinstance(data, Scenes):
         return {"size": list(data.size) if data.size else None, "mean": list(data.mean), "std": list(data.std)}
+    if prepared is None:
+        return {}
     shape = {"size": list(prepared.side), "fit": prepared.words}
     return {**shape, "mean": list(prepared.mean), "std": list(prepared.std)}
 

@@ -18,6 +18,7 @@ from trainkit.data import sources
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
+from trainkit.data.people.dataset import People
 from trainkit.data.storage.cache import key
 from trainkit.errors import UserError, number_of
 from trainkit.inference import samples
@@ -70,7 +71,7 @@ def predict(asked: Request) -> Predicted:
     notes = _left_out(found.entries, known)
     if not every:
         raise UserError(asked.source, "; ".join(notes) or "no records", f"some of {', '.join(known)}")
-    data, prepared = asked.recipe.data, preprocess.of(asked.recipe.data)
+    data, prepared = cast(People, asked.recipe.data), preprocess.of(asked.recipe.data)
     if prepared is None:  # `predict.predict` has refused it
         raise TypeError("the recipe's data are no images")
     with rebuilt(asked.folder, asked.recipe, asked.meta) as made:

@@ -17,7 +17,7 @@ from trainkit.data.images import preprocess
 from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
-from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
+from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tracking.logged_model import ABOUT
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def is_predictable(recipe: Recipe, meta: DatasetInfo) -> bool:
         loader.parse(Recipe, loader.dump(recipe), recipe.name, (), TABLES)
     except UserError:
         return False
-    if hasattr(recipe.task, "label_map") or hasattr(recipe.task, "probabilities"):
+    if isinstance(recipe.task, LabelsVolumes | LabelsImages):
         return True
     return preprocess.of(recipe.data) is not None and (not meta.modalities or MODALITIES[RGB] in meta.modalities)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from PIL import Image
@@ -25,7 +25,7 @@ from trainkit.errors import UserError, few
 from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, LabelsImages
 from trainkit.plots.scenes import palette
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def predict(asked: Request) -> Predicted | None:
     names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
     None where the run's task gives pixels no probabilities.
     """
-    if not hasattr(asked.recipe.task, "probabilities"):
+    if not isinstance(asked.recipe.task, LabelsImages):
         return None
     found, notes = _pictures(asked.source)
     meta, recipe, out = asked.meta, asked.recipe, asked.out
+    size = cast("Scenes", recipe.data).size
     targets = [(out / f"{picture.id}.png", picture) for picture in found]
     folder = ResumableFolder(asked)
     check_free(out, folder.missing([*(target for target, _ in targets), out / CLASSES]))
@@ -71,7 +72,7 @@ def predict(asked: Request) -> Predicted | None:
             data, where = picture.read()
             pixels = image_decode.decode(data, where)
             labels = _label(pixels, where, made, asked.mirror)
-            if _is_stretched(pixels, recipe.data):
+            if _is_stretched(pixels, size):
                 stretched.append(picture.id)
             return _encoded(labels, colours)
 
@@ -80,15 +81,15 @@ def predict(asked: Request) -> Predicted | None:
         folder.note(out / CLASSES)
         _write(out / CLASSES, _described(meta, colours, origin(asked.folder, made.weights, meta)).encode())
     folder.end()
-    if stretched:
-        size = "{} x {} pixels".format(*recipe.data.size)
-        notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")
+    if stretched and size is not None:
+        sides = "{} x {} pixels".format(*size)
+        notes.append(f"{len(stretched)} of another shape than {sides}, stretched to them: {few(stretched)}")
     return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     """Return the function that makes label maps of pictures in memory; see `predictor.Predictor`."""
-    if not hasattr(made.recipe.task, "probabilities"):
+    if not isinstance(made.recipe.task, LabelsImages):
         raise UserError(f"recipe {made.recipe.name}", "a task that gives pixels no probabilities", "segment2d")
 
     def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
@@ -166,20 +167,20 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     from trainkit.data.images import augment
     from trainkit.losses.segmentation_2d import resized
 
-    data, task, device = made.recipe.data, made.recipe.task, made.runtime.device
+    data, task = cast("Scenes", made.recipe.data), cast(LabelsImages, made.recipe.task)
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
     scale = float(data.base(np.array([seen.shape[:2]]))[0])
-    image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(device)
+    image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(made.runtime.device)
     image = augment.normalise(image, data.mean, data.std)
     with torch.no_grad(), made.runtime.accelerator.autocast():
         found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror))
     return resized(found, pixels.shape[:2]).argmax(1)[0].to(torch.uint8).cpu().numpy()
 
 
-def _is_stretched(pixels: np.ndarray, data: Scenes) -> bool:
-    if data.size is None:
+def _is_stretched(pixels: np.ndarray, size: tuple[int, int] | None) -> bool:
+    if size is None:
         return False
-    height, width = (new / old for new, old in zip(data.size, pixels.shape[:2], strict=True))
+    height, width = (new / old for new, old in zip(size, pixels.shape[:2], strict=True))
     return max(height / width, width / height) > STRETCHED
 
 

@@ -13,7 +13,7 @@ from trainkit.errors import UserError
 from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, rebuilt
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, LabelsVolumes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,8 +36,8 @@ def predict(asked: Request) -> Predicted | None:
     from trainkit.data.formats import nifti
     from trainkit.data.volumes import sources
 
-    meta, out = asked.meta, asked.out
-    if not (hasattr(asked.recipe.task, "label_map") and meta.axes):
+    meta, out, task = asked.meta, asked.out, asked.recipe.task
+    if not (isinstance(task, LabelsVolumes) and meta.axes):
         return None
     found = sources.open_volumes(asked.source, labelled=False)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
@@ -51,7 +51,7 @@ def predict(asked: Request) -> Predicted | None:
 
         def label(case: Case) -> tuple[np.ndarray, Header]:
             array, header = nifti.read_image(case.image)
-            return _label(array, header, how, made, asked.mirror), header
+            return _label(array, header, how, task, made, asked.mirror), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
         written, more = folder.fill(readable, label, lambda target, found: nifti.write_labels(target, *found))
@@ -61,14 +61,15 @@ def predict(asked: Request) -> Predicted | None:
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     """Return the function that makes label maps of volumes in memory; see `predictor.Predictor`."""
-    if not (hasattr(made.recipe.task, "label_map") and made.meta.axes):
+    task = made.recipe.task
+    if not (isinstance(task, LabelsVolumes) and made.meta.axes):
         raise UserError(f"recipe {made.recipe.name}", "a task that makes no label maps of volumes", "segment3d")
     how = _preparation(made.meta)
 
     def predict(volumes: Sequence[Any], mirror: bool) -> Columns:
         def label(sample: Any, where: str) -> np.ndarray:
             array, header = samples.volume(sample, where)
-            return _label(array, header, how, made, mirror)
+            return _label(array, header, how, task, made, mirror)
 
         return samples.each(volumes, label)
 
@@ -115,13 +116,15 @@ def _preparation(meta: DatasetInfo) -> Preparation:
     return Preparation(meta.axes, (grid[0], grid[1], grid[2]) if grid else None)
 
 
-def _label(array: np.ndarray, header: Header, how: Preparation, made: Rebuilt, mirror: bool) -> np.ndarray:
+def _label(
+    array: np.ndarray, header: Header, how: Preparation, task: LabelsVolumes, made: Rebuilt, mirror: bool
+) -> np.ndarray:
     """Predict the label map of a volume, uint8, on the grid and in the axes of its file."""
     import torch
 
     from trainkit.data.volumes.preprocess import prepare
 
-    prepared, task, runtime = prepare(array, header, how), made.recipe.task, made.runtime
+    prepared, runtime = prepare(array, header, how), made.runtime
     image = torch.from_numpy(prepared.image)[None, None].to(runtime.device).float()
     with torch.no_grad(), runtime.accelerator.autocast():
         labels = task.label_map(made.net, image, prepared.original_shape, (mirror,) * 3).cpu().numpy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def _means(rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
     return {name: significance.mean(column, times) for name, column in plain.items()}
 
 
-def _kind(module: Any, has: str, same: str) -> Kind:
+def _kind(module: ModuleType, has: str, same: str) -> Kind:
     return Kind(module.units, module.resampled, tuple(has.split()), tuple(same.split()))
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trainkit import rng
 from trainkit.evaluation_protocols import Inspection
-from trainkit.interfaces import Scores, Split
+from trainkit.interfaces import Columns, Scores, Split
 from trainkit.metrics.classification import Decisions, confusion, decide, difference, labels
 from trainkit.metrics.verification import as_array, normalised, operating_points
 
@@ -102,14 +102,14 @@ def score_inspection(
     return Scores({f"{name}_share": float(flag.mean()) for name, flag in flags.items()}, table, pictures=pictures)
 
 
-def _maps(embedding: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> dict[str, dict[str, Any]]:
+def _maps(embedding: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> dict[str, Columns]:
     """Return the PCA and the t-SNE map of some rows of (N, D); `unit` has rows of length 1."""
     axes, share = principal_axes(embedding)
     pca = (embedding[rows] - embedding.mean(0)) @ axes
     return {"pca": {"points": pca, "share": share}, "tsne": {"points": tsne(unit[rows])}}
 
 
-def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str, np.ndarray]) -> dict[str, Any]:
+def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str, np.ndarray]) -> Columns:
     """Return images and columns of the samples with a flag, (N,), in the ascending order of `worst`."""
     chosen = np.flatnonzero(flag)
     first = chosen[np.argsort(worst[chosen], kind="stable")][:SHOWN]

@@ -7,7 +7,7 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import MODALITIES, RGB, TEXT, ImageSplit, Scores, Split
+from trainkit.interfaces import MODALITIES, RGB, TEXT, Columns, ImageSplit, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.ranking import (
@@ -182,9 +182,7 @@ def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list
     }
 
 
-def _pictures(
-    failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], total: int, split: RecordSplit
-) -> dict[str, Any]:
+def _pictures(failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], total: int, split: RecordSplit) -> Columns:
     """Return what `plots.ranked_lists` draws: the worst queries, of different persons, then the chosen ones."""
     worst: list[RankedQuery] = []
     for one in failed:
@@ -285,14 +283,14 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
     return {key: float(np.mean([one[key] for one in scores])) for key in scores[0]}
 
 
-def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, Any]:
+def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> Columns:
     """A row for each query of each list, and of each trial where there are several.
 
     With the group of the list, where no list is in two.
     """
     trials = len(protocol.galleries)
     flat = [(name, t, f) for name, all_of in found.items() for t, f in enumerate(all_of)]
-    columns: dict[str, Any] = {"list": [name for name, _, f in flat for _ in f.ap]}
+    columns: Columns = {"list": [name for name, _, f in flat for _ in f.ap]}
     if trials > 1:
         columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
     titles = {name: title for title, names in protocol.groups.items() for name in names}

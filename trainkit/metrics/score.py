@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from trainkit.evaluation_protocols import (
     Classes,
     Identification,
@@ -18,7 +16,7 @@ from trainkit.evaluation_protocols import (
     Separation,
     Templates,
 )
-from trainkit.interfaces import Scores, Split
+from trainkit.interfaces import Rows, Scores, Split
 from trainkit.metrics.class_separation import score_separation
 from trainkit.metrics.classification import score_classes
 from trainkit.metrics.embedding_inspection import score_inspection
@@ -30,7 +28,7 @@ from trainkit.metrics.segmentation_3d import score_segmentation
 from trainkit.metrics.verification import score_pairs
 
 
-def score(rows: dict[str, Tensor], protocol: Any, where: str = "evaluation set", split: Split | None = None) -> Scores:
+def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Split | None = None) -> Scores:
     """Score an evaluation set as its protocol says.
 
     `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed;

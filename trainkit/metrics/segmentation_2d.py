@@ -10,7 +10,6 @@ predicted for them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
-from trainkit.interfaces import IGNORED, ImageSplit, Rows, Scores, Split
+from trainkit.interfaces import IGNORED, Columns, ImageSplit, Rows, Scores, Split
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
 from trainkit.metrics.segmentation_3d import metric_words
@@ -114,7 +113,7 @@ def score_scenes(
         "miou": nan_mean(of_picture),
         "pixel_accuracy": _share(hit.sum(1), actual.sum(1)),
     }
-    columns: dict[str, Any] = picture | counts
+    columns: Columns = picture | counts
     if outlines is not None:
         picture["boundary_f"] = nan_mean(outlines)
         columns = picture | counts | {"boundary": outlines}  # of each class, as those before it
@@ -130,7 +129,7 @@ def score_scenes(
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
         }
-        pictures: dict[str, Any] = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
+        pictures: Columns = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
         return Scores(metrics, columns, tables=tables, pictures=pictures)
     confusion = {"counts": matrix, "names": protocol.names}
     return Scores(metrics, columns, {"confusion": confusion}, tables=tables, pictures={"confusion": confusion})
@@ -138,7 +137,7 @@ def score_scenes(
 
 def _over_pictures(
     hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray, outlines: np.ndarray | None, protocol: Scenes
-) -> tuple[dict[str, float], dict[str, Any]]:
+) -> tuple[dict[str, float], Columns]:
     """Return the metrics of a set of pictures, and the table of its classes, from counts of pixels (N, C)."""
     called, many = metric_words(protocol.names), len(protocol)
     hits, found, pixels = (counts.sum(0) for counts in (hit, predicted, actual))
@@ -159,7 +158,7 @@ def _over_pictures(
     metrics["fwiou"] = float((np.where(pixels > 0, iou, 0) * pixels).sum() / pixels.sum())
     metrics["pictures"] = float((actual.sum(1) > 0).sum())
     metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
-    table: dict[str, Any] = {"class": list(protocol.names), "iou": iou, "iou_low": low, "iou_high": high}
+    table: Columns = {"class": list(protocol.names), "iou": iou, "iou_low": low, "iou_high": high}
     table |= {"recall": recall, "precision": _share(hits, found)}
     if of_class is not None:
         metrics |= {f"boundary_f.{word}": float(of_class[k]) for k, word in enumerate(called)}
@@ -244,7 +243,7 @@ def _confusion(
     return counts, int(actual.sum() - counts.sum())
 
 
-def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, Any]:
+def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> Columns:
     """The most frequent mistakes, and a last row of all others, so that the pixels are all that are wrong."""
     wrong = counts - np.diag(counts.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
@@ -266,7 +265,7 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> dict[str, 
     return table
 
 
-def _scenes(rows: Mapping[str, Tensor], picture: dict[str, Any], protocol: Scenes, split: ImageSplit) -> dict[str, Any]:
+def _scenes(rows: Mapping[str, Tensor], picture: Columns, protocol: Scenes, split: ImageSplit) -> Columns:
     """Each picture with its maps, as `plots.scenes` draws them."""
     from PIL import Image
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import Scores
+from trainkit.interfaces import Columns, Scores
 from trainkit.metrics import significance
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.surface_distance import SCORES
@@ -76,7 +76,7 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     return Scores(metrics, cases | scored, tables=tables | {"per_case": {"id": cases["id"]} | shown | cases})
 
 
-def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tuple[dict[str, float], dict[str, Any]]:
+def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tuple[dict[str, float], Columns]:
     """Return the metrics of a set of cases, and the table of its organs, from scores (N, organs)."""
     organs, patients = protocol.names[1:], len(set(protocol.patients))
     actual, predicted = columns["volume_truth"] > 0, columns["volume_prediction"] > 0
@@ -117,12 +117,10 @@ def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tu
     return {name: value for name, value in metrics.items() if value == value}, table
 
 
-def _each_case(
-    columns: Mapping[str, np.ndarray], dice: np.ndarray, protocol: Segmentation
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _each_case(columns: Mapping[str, np.ndarray], dice: np.ndarray, protocol: Segmentation) -> tuple[Columns, Columns]:
     """Return columns of the row of each case: what it is, and what it scores."""
-    cases: dict[str, Any] = {"id": list(protocol.ids), "patient": list(protocol.patients)}
-    scored: dict[str, Any] = {"dice": dice}
+    cases: Columns = {"id": list(protocol.ids), "patient": list(protocol.patients)}
+    scored: Columns = {"dice": dice}
     for name in SCORES:
         unit = "_mm3" if name.startswith("volume") else "_mm" if name in ("hd95", "asd") else ""
         scored |= {
@@ -247,7 +245,7 @@ def _cuts(guide: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.array(cut), first, last
 
 
-def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: Segmentation) -> dict[str, Any]:
+def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: Segmentation) -> Columns:
     """The worst and the best cases, no case twice, those without any organ left out."""
     order = np.argsort(case, kind="stable")  # nan comes last
     order = order[: int((case == case).sum())]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -327,7 +328,7 @@ def _features(backbone: Any, shape: Sequence[int]) -> int:
     return pooled.shape[1]
 
 
-def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Any]) -> ReidNet:
+def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidNet:
     """The network of `spec` for records of `meta`: pictures of its shape, its modalities, captions and persons.
 
     `found` holds the files of its weights, under `net` and `text`. Raises UserError when timm has no such network, it

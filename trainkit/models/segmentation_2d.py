@@ -9,6 +9,7 @@ import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -221,7 +222,7 @@ class SceneNet(nn.Module):
 
 
 def build(
-    spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: DatasetInfo, found: Mapping[str, Any]
+    spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: DatasetInfo, found: Mapping[str, Path]
 ) -> tuple[SceneNet, list[str]]:
     """The network of `spec` for pictures of `meta.shape` (3, h, w), and sentences about it.
 
@@ -262,7 +263,7 @@ def source_of(spec: AnySceneNet) -> str | None:
     return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
 
 
-def _load(net: SceneNet, file: Any) -> list[str]:
+def _load(net: SceneNet, file: Path) -> list[str]:
     """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
     tensors = safe_load.read_tensors(file)
     if not any(name.startswith("body.") for name in tensors):
@@ -274,7 +275,7 @@ def _load(net: SceneNet, file: Any) -> list[str]:
     return [f"{file} has no head for points: it starts at random"] if headless else []
 
 
-def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Any], file: Any) -> None:
+def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Tensor], file: Path) -> None:
     """Refuse weights whose fusion module has another form than `kind`, with the key that chooses it."""
     layers = {"squeeze": "body.fusion.squeeze.weight", "conv": "body.fusion.share.weight"}
     found = next((form for form, name in layers.items() if name in tensors), kind)

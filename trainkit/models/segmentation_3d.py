@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -112,7 +113,7 @@ def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
         raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
 
 
-def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> tuple[nn.Module, list[str]]:
     """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
 
     `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too

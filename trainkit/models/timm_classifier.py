@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -99,7 +100,7 @@ class Classifier(nn.Module):
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
-def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Any]) -> Classifier:
+def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> Classifier:
     """The classifier of a recipe for pictures of `shape` (channels, height, width).
 
     `found` holds the file of its weights under `net`. Raises UserError when timm has no such network, it does not take
@@ -126,7 +127,7 @@ def last_layer(net: Any) -> str:
     return path
 
 
-def load(net: nn.Module, file: Any, classes: int) -> None:
+def load(net: nn.Module, file: Path, classes: int) -> None:
     """Fill a network of timm from a file; a classifier for another number of classes is left as it is."""
     tensors = safe_load.read_tensors(file)
     if tensors and all(name.startswith("net.") for name in tensors):  # a run of this task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainkit import markdown
 from trainkit.config import loader
@@ -14,6 +14,9 @@ from trainkit.files import write_aside
 from trainkit.redact import without_secrets
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+
+if TYPE_CHECKING:
+    from trainkit.tracking.tracker import Silent, Tracker
 
 PATIENCE = 120.0
 """Seconds for which a run that is to be continued waits for another process that uploads what it had left."""
@@ -70,7 +73,7 @@ def about(request: RunRequest) -> str:
 
 
 @contextlib.contextmanager
-def ending(tracker: Callable[[], Any], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def ending(tracker: Callable[[], Tracker | Silent], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Return a context that ends the tracked run with the status of what happens within.
 
     `told` returns True after a stop signal: errors after it, except UserError, come from other processes that got it

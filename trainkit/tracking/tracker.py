@@ -375,7 +375,7 @@ class Tracker:
         if os.getpid() == self._pid:
             self.finish("FAILED", "the process ended without saying how")
 
-    def _file(self, path: str, write: Callable[[Path], Any]) -> None:
+    def _file(self, path: str, write: Callable[[Path], object]) -> None:
         where = PurePosixPath(path)
         if where.is_absolute() or ".." in where.parts or not where.name:
             raise ValueError(f"artifact path {path!r} is not a plain relative path")

@@ -63,7 +63,7 @@ class UploadQueue:
             shutil.rmtree(path, ignore_errors=True)
         waiting = self.waiting()
         self._number = int(waiting[-1].name) if waiting else 0
-        self._in_memory: list[tuple[dict[str, Any], str | None, Callable[[Path], Any] | None]] = []
+        self._in_memory: list[tuple[dict[str, Any], str | None, Callable[[Path], object] | None]] = []
         self._warned = False
         self.acknowledged = min(sent(folder), journal.position)
 
@@ -71,7 +71,7 @@ class UploadQueue:
         """Return the jobs on the disk, in their order."""
         return sorted(path for path in self._path.iterdir() if path.name.isdigit()) if self._path.is_dir() else []
 
-    def put(self, job: dict[str, Any], file: str | None = None, write: Callable[[Path], Any] | None = None) -> None:
+    def put(self, job: dict[str, Any], file: str | None = None, write: Callable[[Path], object] | None = None) -> None:
         """Add a job, with a file that `write` makes. It appears on the disk complete or not at all.
 
         Where the disk is full or fails, it waits in memory until the next job, or `write_waiting`; of artifacts with
@@ -114,7 +114,7 @@ class UploadQueue:
         """Return the names of jobs in memory: they are lost with the process unless the disk takes them."""
         return [file or job["kind"] for job, file, _ in self._in_memory]
 
-    def _write_job(self, job: dict[str, Any], file: str | None, write: Callable[[Path], Any] | None) -> None:
+    def _write_job(self, job: dict[str, Any], file: str | None, write: Callable[[Path], object] | None) -> None:
         number = f"{self._number + 1:08d}"
         aside = self._path / f".{number}"
         shutil.rmtree(aside, ignore_errors=True)

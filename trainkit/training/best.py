@@ -7,11 +7,10 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
-from trainkit.interfaces import Scores
+from trainkit.interfaces import Columns, Scores
 from trainkit.training.state import TrainState
 
 
@@ -45,7 +44,7 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
     return leads, any(record["step"] == state.step for record in state.best)
 
 
-def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, Columns]:
     """Rows of an evaluation that are kept, by the word that their file begins with.
 
     Those of the weights as they are; and those of their average, where it is by it that a checkpoint is the best.

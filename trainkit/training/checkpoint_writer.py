@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from trainkit.checkpoint.verification import CheckpointError
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.errors import of_disk
+from trainkit.files import Json
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.training.finite_checks import refuse_not_finite
 from trainkit.training.run_logger import RunLogger
@@ -55,7 +55,7 @@ class CheckpointWriter:
         """Return whether a checkpoint without which the run does not go on could not be written."""
         return self._commit is not None and self._commit.ends
 
-    def begin(self, step: int, copies: Copies, state: Mapping[str, Any], required: bool = False) -> None:
+    def begin(self, step: int, copies: Copies, state: Mapping[str, Json], required: bool = False) -> None:
         """Begin to write, after `settle`. Before anything changes what was promised to `copies`, `wait_for_copies`."""
         # What is logged from here on is computed again by a run that is resumed from this.
         state = {**state, "journal": self._logger.tracker.position()}
@@ -74,7 +74,7 @@ class CheckpointWriter:
         self._commit = Commit(step, copies, write, required)
         self._commit.start()
 
-    def _write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Json]) -> None:
         refuse_not_finite(tensors, self._constants, step)
         folder, keep = self.folder, self._recipe.checkpoints
         folder.refuse_deleted()

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.paths import locate
 from trainkit.tracking.run_folder import RunFolder, run_key
@@ -34,7 +34,7 @@ class Dependency:
 
 
 def gather(
-    request: RunRequest, recipe: Recipe, runtime: Any, store: Store, train: Train | None
+    request: RunRequest, recipe: Recipe, runtime: Runtime, store: Store, train: Train | None
 ) -> dict[str, Dependency]:
     """A file for each of the recipe's needs. `train` makes the missing ones; None: they must be there.
 
@@ -44,7 +44,7 @@ def gather(
     for name, source in recipe.task.required_weights().items():
         if source.recipe is None:
             dependencies[name] = Dependency(
-                Path(runtime.on_main(lambda n=name, s=source: str(_file(n, s.weights, store))))
+                Path(runtime.on_main(lambda n=name, s=source: str(_file(n, s.weights or "", store))))
             )
         else:
             child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
@@ -66,7 +66,9 @@ def _file(name: str, word: str, store: Store) -> Path:
     return path
 
 
-def _made(name: str, child: RunRequest, resume: bool, runtime: Any, store: Store, train: Train | None) -> Dependency:
+def _made(
+    name: str, child: RunRequest, resume: bool, runtime: Runtime, store: Store, train: Train | None
+) -> Dependency:
     """The best weights of a recipe's run: one that finished with this recipe and data, or one made now."""
     recipe = load(child)
     digest = loader.digest(recipe)

@@ -10,7 +10,6 @@ the average) must be at the end what it was at the beginning.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.interfaces import Loss
 from trainkit.tensors import full_tensor
 from trainkit.training.guards import Update
@@ -111,7 +111,7 @@ class DeterminismCheck:
                 whose = f" on process {rank}" if self._runtime.world > 1 else ""
                 found.append(f"{', '.join(names[:_SHOWN])}{more}{whose}")
         said = f"computed twice, it came out differently: {'; '.join(found)}"
-        data: dict[str, Any] = {"by": "replay", "names": sorted({name for names in told for name in names})[:50]}
+        data: dict[str, Json] = {"by": "replay", "names": sorted({name for names in told for name in names})[:50]}
         self._logger.tracker.event(step, "nondeterminism", data)
         self._logger.tracker.tags({"trainkit.nondeterminism": f"step {step}: {said}"})
         if self._settings is not None and self._settings.policy == "stop":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
-from trainkit.interfaces import Dataset, Rows, Scores, Split, Task
+from trainkit.interfaces import Columns, Dataset, Rows, Scores, Split, Task
 from trainkit.training import best, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
@@ -123,9 +122,9 @@ class Evaluator:
         """Seconds that each evaluation will take, as far as its first batch tells."""
         self.at: dict[str, int] = {}
         """The step at which each evaluation was run last, in this process."""
-        self.curves: dict[str, dict[str, Any]] = {}
+        self.curves: dict[str, Columns] = {}
         """Curves of the last evaluation of each network, by evaluation and network."""
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, Columns] = {}
         """Per-sample columns of the last evaluations, by `best.kept_rows`."""
 
     def measure_costs(self) -> dict[str, float]:

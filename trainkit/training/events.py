@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainkit.config.units import Gate
+from trainkit.files import Json
 from trainkit.tracking.journal import Event
 
 Decision = tuple[bool, int]
 """Whether the event happens, and the step at which to ask again."""
+Decided = tuple[dict[str, Decision], float]
+"""Decisions by name, and the seconds at which they were made."""
 
 
 class EventSchedule:
@@ -22,7 +25,7 @@ class EventSchedule:
     def __init__(
         self,
         gates: Mapping[str, Gate],
-        share: Callable[[Any], Any],
+        share: Callable[[Decided], Decided],
         note: Callable[[int, str, dict[str, Any]], None],
         recorded: Mapping[tuple[str, int], Decision] | None = None,
     ):
@@ -66,11 +69,11 @@ class EventSchedule:
             self.gates[name].due, self.gates[name].last = self._before[name]
         self._look()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """Return what a checkpoint keeps of the gates."""
         return {name: [g.due, g.spent, g.cost, g.last] for name, g in self.gates.items() if g.REPEATED}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Json]) -> None:
         """Continue with the gates of a checkpoint; gates it does not know start anew."""
         for name, (due, spent, cost, last) in state.items():
             if name in self.gates:

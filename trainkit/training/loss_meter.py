@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trainkit.distributed.runtime import Runtime
+from trainkit.files import Json
 from trainkit.interfaces import Loss
 from trainkit.tensors import wide
 
@@ -19,13 +18,15 @@ class LossMeter:
         self._runtime = runtime
         # Sums of doubles have the same bits on the host, and take a tenth of the time.
         self._at_once = runtime.at_once
-        self._zero: Any = 0.0 if self._at_once else torch.zeros((), dtype=wide(runtime.device), device=runtime.device)
+        self._zero: float | Tensor = (
+            0.0 if self._at_once else torch.zeros((), dtype=wide(runtime.device), device=runtime.device)
+        )
         self.clear()
 
     def clear(self) -> None:
         """Begin a new line."""
         self.loss = self.weight = self._zero
-        self.logs: dict[str, Any] = {}
+        self.logs: dict[str, float | Tensor] = {}
         self.times: dict[str, int] = {}  # how many batches had each of them
         self.batches = 0
         self.norm: Tensor | None = None
@@ -58,7 +59,7 @@ class LossMeter:
             metrics["train/grad_norm"] = float(self.norm)
         return metrics
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         """The sums as plain data; doubles survive JSON exactly."""
         return {
             "loss": float(self.loss),
@@ -70,10 +71,10 @@ class LossMeter:
         }
 
     @staticmethod
-    def divided(states: list[dict[str, Any]], processes: int) -> dict[str, Any]:
+    def divided(states: list[dict[str, Json]], processes: int) -> dict[str, Json]:
         """Divide the states of all processes among another number of them."""
         norms = [state["norm"] for state in states]
-        whole: dict[str, Any] = {"norm": norms[0], "batches": max(1, sum(s["batches"] for s in states) // processes)}
+        whole: dict[str, Json] = {"norm": norms[0], "batches": max(1, sum(s["batches"] for s in states) // processes)}
         if not any(state["batches"] for state in states):
             return states[0]
         for name in ("loss", "weight"):
@@ -83,7 +84,7 @@ class LossMeter:
             whole[name] = {key: sum(s[name].get(key, 0) for s in states) / processes for key in keys}
         return whole
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: dict[str, Json]) -> None:
         """Continue a line."""
         device = self._runtime.device
         self.loss, self.weight = self._zero + state["loss"], self._zero + state["weight"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
+from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
@@ -44,7 +44,7 @@ class Model:
         self.ema = optim.Average(self.bare, recipe.train.ema) if recipe.train.ema else None
         self._runtime, self._step = runtime, runtime.stepper(prepared)
 
-    def state(self, events: EventSchedule, meter: LossMeter, identity: dict[str, Any]) -> TrainState:
+    def state(self, events: EventSchedule, meter: LossMeter, identity: dict[str, Json]) -> TrainState:
         """Return the state of a training of these networks, at step 0."""
         scaler = self._runtime.accelerator.scaler
         memory = self.networks.memory

@@ -19,7 +19,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Dataset, Networks
 from trainkit.tracking.journal import Event
-from trainkit.training.plan import Plan, halved, refuse_few
+from trainkit.training.plan import Plan, batch_norm, halved, refuse_few
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
 
@@ -86,7 +86,7 @@ class MicroBatching:
         """Whether gradients are averaged over processes behind the backward pass, not beside it: a process whose memory
         runs out in it could not take part, and the others would wait for it."""
         # With sharded parameters the launch was refused (`launch_settings`).
-        if self.averages_gradients and getattr(recipe.task, "batch_norm", None) == "sync":
+        if self.averages_gradients and batch_norm(recipe) == "sync":
             raise UserError(
                 "train.on_oom",
                 f"halve, with norm: sync on {runtime.world} processes",
@@ -128,8 +128,7 @@ class MicroBatching:
         plan = halved(plan)
         refuse_few(self._recipe, plan.micro_batch, plan.batch_size, plan.world)
         self._state.micro_batch = plan.micro_batch
-        norm = getattr(self._recipe.task, "batch_norm", None)
-        seen = "" if norm is None else f"; batch norm sees {plan.micro_batch} samples from here on"
+        seen = "" if batch_norm(self._recipe) is None else f"; batch norm sees {plan.micro_batch} samples from here on"
         self._log("micro-batches", _MICRO, plan.micro_batch, said, seen)
         return plan
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from trainkit.files import Json
+from trainkit.interfaces import Columns
 from trainkit.speed.clock import Steps
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.plan import Plan
@@ -22,15 +23,15 @@ class Outcome:
     step: int
     final: dict[str, float] = field(default_factory=dict)
     """The last scores of every evaluation, by full name."""
-    best: list[dict[str, Any]] = field(default_factory=list)
+    best: list[dict[str, Json]] = field(default_factory=list)
     """The best evaluations, best first: value, step."""
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, Columns] = field(default_factory=dict)
     """Per-sample columns of the last evaluations, by `best.kept_rows`."""
     speed: dict[str, float] = field(default_factory=dict)
     """Rates and time shares over the whole training."""
     spent: dict[str, float] = field(default_factory=dict)
     """Hours of cores and GPUs, by metric name."""
-    curves: dict[str, dict[str, Any]] = field(default_factory=dict)
+    curves: dict[str, Columns] = field(default_factory=dict)
     """Curves of the last evaluation of each network, by evaluation and network."""
     steps: Steps | None = None
     """Single times of the last steps."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from trainkit.config.schema import Checkpoints, Evaluation, Recipe
 from trainkit.config.units import Gate, Safeguard
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Dataset, Split
+from trainkit.interfaces import Dataset, NormalisesBatch, Split
 from trainkit.training import optimizer
 
 
@@ -99,10 +100,20 @@ def updates(recipe: Recipe, data: Dataset) -> tuple[int, int]:
     return per_epoch, train.length.steps(per_epoch, train.batch_size)
 
 
+def batch_norm(recipe: Recipe) -> Literal["batch", "sync"] | None:
+    """Return what the batch norms of a recipe's task see together; None where there are none, or none is known of."""
+    return recipe.task.batch_norm if isinstance(recipe.task, NormalisesBatch) else None
+
+
+def batch_norm_least(recipe: Recipe) -> int:
+    """Return the least number of samples that batch norms must see together; 1 where none is known of."""
+    return recipe.task.batch_norm_least if isinstance(recipe.task, NormalisesBatch) else 1
+
+
 def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
     """Raise UserError where batch norm would see fewer samples at once than the network, which is built, needs."""
-    norm = getattr(recipe.task, "batch_norm", None)
-    if norm is not None and _seen(norm, micro, world) < (least := getattr(recipe.task, "batch_norm_least", 1)):
+    norm = batch_norm(recipe)
+    if norm is not None and _seen(norm, micro, world) < (least := batch_norm_least(recipe)):
         raise UserError(
             "train.micro_batch",
             f"{micro}, where batch norm must see {least} samples at once",
@@ -148,7 +159,7 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
         f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
     ]
-    seen = getattr(recipe.task, "batch_norm", None)
+    seen = batch_norm(recipe)
     if seen is not None and _seen(seen, plan.micro_batch, plan.world) < plan.batch_size:
         lines.append(_statistics(plan, seen))
     if (rule := recipe.optim.lr_rule) is not None:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import TIME_TO, Recipe, targets_reached
 from trainkit.errors import visible
-from trainkit.interfaces import Scores
+from trainkit.files import Json
+from trainkit.interfaces import Columns, Scores
 from trainkit.redact import without_secrets
 from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
@@ -65,7 +66,7 @@ class RunLogger:
 
     def __post_init__(self) -> None:
         self._bar: tqdm | None = None
-        self._replaced: dict[int, Mapping[str, Any]] | None = None
+        self._replaced: dict[int, Mapping[str, Json]] | None = None
         self._due = 0
         self._told = 0.0
 
@@ -174,7 +175,7 @@ class RunLogger:
         self.say(f"step {step}: {metric} no longer improves; stopping early")
         self.tracker.event(step, "stopped_early", {"metric": metric})
 
-    def draw(self, curves: Mapping[str, Mapping[str, Any]]) -> None:
+    def draw(self, curves: Mapping[str, Columns]) -> None:
         """Draw the figures as they are now."""
         if self.main and self.folder is not None:
             from trainkit.plots.run_figures import draw
@@ -184,7 +185,7 @@ class RunLogger:
             best = self.recipe.best.metric if self.recipe.best else None
             draw(self.tracker, journal.read(self.folder.journal), best, curves)
 
-    def damaged(self) -> list[Mapping[str, Any]]:
+    def damaged(self) -> list[Mapping[str, Json]]:
         """Return the samples given to `replaced` so far, those before an interruption too; on rank 0."""
         if self._replaced is None:
             self._replaced = {}
@@ -194,7 +195,7 @@ class RunLogger:
                 self._replaced = {e.data["row"]: e.data for e in events if e.name == "sample_replaced"}
         return list(self._replaced.values())
 
-    def replaced(self, step: int, damaged: Iterable[Mapping[str, Any]]) -> None:
+    def replaced(self, step: int, damaged: Iterable[Mapping[str, Json]]) -> None:
         """Write down samples that were damaged, each row once in a run, and what was trained on in their place."""
         if not self.main:
             return

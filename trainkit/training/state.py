@@ -6,7 +6,6 @@ import copy
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError, few
+from trainkit.files import Json
 from trainkit.interfaces import Dataset, Networks
 from trainkit.speed.clock import Clock
 from trainkit.training.events import EventSchedule
@@ -38,12 +38,12 @@ class TrainState:
     scaler: torch.amp.GradScaler | None
     events: EventSchedule
     meter: LossMeter
-    identity: dict[str, Any]
+    identity: dict[str, Json]
     """What must be equal for a checkpoint to be continued: recipe and data hashes, frozen networks, processes."""
     step: int = 0
     elapsed: float = 0.0
     """Seconds of training before this process began."""
-    best: list[dict[str, Any]] = field(default_factory=list)
+    best: list[dict[str, Json]] = field(default_factory=list)
     """Records of the best evaluations, best first: value, step."""
     record: float | None = None
     """The value that `stop_when` compares with."""
@@ -109,7 +109,7 @@ class TrainState:
         hours = clock.elapsed() / 3600
         return {name: self.spent.get(name, 0.0) + rates.get(name, 0.0) * hours for name in {**self.spent, **rates}}
 
-    def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
+    def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
         """Tensors by file, and the rest as plain data.
 
         What a forward changes is copied here: buffers, and what the task remembers. What an update changes is promised
@@ -140,7 +140,7 @@ class TrainState:
 
         return get
 
-    def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Any]]:
+    def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
         """Return all tensors, taken or promised, and what else the optimizer holds."""
         copies = state_dict.Copies(self.copy_buffers)
         moving, scalars = state_dict.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
@@ -195,7 +195,7 @@ class TrainState:
         self.meter.load(tallies[rank] if len(tallies) == processes else LossMeter.divided(tallies, processes))
 
 
-def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Any]:
+def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Json]:
     """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
     return {
         "recipe": loader.digest(recipe),
@@ -206,7 +206,7 @@ def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime
     }
 
 
-def changed_environment(loaded: storage.Loaded, runtime: Mapping[str, Any]) -> list[str]:
+def changed_environment(loaded: storage.Loaded, runtime: Mapping[str, Json]) -> list[str]:
     """Return in what versions and hardware differ from those of a checkpoint: then equal bits are not promised."""
     then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
     now = {**_versions(), **runtime}
@@ -218,5 +218,5 @@ def _versions() -> dict[str, str]:
     return {"trainkit": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value[:12]}" if isinstance(value, str) else str(value)

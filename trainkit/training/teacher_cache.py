@@ -39,10 +39,11 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.data.loader import stream
+from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
-from trainkit.files import write_aside
-from trainkit.interfaces import Batch, Networks, RowOrder, Split
+from trainkit.files import Json, write_aside
+from trainkit.interfaces import Batch, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -186,33 +187,26 @@ def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
     return torch.stack(table, 1)
 
 
-class _Carrying:
+class _Carrying(SplitView):
     """A split whose batches carry rows of tables."""
 
     def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored]):
-        self._split = split
+        super().__init__(split)
         self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
         self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
-        self.name, self.size, self.digest, self.views = split.name, split.size, split.digest, split.views
-        self.protocol, self.at_once = split.protocol, split.at_once
-        self.any_thread = getattr(split, "any_thread", False)
 
     def __getstate__(self) -> dict[str, Any]:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.
         return {**self.__dict__, "_held": {}}
 
-    def order(self, epoch: int, batch_size: int) -> RowOrder:
-        """As the split has it."""
-        return self._split.order(epoch, batch_size)
-
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """As the split does it, with what is stored of these samples, in half precision."""
-        batch = self._split.fetch(indices, epoch, view)
+        batch = super().fetch(indices, epoch, view)
         return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
 
     def on_device(self, batch: Batch) -> Batch:
         """As the split does it, with outputs in float32."""
-        batch = self._split.on_device(batch)
+        batch = super().on_device(batch)
         batch |= {name: batch[name].float() for name in self._stored}
         return batch | {name: table[batch["index"], batch["view"]] for name, table in self._held.items()}
 
@@ -239,7 +233,7 @@ class _Source:
         self.tf32 = self.runtime.device.type == "cuda" and torch.backends.cudnn.allow_tf32
 
     @functools.cached_property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, Json]:
         """All that an output hangs on."""
         split, runtime, state = self.split, self.runtime, self.module.state_dict()
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
@@ -465,14 +459,14 @@ def _header(shape: Sequence[int]) -> bytes:
     return out.getvalue()
 
 
-def _layout(about: Mapping[str, Any]) -> tuple[bytes, int, int]:
+def _layout(about: Mapping[str, Json]) -> tuple[bytes, int, int]:
     """Header of the file of a table, bytes of a block, bytes in all."""
     header, (rows, *rest) = _header(about["shape"]), about["shape"]
     row = 2 * int(np.prod(rest, dtype=np.int64))
     return header, about["block"] * about["views"] * row, len(header) + rows * row
 
 
-def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
+def _hashes(file: Path, about: Mapping[str, Json], many: int) -> list[str]:
     """SHA-256 of the first so many blocks of a file, as far as it goes."""
     header, size, whole = _layout(about)
 
@@ -486,7 +480,7 @@ def _hashes(file: Path, about: Mapping[str, Any], many: int) -> list[str]:
         return list(pool.map(one, range(many)))
 
 
-def _damage(folder: Path, about: Mapping[str, Any]) -> str:
+def _damage(folder: Path, about: Mapping[str, Json]) -> str:
     """Return the damage of a table in the store, in words; empty where it is what was written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
@@ -510,10 +504,10 @@ def _damage(folder: Path, about: Mapping[str, Any]) -> str:
 class _Aside:
     """A table while it is written, beside the place where it will be."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]):
+    def __init__(self, folder: Path, about: Mapping[str, Json]):
         self.folder, self.about = folder, about
         self.aside = folder.with_name(f".{folder.name}")
-        self._file: Any = None
+        self._file: Any = None  # open between `open` and `close`
 
     def open(self) -> int:
         """Begin, or go on with what is whole: how many blocks that are. Raises UserError where there is no room."""

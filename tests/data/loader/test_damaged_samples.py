@@ -18,6 +18,7 @@ from trainkit.config.schema import Loader
 from trainkit.data.images.dataset import Images
 from trainkit.data.loader import stream
 from trainkit.data.loader.damaged_samples import TRIES, Damage, Replacing
+from trainkit.data.split import SplitView
 from trainkit.data.storage import hashed_folder
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import EXIT_CODE, UserError
@@ -117,6 +118,14 @@ def test_what_stands_in_for_a_row_may_be_damaged_too(pictures):
     assert TRIES >= 10
 
 
+def test_behind_cached_outputs_any_row_may_stand_in_for_a_damaged_one(pictures):
+    split = opened(pictures)
+    damage(split.packed, [9])
+    others = np.delete(np.arange(split.size), 9)
+    instead, _ = Replacing(SplitView(opened(pictures)), 3).instead(9)
+    assert instead == others[rng.number(3, "damaged", 9, 0) % len(others)]
+
+
 def test_more_than_the_share_that_may_be_damaged_ends_the_run(pictures):
     split = opened(pictures)
     damage(split.packed, range(5))
@@ -199,7 +208,8 @@ def test_the_share_that_may_be_damaged_is_that_of_the_run_however_often_it_was_i
 
 
 def test_and_of_all_processes_together():
-    damage = [Damage(SimpleNamespace(name="train", size=64), 0, 0.02) for _ in range(2)]
+    split = SimpleNamespace(name="train", size=64, digest="d", views=1, protocol=None, at_once=None)
+    damage = [Damage(split, 0, 0.02) for _ in range(2)]
     found = [{"row": row, "said": f"{row}: damaged", "instead": 1} for row in (11, 12)]
     damage[0].add(found[:1])
     damage[1].add(found[1:])

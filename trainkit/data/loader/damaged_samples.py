@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from trainkit import rng
 from trainkit.config.schema import Recipe
+from trainkit.data.split import SplitView
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Batch, Dataset, Split
-
-if TYPE_CHECKING:
-    from trainkit.data.leakage import Held
+from trainkit.interfaces import Batch, ComparableSplit, Dataset, Split
 
 TRIES = 20
 """Rows that are tried in place of a damaged one before its damage ends the run."""
@@ -28,19 +26,12 @@ TRIES = 20
 _log = logging.getLogger("trainkit")
 
 
-@runtime_checkable
-class _Comparable(Protocol):
-    """A split that can say which of its samples are of one class."""
-
-    def held(self) -> Held: ...
-
-
-class Replacing:
+class Replacing(SplitView):
     """A training split that reads another sample where one is damaged; `index` then says which."""
 
     def __init__(self, split: Split, seed: int):
-        self.split, self.seed = split, seed
-        self.name, self.any_thread = split.name, getattr(split, "any_thread", False)
+        super().__init__(split)
+        self.seed = seed
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """The samples at `indices`, those of other rows for what is damaged. Raises UserError where TRIES are too."""
@@ -64,7 +55,7 @@ class Replacing:
 
     def _candidates(self, row: int) -> Iterator[int]:
         yield row
-        held = self.split.held() if isinstance(self.split, _Comparable) else None
+        held = self.split.held() if isinstance(self.split, ComparableSplit) else None
         alike = np.arange(self.split.size)
         # A row may be several samples' (a patch of a volume): then nothing says which class it is of.
         if held is not None and held.label is not None and len(held.label) == self.split.size:
@@ -125,5 +116,5 @@ class Damage:
             *_, last = self.found.values()
             many = number_of(len(self.found), "samples are", "sample is")
             found = f"{many} damaged, the last one: {last['said']}"
-            expected = f"at most {self._allowed} of {self.split.split.size}: {100 * self._most:g}%, loader.damaged_most"
+            expected = f"at most {self._allowed} of {self.split.size}: {100 * self._most:g}%, loader.damaged_most"
             raise UserError(self.split.name, found, expected, "import the set again from files that are whole")

@@ -13,7 +13,7 @@ from trainkit.config.schema import Loader
 from trainkit.data.loader.damaged_samples import Damage
 from trainkit.data.loader.torch_workers import workers
 from trainkit.data.loader.worker_pool import Key, Readable
-from trainkit.interfaces import Batch, Split
+from trainkit.interfaces import Batch, Split, ThreadSafeFetch
 
 
 def training(
@@ -43,7 +43,7 @@ def training(
 def _read(
     split: Readable, keys: Iterable[Key], loader: Loader, pin: bool, tell: Callable[[str], None] | None
 ) -> Iterator[Batch]:
-    beside = pin and getattr(split, "any_thread", False)
+    beside = pin and isinstance(split, ThreadSafeFetch) and split.any_thread
     pin = pin and loader.pin
     if loader.workers == 0:
         batches = (split.fetch(rows, epoch) for epoch, rows in keys)

@@ -33,7 +33,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from trainkit.data.record import Record, Source
 from trainkit.data.storage import cache, hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, TEXT
 
 _log = logging.getLogger(__name__)
@@ -140,11 +141,11 @@ class PeopleIndex(HashedFolder):
         self._check_arrays()
 
     @classmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return nothing: its files say all."""
         return []
 
-    def _check_manifest(self, manifest: dict[str, Any]) -> Sequence[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> Sequence[str]:
         kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
         kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
         for key, kind in kinds.items():
@@ -291,7 +292,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
             (writer.folder / name).write_text(text, "utf-8", newline="")
         names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
         (writer.folder / "names.json").write_text(names, "utf-8")
-        manifest: dict[str, Any] = {"kind": layout.kind, "where": layout.where}
+        manifest: dict[str, Json] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
         manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
         manifest |= {"by_person": rows.by_person, "trials": rows.trials}

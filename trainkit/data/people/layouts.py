@@ -11,13 +11,13 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
+from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
 
 _log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class _Names:
         return self._names.get(number, f"number {number}")
 
 
-def _entries(file: Path, key: str, entries: Any, parts: int) -> Iterator[tuple[str, int, list[str]]]:
+def _entries(file: Path, key: str, entries: Json, parts: int) -> Iterator[tuple[str, int, list[str]]]:
     """Return the entries of a list of a test file: place in words, number of the person, paths and captions."""
     if not isinstance(entries, list):
         raise UserError(f"{file}, list {key!r}", type(entries).__name__, "a list")
@@ -378,7 +378,7 @@ def _listed(file: Path) -> Iterator[tuple[str, str]]:
         yield f"{file}, line {n}", path.strip()
 
 
-def _json(file: Path, kind: type) -> Any:
+def _json(file: Path, kind: type) -> Json:
     value = folders.read_json(file, JSON_LIMIT, "whole JSON")
     if not isinstance(value, kind):
         raise UserError(str(file), f"a {type(value).__name__}", "a list" if kind is list else "a mapping of lists")

@@ -547,7 +547,7 @@ _ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
 _COCO = re.compile(r"\d{12}\.png")
 _COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
 
-_RECOGNISED: tuple[tuple[str, Callable[[Path], Any], Callable[[], Labels]], ...] = (
+_RECOGNISED: tuple[tuple[str, Callable[[Path], object], Callable[[], Labels]], ...] = (
     ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[0]), label_maps.cityscapes),
     ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[1]), lambda: label_maps.cityscapes(True)),
     ("CamVid", lambda mask: _CAMVID.fullmatch(mask.name) and mask.parent.name.endswith("annot"), label_maps.camvid11),

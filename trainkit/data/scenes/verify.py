@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.data import hub, sources
+from trainkit.data import hub, kinds, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import audit, files, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
@@ -285,11 +285,12 @@ def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
 def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
     """Return the data block of a recipe of scenes. Raises UserError where it is one of something else."""
     from trainkit.config import loader
+    from trainkit.data.scenes.dataset import Scenes
 
     data = loader.load(path, (), plugins).data
-    if data.name != "scenes":
+    if not isinstance(data, Scenes):
         remedy = "other sets are verified in their packed form: trainkit data verify FOLDER"
-        raise UserError(str(path), f"a recipe with data {data.name}", "one with data scenes", remedy)
+        raise UserError(str(path), f"a recipe with data {kinds.name(data)}", "one with data scenes", remedy)
     return data
 
 

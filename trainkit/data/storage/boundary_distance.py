@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -32,6 +32,7 @@ from trainkit.data.storage.image_store import is_packed
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 if TYPE_CHECKING:
@@ -141,11 +142,11 @@ class Distances(CompressedMaps):
         return f"{self.path}, row {row}"
 
     @classmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the number of rows, the digest of the masks, and the settings."""
         return [json.dumps([manifest[key] for key in ("rows", "of", "settings")], sort_keys=True)]
 
-    def _check_manifest(self, manifest: dict[str, Any]) -> tuple[str, ...]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> tuple[str, ...]:
         settings = manifest.get("settings")
         wrong = {
             "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 0,

@@ -41,7 +41,7 @@ def pack_once(
         image_store.VERSION,
         found.kind,
         found.where,
-        getattr(found, "split", None),
+        found.split if isinstance(found, Source) else None,
         size,
         fit,
         group,

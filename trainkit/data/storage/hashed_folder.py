@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 
 from trainkit.data import folders
 from trainkit.errors import UserError
-from trainkit.files import sync_folder
+from trainkit.files import Json, sync_folder
 
 MANIFEST_LIMIT = 1 << 20
 """Largest manifest that is read, in bytes."""
@@ -107,7 +107,7 @@ class HashedFolder(ABC):
         self.path, self.manifest = state["path"], state["manifest"]
         self._map()
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> dict[str, Json]:
         file, form = self.path / "manifest.json", self.FORM
         try:
             if file.stat().st_size > MANIFEST_LIMIT:
@@ -126,18 +126,18 @@ class HashedFolder(ABC):
 
     @classmethod
     @abstractmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> Sequence[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> Sequence[str]:
         """Return lines that the digest is of, beside the hashes of the files."""
 
     @classmethod
-    def digest_of(cls, manifest: Mapping[str, Any]) -> str:
+    def digest_of(cls, manifest: Mapping[str, Json]) -> str:
         """Compute the SHA-256 of a folder from what its manifest says of it and the hashes of its files."""
         files = ((name, entry["sha256"]) for name, entry in sorted(manifest["files"].items()))
         lines = [cls.FORM.format, str(cls.FORM.version), *cls.identity(manifest), *(f"{n} {hash}" for n, hash in files)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @abstractmethod
-    def _check_manifest(self, manifest: dict[str, Any]) -> Iterable[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> Iterable[str]:
         """Return the names of the files that there must be. Raises UserError for entries that cannot be."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class HashedFolder(ABC):
         """Return the UserError about one of the files."""
         return UserError(str(self.path / name), found, expected, REBUILD)
 
-    def refuse_entries(self, manifest: Mapping[str, Any], wrong: Mapping[str, bool], expected: str = "") -> None:
+    def refuse_entries(self, manifest: Mapping[str, Json], wrong: Mapping[str, bool], expected: str = "") -> None:
         """Raise UserError for the first entry of a manifest that is marked as wrong."""
         for key in wrong:
             if wrong[key]:
@@ -206,7 +206,7 @@ class HashedFolder(ABC):
         ]
 
 
-def _check_entries(path: Path, manifest: Mapping[str, Any], needed: Iterable[str]) -> None:
+def _check_entries(path: Path, manifest: Mapping[str, Json], needed: Iterable[str]) -> None:
     """Raise UserError where a manifest does not list the `needed` files, and these alone, with size and SHA-256.
 
     They are a fixed list, so a manifest cannot point outside its folder.
@@ -277,7 +277,7 @@ class FolderWriter:
         lines = (line.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r") for line in lines)
         (self.folder / name).write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
 
-    def publish(self, kind: type[HashedFolder], manifest: Mapping[str, Any]) -> None:
+    def publish(self, kind: type[HashedFolder], manifest: Mapping[str, Json]) -> None:
         """Write the manifest with form, sizes, hashes and digest, make all durable, and give the folder its name."""
         for file in self._files.values():
             file.close()

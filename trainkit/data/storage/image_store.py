@@ -33,7 +33,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from trainkit.data.storage import hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, RowFolder
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
+from trainkit.files import Json
 
 FORMAT = "trainkit-packed"
 VERSION = 1
@@ -264,11 +265,11 @@ class Packed(RowFolder):
         return hashed_folder.mapped(self.path / "contents.npy")
 
     @classmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the numbers of rows and classes, and the size of images."""
         return ["x".join(map(str, (manifest["rows"], manifest["classes"], *_sides(manifest["image_size"]))))]
 
-    def _check_manifest(self, manifest: dict[str, Any]) -> set[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> set[str]:
         store, protocol = manifest.get("store"), manifest.setdefault("protocol", None)
         for key in ("rows", "classes"):
             count = manifest.get(key)

@@ -19,6 +19,7 @@ from trainkit.data.storage.image_store import Packed, Store, Writer
 from trainkit.data.storage.map_store import each
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.evaluation_protocols import Protocol
+from trainkit.files import Json
 
 Progress = Callable[[int, int], None]
 """Called with (rows or cases done, those in all)."""
@@ -216,7 +217,7 @@ def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
     return np.asarray([place[label] for label in labels], np.int64), [str(label) for label in distinct], renumbered
 
 
-def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Any]:
+def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Json]:
     known = [group for group in groups if group is not None]
     if not known:
         return {}
@@ -310,10 +311,10 @@ def oddities(data: Packed) -> list[str]:
     return notes
 
 
-def info(path: Path | str) -> dict[str, Any]:
+def info(path: Path | str) -> dict[str, Json]:
     """Describe a packed set: numbers, digest, and how many images its classes have."""
     data = Packed(path)
-    facts: dict[str, Any] = {
+    facts: dict[str, Json] = {
         "path": str(data.path),
         "made_from": data.manifest.get("made_from", ""),
         "pictures": len(data),

@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from trainkit.data.formats import image_decode
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, RowFolder
 from trainkit.errors import UserError
+from trainkit.files import Json
 
 FILES = ("checksums.npy", "maps.bin", "offsets.npy", "shapes.npy")
 
@@ -89,7 +90,7 @@ class Writer(FolderWriter):
         self._checksums.append(zlib.crc32(stream))
         self._shapes.append(shape)
 
-    def finish(self, kind: type[CompressedMaps], manifest: Mapping[str, Any]) -> None:
+    def finish(self, kind: type[CompressedMaps], manifest: Mapping[str, Json]) -> None:
         """Write everything but the maps, make it durable, and give it its name."""
         self.save("offsets.npy", np.asarray(self._offsets, np.int64))
         self.save("shapes.npy", np.asarray(self._shapes, np.int32).reshape(-1, 2))

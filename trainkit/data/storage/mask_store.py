@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from trainkit.data.storage.image_store import is_packed
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError, listing, number_of
+from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 if TYPE_CHECKING:
@@ -140,11 +141,11 @@ class PackedMasks(CompressedMaps):
             raise self.damaged("counts.npy", "counts that do not fit the sizes of masks")
 
     @classmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the number of rows and the names of the classes."""
         return [json.dumps([manifest["rows"], manifest["names"]])]
 
-    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> list[str]:
         names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
         wrong = {
             "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,

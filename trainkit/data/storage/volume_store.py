@@ -24,7 +24,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from trainkit.data.storage import hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
+from trainkit.files import Json
 
 FORMAT = "trainkit-volumes"
 VERSION = 1
@@ -102,8 +102,8 @@ class CaseInfo:
     """Lowest value of the prepared image, which stands for what lies outside."""
     volumes_mm3: tuple[float, ...]
     """Of each label, 0 included, as annotated: voxels of the original grid times their volume."""
-    clinical: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    clinical: dict[str, Json] = field(default_factory=dict)
+    facts: dict[str, Json] = field(default_factory=dict)
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more."""
 
 
@@ -238,11 +238,11 @@ class PackedVolumes(HashedFolder):
         self._originals = self.flat(_ORIGINALS) if self.resampled else None
 
     @classmethod
-    def identity(cls, manifest: Mapping[str, Any]) -> list[str]:
+    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return names and grid of a set; not from where it came."""
         return [json.dumps([manifest[key] for key in ("cases", "names", "axes", "spacing", "resampled")])]
 
-    def _check_manifest(self, manifest: dict[str, Any]) -> list[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> list[str]:
         wrong = {
             "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
             "names": not _is_names(manifest.get("names")),
@@ -260,7 +260,7 @@ class Writer(FolderWriter):
     def __init__(self, out: Path | str, *, how: Preparation):
         super().__init__(out, [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
         self.how = how
-        self._entries: list[dict[str, Any]] = []
+        self._entries: list[dict[str, Json]] = []
 
     def add(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
@@ -312,7 +312,7 @@ class Writer(FolderWriter):
                 entry[key] = entry[key] + [0] * missing
         text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
         (self.folder / "cases.json").write_text(text, "utf-8")
-        manifest: dict[str, Any] = {
+        manifest: dict[str, Json] = {
             "cases": len(self._entries),
             "names": list(names),
             "axes": self.how.axes,
@@ -338,7 +338,7 @@ def _is_spacing(value: object) -> bool:
     )
 
 
-def _case(entry: Any, classes: int) -> CaseInfo:
+def _case(entry: Json, classes: int) -> CaseInfo:
     volumes = tuple(float(volume) for volume in entry["volumes_mm3"])
     if len(volumes) != classes:
         raise ValueError(f"volumes of {len(volumes)} labels")
@@ -356,20 +356,20 @@ def _case(entry: Any, classes: int) -> CaseInfo:
     )
 
 
-def _shape(value: Any) -> tuple[int, int, int]:
+def _shape(value: Json) -> tuple[int, int, int]:
     depth, height, width = _counts(value, 3)
     if min(depth, height, width) < 1:
         raise ValueError(f"shape {value}")
     return depth, height, width
 
 
-def _spacing(value: Any) -> tuple[float, float, float]:
+def _spacing(value: Json) -> tuple[float, float, float]:
     if not _is_spacing(value):
         raise ValueError(f"spacing {value}")
     return float(value[0]), float(value[1]), float(value[2])
 
 
-def _counts(value: Any, length: int) -> list[int]:
+def _counts(value: Json, length: int) -> list[int]:
     if not isinstance(value, list) or len(value) != length or not all(type(n) is int and n >= 0 for n in value):
         raise ValueError(f"{value!r} are not {length} counts"[:100])
     return value

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -531,7 +532,7 @@ def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
     return {names[name]: place * folds // len(order) for place, name in enumerate(order)}
 
 
-def _sample(text: str) -> Any:
+def _sample(text: str) -> ModuleType:
     word = text.removeprefix(SAMPLE)
     if word not in SAMPLES:
         raise UserError("data", f"no built-in set of volumes {text!r}", " or ".join(SAMPLE + name for name in SAMPLES))

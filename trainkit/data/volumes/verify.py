@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,9 +17,10 @@ from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, number_of
+from trainkit.files import Json
 
 
-def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
+def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
     """Describe a set of volumes, packed or as files (from their headers alone), by words for its properties."""
     path = Path(path)
     if volume_store.is_packed(path):
@@ -39,7 +39,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Any]:
         }
     source = sources.open_volumes(path, patient=patient, labelled=False)
     pairs, bad = importer.read_headers(source)
-    facts: dict[str, Any] = {
+    facts: dict[str, Json] = {
         "path": source.where,
         "layout": source.kind,
         "cases": len(source.cases),
