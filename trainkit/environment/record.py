@@ -54,7 +54,7 @@ def place() -> dict[str, str]:
     """Return tags for versions and hardware."""
     import psutil
 
-    from trainkit import __version__
+    from trainkit.version import __version__
 
     tags = {"trainkit.version": __version__, "trainkit.python": platform.python_version()}
     for package in _VERSIONS:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
@@ -30,6 +29,7 @@ from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
+from trainkit.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn

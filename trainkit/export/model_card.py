@@ -17,11 +17,11 @@ from trainkit.errors import UserError, number_of
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.export.latency import Latency
-from trainkit.markdown import block, code, plain
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import Interval
 from trainkit.text_table import aligned, numbers
 from trainkit.tracking import journal
+from trainkit.tracking.markdown import block, code, plain
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 

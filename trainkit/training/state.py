@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit import __version__
 from trainkit.checkpoint import state_dict, storage
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
@@ -24,6 +23,7 @@ from trainkit.training.finite_checks import not_finite
 from trainkit.training.loss_meter import LossMeter
 from trainkit.training.optimizer import Average
 from trainkit.training.plan import evaluated
+from trainkit.version import __version__
 
 
 @dataclass
