@@ -24,7 +24,7 @@ from trainkit.experiments.launch import launch
 PACKAGES = {
     "open": "trainkit.data", "holds": "trainkit.data", "import_": "trainkit.data", "info": "trainkit.data",
     "verify": "trainkit.data", "configure": "trainkit.autoconfig", "predict": "trainkit.inference",
-    "export": "trainkit.export",
+    "predictor": "trainkit.inference", "export": "trainkit.export",
 }  # fmt: skip
 
 RECIPE = """name: tiles
@@ -49,7 +49,7 @@ def test_each_name_is_a_function_in_the_package_of_its_verb(kind):
 
 
 def test_functions_take_what_they_are_called_with():
-    called = {"configure": 3, "predict": 1, "export": 1, "holds": 1}
+    called = {"configure": 3, "predict": 1, "predictor": 1, "export": 1, "holds": 1}
     for kind in kinds.KINDS.values():
         for verb, count in called.items():
             if found := kinds.function(kind, verb):

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
 
-Verb = Literal["open", "holds", "import_", "info", "verify", "configure", "predict", "export"]
-VERBS: tuple[Verb, ...] = ("open", "holds", "import_", "info", "verify", "configure", "predict", "export")
+Verb = Literal["open", "holds", "import_", "info", "verify", "configure", "predict", "predictor", "export"]
+VERBS: tuple[Verb, ...] = ("open", "holds", "import_", "info", "verify", "configure", "predict", "predictor", "export")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,8 @@ class Kind:
     """`(fitted, recipe, data) -> None`: fit a recipe to other data, for `trainkit cp --data`; see `autoconfig.fit`."""
     predict: str | None = None
     """`(request) -> Predicted | None`: predict new data; None where the run's task predicts nothing of this kind."""
+    predictor: str | None = None
+    """`(rebuilt) -> function`: predict samples in memory, as `inference.predictor.Predictor.predict` does."""
     export: str | None = None
     """`(recipe) -> Exporter | None`: choose how a run is exported; None where its network cannot be."""
     sample: str = "picture"
@@ -58,6 +60,7 @@ KINDS: dict[str, Kind] = {
             verify="trainkit.data.storage.import_images:verify",
             configure="trainkit.autoconfig.images:images",
             predict="trainkit.inference.images:predict",
+            predictor="trainkit.inference.images:predictor",
             export="trainkit.export.images:exporter",
         ),
         Kind(
@@ -68,6 +71,7 @@ KINDS: dict[str, Kind] = {
             verify="trainkit.data.storage.import_images:verify",
             configure="trainkit.autoconfig.images:faces",
             predict="trainkit.inference.images:predict",
+            predictor="trainkit.inference.images:predictor",
             export="trainkit.export.images:exporter",
         ),
         Kind(
@@ -79,6 +83,7 @@ KINDS: dict[str, Kind] = {
             verify="trainkit.data.volumes.verify:verify",
             configure="trainkit.autoconfig.volumes:volumes",
             predict="trainkit.inference.volumes:predict",
+            predictor="trainkit.inference.volumes:predictor",
             export="trainkit.export.volumes:exporter",
             sample="case",
         ),
@@ -90,6 +95,7 @@ KINDS: dict[str, Kind] = {
             verify="trainkit.data.scenes.verify:verify",
             configure="trainkit.autoconfig.scenes:scenes",
             predict="trainkit.inference.scenes:predict",
+            predictor="trainkit.inference.scenes:predictor",
             export="trainkit.export.scenes:exporter",
         ),
         Kind(
@@ -97,6 +103,7 @@ KINDS: dict[str, Kind] = {
             open=TABLES["data"]["people"],
             configure="trainkit.autoconfig.people:people",
             predict="trainkit.inference.people:predict",
+            predictor="trainkit.inference.people:predictor",
             export="trainkit.export.images:exporter",
         ),
     )

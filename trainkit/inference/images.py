@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
+from trainkit.inference import samples
 from trainkit.inference import table_writer as tables
 from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
@@ -54,6 +55,24 @@ def predict(asked: Request) -> Predicted:
         )
         said = origin(asked.folder, made.weights, meta) | {"source": found.where, "mirror": asked.mirror}
         return tables.write(asked, entries, names, said, made.weights)
+
+
+def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
+    """Return the function that predicts pictures in memory, of faces aligned ones; see `predictor.Predictor`."""
+    prepared = preprocess.of(made.recipe.data)
+    if prepared is None:
+        raise UserError(f"recipe {made.recipe.name}", "its data say no size of pictures", "data.fit other than keep")
+    names = made.meta.class_names or tuple(map(str, range(made.meta.classes)))
+
+    def read(sample: Any, where: str) -> tuple[Record, np.ndarray]:
+        return Record("", "", b"", where), prepared.pixels(samples.pixels(sample, where), where)
+
+    def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
+        found = samples.batched(pictures, read, _Network(made, prepared, names, mirror, False, None).columns)
+        del found["id"]
+        return found
+
+    return predict
 
 
 @dataclasses.dataclass(frozen=True)

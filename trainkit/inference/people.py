@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
 from trainkit.data.storage.cache import key
 from trainkit.errors import UserError, number_of
+from trainkit.inference import samples
 from trainkit.inference import table_writer as tables
 from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
@@ -62,9 +63,7 @@ def predict(asked: Request) -> Predicted:
     the run does not know are left out, and counted in a note.
     """
     tables.check_target(asked.out)
-    if asked.mirror:
-        found, expected = "a run that looks for people", "one that predicts classes or label maps"
-        raise UserError("--mirror", found, expected, "leave it out")
+    _refuse_mirror(asked.mirror)
     known = asked.meta.modalities or (MODALITIES[RGB],)
     found = _records(asked.source)
     every = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
@@ -87,6 +86,31 @@ def predict(asked: Request) -> Predicted:
         )
         said = origin(asked.folder, made.weights, asked.meta) | {"source": found.where}
         return tables.write(asked, entries, (), said, made.weights, notes)
+
+
+def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
+    """Return the function that embeds colour pictures in memory; see `predictor.Predictor`."""
+    prepared, known = preprocess.of(made.recipe.data), made.meta.modalities or (MODALITIES[RGB],)
+    if prepared is None or MODALITIES[RGB] not in known:
+        found = f"a network of {', '.join(known)}"
+        raise UserError(f"recipe {made.recipe.name}", found, f"one that knows {MODALITIES[RGB]}")
+    run = _Network(made, prepared, known, None, labelled=False)
+
+    def read(sample: Any, where: str) -> tuple[_Entry, np.ndarray]:
+        pixels = prepared.pixels(samples.pixels(sample, where), where)
+        return _Entry("", "", "", RGB, Path(), "", where), pixels
+
+    def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
+        _refuse_mirror(mirror)
+        return {"embedding": samples.batched(pictures, read, run.columns)["embedding"]}
+
+    return predict
+
+
+def _refuse_mirror(mirror: bool) -> None:
+    if mirror:
+        found, expected = "a run that looks for people", "one that predicts classes or label maps"
+        raise UserError("--mirror", found, expected, "leave it out")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from PIL import Image
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few
+from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 from trainkit.interfaces import DatasetInfo
@@ -30,6 +31,7 @@ from trainkit.plots.scenes import palette
 if TYPE_CHECKING:
     from trainkit.data.scenes.dataset import Scenes
     from trainkit.data.scenes.files import Scene
+    from trainkit.inference.table_writer import Columns
 
 CLASSES = "classes.json"
 """File beside the label maps that says what their values stand for."""
@@ -82,6 +84,17 @@ def predict(asked: Request) -> Predicted | None:
         size = "{} x {} pixels".format(*recipe.data.size)
         notes.append(f"{len(stretched)} of another shape than {size}, stretched to them: {few(stretched)}")
     return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
+
+
+def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
+    """Return the function that makes label maps of pictures in memory; see `predictor.Predictor`."""
+    if not hasattr(made.recipe.task, "probabilities"):
+        raise UserError(f"recipe {made.recipe.name}", "a task that gives pixels no probabilities", "segment2d")
+
+    def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
+        return samples.each(pictures, lambda one, where: _label(samples.pixels(one, where), where, made, mirror))
+
+    return predict
 
 
 def _pictures(source: str) -> tuple[list[_Picture], list[str]]:

@@ -26,9 +26,8 @@ META = "meta.json"
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A run's network with its best weights, in evaluation mode, on the device that a run would take."""
+    """A trained network in evaluation mode, on the device that a run would take."""
 
-    folder: RunFolder
     recipe: Recipe
     meta: DatasetInfo
     net: nn.Module
@@ -56,14 +55,19 @@ def rebuilt(folder: RunFolder, recipe: Recipe, meta: DatasetInfo) -> Iterator[Re
 
     Weights that it started from need not be there. Raises UserError where there is no checkpoint, or it does not fit.
     """
+    made = placed(recipe, meta, best_weights(folder.path))
+    try:
+        yield made
+    finally:
+        made.runtime.close()
+
+
+def placed(recipe: Recipe, meta: DatasetInfo, weights: Path) -> Rebuilt:
+    """Load the network of a recipe from a file and place it on the device. Raises UserError where it does not fit."""
     from trainkit.distributed.runtime import Runtime
 
-    file = best_weights(folder.path)
     runtime = Runtime(recipe)
-    try:
-        yield Rebuilt(folder, recipe, meta, runtime.to_memory_format(load_network(recipe, meta, file)), runtime, file)
-    finally:
-        runtime.close()
+    return Rebuilt(recipe, meta, runtime.to_memory_format(load_network(recipe, meta, weights)), runtime, weights)
 
 
 def origin(folder: RunFolder, weights: Path, meta: DatasetInfo) -> dict[str, Any]:

@@ -6,23 +6,22 @@ its file, with the same affine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UserError
+from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
-from trainkit.inference.trained_model import rebuilt
+from trainkit.inference.trained_model import Rebuilt, rebuilt
 from trainkit.interfaces import DatasetInfo
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
 
     from trainkit.data.formats.nifti_header import Header
-    from trainkit.data.volumes.preprocess import Preparation, Prepared
+    from trainkit.data.volumes.preprocess import Preparation
     from trainkit.data.volumes.sources import Case
-    from trainkit.distributed.runtime import Runtime
-    from trainkit.tasks.segment3d import Segment3d
+    from trainkit.inference.table_writer import Columns
 
 COARSER = 1.5
 """How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
@@ -36,7 +35,6 @@ def predict(asked: Request) -> Predicted | None:
     """
     from trainkit.data.formats import nifti
     from trainkit.data.volumes import sources
-    from trainkit.data.volumes.preprocess import Preparation, prepare
 
     meta, out = asked.meta, asked.out
     if not (hasattr(asked.recipe.task, "label_map") and meta.axes):
@@ -45,8 +43,7 @@ def predict(asked: Request) -> Predicted | None:
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
     folder = ResumableFolder(asked)
     check_free(out, folder.missing(targets.values()))
-    grid = meta.resampled
-    how = Preparation(meta.axes, (grid[0], grid[1], grid[2]) if grid else None)
+    how = _preparation(meta)
     headers, damaged, notes = _headers(found.cases)
     notes = [*found.left_out, *notes, *_odd_spacings(headers, how, meta)]
     with rebuilt(asked.folder, asked.recipe, meta) as made:
@@ -54,14 +51,28 @@ def predict(asked: Request) -> Predicted | None:
 
         def label(case: Case) -> tuple[np.ndarray, Header]:
             array, header = nifti.read_image(case.image)
-            prepared = prepare(array, header, how)
-            labels = _label(prepared, asked.recipe.task, made.net, made.runtime, asked.mirror)
-            return prepared.orientation.undo(labels), header
+            return _label(array, header, how, made, asked.mirror), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
         written, more = folder.fill(readable, label, lambda target, found: nifti.write_labels(target, *found))
     folder.end()
     return Predicted(tuple(written), (*damaged, *more), tuple(notes), meta.class_names, made.weights)
+
+
+def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
+    """Return the function that makes label maps of volumes in memory; see `predictor.Predictor`."""
+    if not (hasattr(made.recipe.task, "label_map") and made.meta.axes):
+        raise UserError(f"recipe {made.recipe.name}", "a task that makes no label maps of volumes", "segment3d")
+    how = _preparation(made.meta)
+
+    def predict(volumes: Sequence[Any], mirror: bool) -> Columns:
+        def label(sample: Any, where: str) -> np.ndarray:
+            array, header = samples.volume(sample, where)
+            return _label(array, header, how, made, mirror)
+
+        return samples.each(volumes, label)
+
+    return predict
 
 
 def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], list[str]]:
@@ -97,10 +108,21 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Dataset
     return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
 
 
-def _label(prepared: Prepared, task: Segment3d, net: nn.Module, runtime: Runtime, mirror: bool) -> np.ndarray:
-    """Predict the label map of a prepared volume, uint8, on the grid of its file in stored axes."""
+def _preparation(meta: DatasetInfo) -> Preparation:
+    from trainkit.data.volumes.preprocess import Preparation
+
+    grid = meta.resampled
+    return Preparation(meta.axes, (grid[0], grid[1], grid[2]) if grid else None)
+
+
+def _label(array: np.ndarray, header: Header, how: Preparation, made: Rebuilt, mirror: bool) -> np.ndarray:
+    """Predict the label map of a volume, uint8, on the grid and in the axes of its file."""
     import torch
 
+    from trainkit.data.volumes.preprocess import prepare
+
+    prepared, task, runtime = prepare(array, header, how), made.recipe.task, made.runtime
     image = torch.from_numpy(prepared.image)[None, None].to(runtime.device).float()
     with torch.no_grad(), runtime.accelerator.autocast():
-        return task.label_map(net, image, prepared.original_shape, (mirror,) * 3).cpu().numpy()
+        labels = task.label_map(made.net, image, prepared.original_shape, (mirror,) * 3).cpu().numpy()
+    return prepared.orientation.undo(labels)

@@ -1,0 +1,165 @@
+"""Predict samples in memory with a trained network: that of a run, or of the folder of a logged model."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainkit import __version__
+from trainkit.config import loader
+from trainkit.config.schema import TABLES, Recipe
+from trainkit.data import kinds
+from trainkit.errors import UserError
+from trainkit.inference.table_writer import Columns
+from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
+from trainkit.interfaces import DatasetInfo
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from trainkit.tracking.run_folder import RunFolder
+
+ABOUT = "trainkit.json"
+"""File of a logged model's folder that describes the network beside it, so that it can be made again."""
+FORMAT = 1
+"""Version of `ABOUT`. Raised whenever what it says would make another network, or other predictions."""
+
+
+class Predictor:
+    """A trained network with its preprocessing: samples in memory to predictions, those of `trainkit predict`."""
+
+    def __init__(self, made: Rebuilt, about: Mapping[str, Any]):
+        """Raises UserError where the recipe is of no kind of data that can be predicted in memory."""
+        self.made = made
+        self.about = about
+        """What `ABOUT` says: `run`, `step`, `scores`, `classes`, `made_with`."""
+        self._predict = _function(made.recipe)(made)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_folder(cls, folder: Path | str, *, plugins: Sequence[str] = ()) -> Predictor:
+        """Load the folder of a logged model: `trainkit.json` and the safetensors that it names.
+
+        Raises UserError where a file is missing or damaged, or was written by a trainkit of another format.
+        """
+        folder = Path(folder)
+        about = read_about(folder)
+        where = str(folder / ABOUT)
+        try:
+            text, meta, name = about["recipe"], meta_of(about["meta"]), about["weights"]
+            inside = isinstance(name, str) and Path(name).name == name
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(where, f"cannot be read: {error!r}", "a logged model of trainkit") from None
+        if not inside:
+            raise UserError(where, f"names weights {name!r}"[:200], "a file beside it")
+        tables = loader.with_plugins(TABLES, tuple(plugins))
+        return cls(placed(loader.parse(Recipe, text, where, (), tables), meta, folder / name), about)
+
+    @classmethod
+    def of_run(cls, run: RunFolder, *, plugins: Sequence[str] = ()) -> Predictor:
+        """Load the best weights of a run. Raises UserError where it has none, or they do not fit."""
+        from trainkit.training.best import best_weights
+
+        recipe, meta, weights = loader.load(run.recipe, (), tuple(plugins)), read_meta(run), best_weights(run.path)
+        return cls(placed(recipe, meta, weights), describe(recipe, meta, run.name, weights.name))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that the network was trained by."""
+        return self.made.recipe
+
+    @property
+    def meta(self) -> DatasetInfo:
+        """What the network was trained on."""
+        return self.made.meta
+
+    @property
+    def network(self) -> nn.Module:
+        """The network, in evaluation mode, on its device; it takes what is prepared."""
+        return self.made.net
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of probabilities and label values."""
+        return tuple(self.meta.class_names) or tuple(map(str, range(self.meta.classes)))
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Scores of the weights, by metric, as far as they are known here."""
+        return self.about.get("scores") or {}
+
+    def predict(self, samples: Sequence[Any], *, mirror: bool = False) -> Columns:
+        """Predict samples, in batches as `trainkit predict` makes them: columns with one value a sample.
+
+        Samples are pictures (bytes, base64 or uint8 arrays; see `samples.pixels`) or volumes (`samples.volume`).
+        Columns of `classify`: `class`, `probability`, `probabilities` (n, classes), `embedding` (n, D); of `embed` and
+        `adadistill` `embedding` and `norm`, of `reid` `embedding`; of `segment2d` and `segment3d` `label_map`, a list
+        of uint8 arrays of the samples' own shapes. `mirror` as of `trainkit predict`.
+        Raises UserError naming the first sample that cannot be read, by its place: `sample 3`.
+        """
+        if not len(samples):
+            raise UserError("predict", "no samples", "one or more")
+        with self._lock:
+            self.made.runtime.configure(self.recipe)  # another network of this process may have other switches
+            return self._predict(samples, mirror)
+
+
+def describe(
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: str, step: int | None = None, scores: Mapping[str, Any] = {}
+) -> dict[str, Any]:
+    """Describe a network for `ABOUT`: all that `from_folder` needs beside the file `weights`."""
+    from importlib.metadata import version
+
+    return {
+        "format": FORMAT,
+        "made_with": {"trainkit": __version__, "torch": version("torch")},
+        "run": run,
+        "step": step,
+        "task": loader.flat(recipe)["task.name"],
+        "classes": list(meta.class_names),
+        "scores": {key: float(value) for key, value in scores.items()},
+        "weights": weights,
+        "meta": asdict(meta),
+        "recipe": loader.dump(recipe),
+    }
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """Read `ABOUT` of a logged model. Raises UserError where it is missing or damaged, or of another format."""
+    file = folder / ABOUT
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+        found = about["format"]
+    except FileNotFoundError:
+        expected = f"a model that trainkit {__version__} or a newer one has logged"
+        raise UserError(
+            str(file), "is missing", expected, "`trainkit promote RUN` adds it to models of a run"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(str(file), f"cannot be read: {error!r}"[:300], "a logged model of trainkit") from None
+    if found != FORMAT:
+        made = about.get("made_with") or {}
+        by = f"format {found!r}, written by trainkit {made.get('trainkit', '(not said)')}"[:200]
+        remedy = "install that trainkit, or log the model again with this one"
+        raise UserError(str(file), by, f"format {FORMAT}, that of trainkit {__version__}", remedy)
+    return about
+
+
+def is_predictable(recipe: Recipe) -> bool:
+    """Return True where samples in memory can be predicted with the networks of a recipe."""
+    kind = kinds.of(recipe.data)
+    return kind is not None and kind.predictor is not None
+
+
+def _function(recipe: Recipe) -> Callable[[Rebuilt], Callable[[Sequence[Any], bool], Columns]]:
+    kind = kinds.of(recipe.data)
+    found = kinds.function(kind, "predictor") if kind else None
+    if found is None:
+        raise UserError(
+            f"recipe {recipe.name}", "of data that cannot be predicted in memory", "a kind with `predictor`"
+        )
+    return found
