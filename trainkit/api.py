@@ -6,11 +6,13 @@ It does what the commands do, in the process that calls it. Mistakes raise `User
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trainkit.environment import min_versions
 from trainkit.errors import UserError
@@ -19,13 +21,15 @@ from trainkit.redact import hide_in_logs
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import nn
 
     from trainkit.analysis.compare import Comparison
     from trainkit.config import schema
     from trainkit.config.run_request import RunRequest
+    from trainkit.inference.predictor import Predictor
     from trainkit.tracking.run_folder import RunFolder
 
-__all__ = ["Compared", "Recipe", "Run", "UserError", "compare", "find_run", "recipe", "train"]
+__all__ = ["Compared", "Model", "Recipe", "Run", "UserError", "compare", "find_run", "load", "recipe", "train"]
 
 Changes = Mapping[str, Any] | Sequence[str]
 """Changes of a recipe: `{"optim.lr": 1e-3}`, or words as commands take them: `["optim.lr=1e-3"]`."""
@@ -92,6 +96,10 @@ class Run:
                 return scores
         return {}
 
+    def load(self, *, plugins: Sequence[str] = ()) -> Model:
+        """Load the network with the weights of the best checkpoint. Raises UserError where there is none."""
+        return _of_run(self.folder, tuple(plugins))
+
     @property
     def metrics(self) -> pd.DataFrame:
         """All metrics: a column for each, a row for each step at which one was logged."""
@@ -102,6 +110,79 @@ class Run:
         found = journal.read(self.folder.journal).metrics if self.folder.journal.is_file() else {}
         columns = {name: pd.Series({point.step: point.value for point in points}) for name, points in found.items()}
         return pd.DataFrame(columns).sort_index().rename_axis("step")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network with the preprocessing of its evaluations: it predicts as `trainkit predict` does."""
+
+    name: str
+    """Run, folder or model that it was loaded from."""
+    scores: Mapping[str, float]
+    """Scores of its weights by name, `val/ema/top1`, as far as they are known."""
+    _predictor: Predictor = field(repr=False)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network alone, in evaluation mode, on its device; it takes normalised tensors."""
+        return self._predictor.network
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of probabilities and label values."""
+        return self._predictor.classes
+
+    def predict(self, pictures: Any, *, mirror: bool = False) -> pd.DataFrame:
+        """Predict one picture or several: a row for each, with the columns of `trainkit predict`, or `label_map`.
+
+        A picture is a path, an image of Pillow, encoded bytes, or pixels 0 to 255 as an array (height, width, 3). A
+        volume is the path or the bytes of a NIfTI file, or a pair of an array and its spacing in mm. `mirror`: mean
+        over mirror images. Raises UserError naming the first that cannot be read.
+        """
+        import pandas as pd
+
+        found = self._predictor.predict(self._samples(pictures), mirror=mirror)
+        return pd.DataFrame({name: list(values) for name, values in found.items()})
+
+    def embed(self, pictures: Any) -> np.ndarray:
+        """Return the embedding of one picture or several, float32 (n, dimensions). Raises as `predict`."""
+        found = self._predictor.predict(self._samples(pictures))
+        if "embedding" not in found:
+            raise UserError(self.name, "a model of label maps, which has no embeddings", "one of classes or embeddings")
+        return np.asarray(found["embedding"])
+
+    def _samples(self, pictures: Any) -> Sequence[Any]:
+        from trainkit.data import kinds
+
+        kind = kinds.of(self._predictor.recipe.data)
+        return _Samples(pictures, kind is None or kind.sample == "picture")
+
+
+class _Samples(Sequence[Any]):
+    """Samples as `Predictor` takes them, each read when its turn comes."""
+
+    def __init__(self, given: Any, pictures: bool):
+        one = isinstance(given, str | os.PathLike | bytes | bytearray) or hasattr(given, "getexif")
+        if one or (isinstance(given, np.ndarray) and given.ndim in (2, 3)):
+            given = [given]
+        if not isinstance(given, Iterable):
+            raise UserError("predict", f"a {type(given).__name__}", "a picture, or several")
+        self._given = given if isinstance(given, Sequence) else list(given)
+        self._pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, at: Any) -> Any:
+        from trainkit.data.formats import image_decode
+
+        sample = self._given[at]
+        if not self._pictures:
+            return sample
+        if isinstance(sample, str | os.PathLike):
+            path = Path(sample)
+            return image_decode.decode(image_decode.read(path, str(path)), str(path))
+        return image_decode.opened(sample, f"sample {at}") if hasattr(sample, "getexif") else sample
 
 
 @dataclass(frozen=True)
@@ -189,7 +270,9 @@ def train(
     words = _words(changes)
     if isinstance(recipe, Recipe):
         before, own = recipe.request, tuple(recipe.request.plugins)
-        path, words, plugins = before.path, (*before.overrides, *words), (*own, *(p for p in plugins if p not in own))
+        again = {word.partition("=")[0] for word in words}
+        words = (*(word for word in before.overrides if word.partition("=")[0] not in again), *words)
+        path, plugins = before.path, (*own, *(name for name in plugins if name not in own))
     else:
         path = recipe_file(os.fspath(recipe))
     named = resume.name if isinstance(resume, Run) else resume
@@ -201,6 +284,42 @@ def train(
     if folder is None:
         raise KeyboardInterrupt("told to stop before the run began")
     return Run(folder, folder.name)
+
+
+def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Model:
+    """Load a trained network from a run, a folder of `trainkit export`, or a logged model, `models:/...`.
+
+    A run is named as in commands: by its name, a beginning of it, its MLflow id, `last` or `best`. Raises UserError.
+    """
+    _prepare()
+    from trainkit.export import export, files
+    from trainkit.inference import predictor
+    from trainkit.tracking.run_folder import RunFolder
+    from trainkit.tracking.store import Store
+
+    word, path, words = os.fspath(source), Path(source), tuple(plugins)
+    if word.startswith("models:/"):
+        made = predictor.Predictor.from_folder(Store.locate().model_file(word).parent, plugins=words)
+        return Model(word, made.scores, made)
+    if (path / files.ABOUT).is_file():
+        made = predictor.Predictor(*export.trained(path))
+        return Model(word, made.scores, made)
+    if (path / predictor.ABOUT).is_file():
+        made = predictor.Predictor.from_folder(path, plugins=words)
+        return Model(word, made.scores, made)
+    if (path / "run.json").is_file():
+        return _of_run(RunFolder(path.absolute()), words)
+    if path.is_dir():
+        raise UserError(word, "a folder without a model", "a run, a folder of `trainkit export`, or models:/...")
+    return _of_run(Store.locate().find(word), words)
+
+
+def _of_run(folder: RunFolder, plugins: tuple[str, ...]) -> Model:
+    from trainkit.export import model_card
+    from trainkit.inference.predictor import Predictor
+
+    made = Predictor.of_run(folder, plugins=plugins)
+    return Model(folder.name, model_card.scores_of(folder, made.recipe, made.made.weights), made)
 
 
 def find_run(name: str) -> Run:

@@ -26,8 +26,8 @@ def recipe_file(word: str) -> Path:
     path = Path(word)
     try:
         there = path.is_file()
-    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
-        found = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        found = f"cannot be read ({error.strerror})"
         raise UserError(f"{word[:60]}...", found, "a path, or the name of a shipped recipe") from None
     if there or path.parent not in (Path("."), Path("recipes")):
         return path

@@ -106,6 +106,17 @@ def scores_at(history: journal.History, evaluation: str, step: int, averaged: bo
     return found
 
 
+def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
+    """Return the scores of a checkpoint's weights, by the names that they have in MLflow: `val/ema/top1`."""
+    step, averaged = _step(weights), weights.stem == "ema"
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    return {
+        f"{evaluation}{'/ema' if averaged else ''}/{name}": value
+        for evaluation in recipe.evaluations
+        for name, value in scores_at(history, evaluation, step, averaged).items()
+    }
+
+
 def _front(kind: str, by_timm: bool) -> str:
     """Write the front matter that the hub reads."""
     lines = ["---", *(["library_name: timm"] if by_timm else []), "license: unknown"]

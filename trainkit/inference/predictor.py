@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
@@ -17,6 +16,7 @@ from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
+from trainkit.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,13 +32,15 @@ FORMAT = 1
 class Predictor:
     """A trained network with its preprocessing: samples in memory to predictions, those of `trainkit predict`."""
 
+    _lock = threading.Lock()
+    """One for all: the switches of torch and the precision of Accelerate are those of the whole process."""
+
     def __init__(self, made: Rebuilt, about: Mapping[str, Any]):
         """Raises UserError where the recipe is of no kind of data that can be predicted in memory."""
         self.made = made
         self.about = about
         """What `ABOUT` says: `run`, `step`, `scores`, `classes`, `made_with`."""
         self._predict = _function(made.recipe)(made)
-        self._lock = threading.Lock()
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, plugins: Sequence[str] = ()) -> Predictor:
