@@ -13,16 +13,18 @@ import difflib
 import json
 import math
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from trainkit.config import diff
+from trainkit.config import diff, loader
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal, run_folder
+from trainkit.tracking import journal, logged_model, run_folder
 from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
@@ -404,6 +406,7 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
     from mlflow.exceptions import MlflowException
 
     model = client.get_logged_model(candidate.model_id)
+    _complete(client, candidate, model)
     # Of an attempt that was cut short there is one already.
     for made in client.search_model_versions(f"run_id = '{candidate.run_id}'"):
         if made.name == name and made.tags.get("trainkit.model") == candidate.model_id:
@@ -433,6 +436,28 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
         known.append({"name": name, "version": version.version})
         client.set_logged_model_tags(candidate.model_id, {"mlflow.modelVersions": json.dumps(known)})
     return str(version.version)
+
+
+def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
+    """Add what MLflow loads a model by to one that an older trainkit logged as weights alone."""
+    from trainkit.inference import mlflow_model
+
+    files = {file.path: file.file_size for file in client.list_logged_model_artifacts(model.model_id)}
+    weights = [name for name in files if name.endswith(".safetensors")]
+    if logged_model.MLMODEL in files or len(weights) != 1:
+        return
+    scores = {metric.key: metric.value for metric in model.metrics or []}
+    try:
+        recipe = loader.load(candidate.folder.recipe)
+        described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)
+    except UserError:  # a plug-in's, or without the description of its data: it stays a file of weights
+        return
+    if described is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            about = {"name": model.name, "model_id": model.model_id, "run_id": candidate.run_id}
+            size = files[weights[0]] or 0
+            for file in logged_model.write_files(Path(folder), asdict(described), size=size, **about):
+                client.log_model_artifact(model.model_id, str(file))
 
 
 def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[str, Any]) -> str:

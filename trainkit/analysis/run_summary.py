@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import TIME_TO
+from trainkit.inference import mlflow_model
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split
 from trainkit.tracking import journal
@@ -48,7 +49,9 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
         for name, weights in models.items():
             # Their own step: behind the last checkpoint a recipe may have had more updates, and other scores.
             step = storage.state_of(weights.parent)["step"]
-            tracker.model(name, weights, step, scored(step))
+            scores = scored(step)
+            described = mlflow_model.describe(run.recipe, run.require_folder(), weights.name, step, scores)
+            tracker.model(name, weights, step, scores, described=described)
     outcome.speed["time/wall_s"] = time.perf_counter() - run.began
     if outcome.status == "FINISHED":
         tracker.log(outcome.step, {f"final/{key}": value for key, value in outcome.speed.items()} | outcome.spent)

@@ -16,6 +16,7 @@ from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
+from trainkit.tracking.logged_model import ABOUT
 from trainkit.version import __version__
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from trainkit.tracking.run_folder import RunFolder
 
-ABOUT = "trainkit.json"
-"""File of a logged model's folder that describes the network beside it, so that it can be made again."""
 FORMAT = 1
 """Version of `ABOUT`. Raised whenever what it says would make another network, or other predictions."""
 

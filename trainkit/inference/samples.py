@@ -32,7 +32,7 @@ def pixels(sample: Any, where: str) -> np.ndarray:
     nested lists.
     """
     if isinstance(sample, str):
-        sample = _decoded(sample, where)
+        sample = from_base64(sample, where)
     if isinstance(sample, bytes | bytearray | memoryview):
         if len(sample) > image_decode.BYTE_CAP:
             raise UserError(where, f"{len(sample):,} bytes", f"at most {image_decode.BYTE_CAP:,}")
@@ -53,6 +53,14 @@ def pixels(sample: Any, where: str) -> np.ndarray:
     return np.ascontiguousarray(array)
 
 
+def from_base64(text: str, where: str) -> bytes:
+    """Decode base64, with or without line breaks. Raises UserError naming `where` for text that is none."""
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(where, f"text that is no base64: {text[:40]!r}", "an encoded file as base64") from None
+
+
 def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
     """Return the voxels of a volume, float32 in its own axes, and its header. Raises UserError for what is none.
 
@@ -64,7 +72,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
     if isinstance(sample, bytes | bytearray | memoryview):
         data = bytes(sample)
     elif isinstance(sample, Sequence) and len(sample) == 2:
-        data = _nifti(_array(sample[0], where, _VOLUME), sample[1], where)
+        data = nifti_bytes(_array(sample[0], where, _VOLUME), sample[1], where)
     else:
         raise UserError(where, f"a {type(sample).__name__}", _VOLUME)
     with tempfile.TemporaryDirectory() as folder:  # nibabel's checks of ours read files
@@ -94,8 +102,11 @@ def each(samples: Iterable[Any], label: Callable[[Any, str], np.ndarray]) -> Col
     return {"label_map": [label(sample, f"sample {k}") for k, sample in enumerate(samples)]}
 
 
-def _nifti(array: np.ndarray, spacing: Any, where: str) -> bytes:
-    """Encode an array as a NIfTI file whose axes run to the right, to the front and up."""
+def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
+    """Encode an array as a NIfTI file whose axes run to the right, to the front and up.
+
+    Raises UserError naming `where` for an array of other than 3 axes, and a spacing that is none.
+    """
     import nibabel
 
     try:
@@ -109,13 +120,6 @@ def _nifti(array: np.ndarray, spacing: Any, where: str) -> bytes:
     if array.size > VOXEL_LIMIT:
         raise UserError(where, f"{array.size:,} voxels", f"at most {VOXEL_LIMIT:,} voxels")
     return nibabel.Nifti1Image(array.astype(np.float32), np.diag([*mm, 1.0])).to_bytes()
-
-
-def _decoded(text: str, where: str) -> bytes:
-    try:
-        return base64.b64decode("".join(text.split()), validate=True)
-    except (binascii.Error, ValueError):
-        raise UserError(where, f"text that is no base64: {text[:40]!r}", _PICTURE) from None
 
 
 def _array(sample: Any, where: str, expected: str) -> np.ndarray:

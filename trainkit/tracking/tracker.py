@@ -24,6 +24,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +43,7 @@ from trainkit.tracking.uploader import Uploader, send_left
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+    from trainkit.tracking.logged_model import Described
     from trainkit.tracking.system.reading import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -300,12 +302,18 @@ class Tracker:
         step: int,
         metrics: Mapping[str, Any] | None = None,
         tags: Mapping[str, Any] | None = None,
+        described: Described | None = None,
     ) -> None:
-        """Keep a safetensors file as a LoggedModel of the run, with the scores it had at `step`."""
+        """Keep a safetensors file as a LoggedModel of the run, with the scores it had at `step`.
+
+        With `described` it is a model that MLflow can load and serve; else a file.
+        """
         values = {_metric_name(key): _number(key, value) for key, value in (metrics or {}).items()}
         words = {key: without_secrets(_scalar_text(value)) for key, value in (tags or {}).items()}
         job = {"kind": "model", "name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
         job["metrics"] = {key: value if math.isfinite(value) else str(value) for key, value in values.items()}
+        if described is not None:
+            job["described"] = asdict(described)
         self._queue.put(job, Path(path).name, lambda out: _link(Path(path), out))
 
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
@@ -440,6 +448,7 @@ class Silent:
         step: int,
         metrics: Mapping[str, Any] | None = None,
         tags: Mapping[str, Any] | None = None,
+        described: Described | None = None,
     ) -> None:
         """Do nothing."""
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.files import sync_file, sync_folder, write_aside
 from trainkit.redact import without_secrets
-from trainkit.tracking import mlflow_run
+from trainkit.tracking import logged_model, mlflow_run
 from trainkit.tracking.journal import Journal, Point, rows
 from trainkit.tracking.mlflow_errors import Away, unreachable
 from trainkit.tracking.run_folder import RunFolder
@@ -347,7 +347,8 @@ class UploadQueue:
             made[key] = self._made_model(client, job, run)
             write_aside(made_file, json.dumps(made, indent=1) + "\n")
             model = client.get_logged_model(made[key])
-        client.log_model_artifact(made[key], file)
+        for own in self._model_files(Path(file), job, made[key]):
+            client.log_model_artifact(made[key], str(own))
         client.finalize_logged_model(made[key], "READY")
         # Of all calls the only one that fails the second time, as after an answer that was lost.
         if made[key] not in [output.model_id for output in (run.outputs.model_outputs if run.outputs else [])]:
@@ -366,6 +367,13 @@ class UploadQueue:
         if metrics:
             client.log_batch(self._id, metrics=metrics)
 
+    def _model_files(self, weights: Path, job: dict[str, Any], model_id: str) -> list[Path]:
+        """Return the files of a LoggedModel: its weights, and those that make it a model that MLflow can load."""
+        if (described := job.get("described")) is None:
+            return [weights]
+        about = {"name": job["name"], "model_id": model_id, "run_id": self._id}
+        return [weights, *logged_model.write_files(weights.parent, described, size=weights.stat().st_size, **about)]
+
     def _made_model(self, client: MlflowClient, job: dict[str, Any], run: Run) -> str:
         """Return the id of a LoggedModel, which is made unless an earlier try, whose answer was lost, has made it."""
         experiment, step = run.info.experiment_id, str(job["step"])
@@ -383,6 +391,8 @@ class UploadQueue:
         for second in models[1:]:
             client.delete_logged_model(second)
         usage = f"Weights at step {step}, safetensors. In a recipe: `weights: models:/{models[0]}`"
+        if "described" in job:
+            usage += f"; in Python: `mlflow.pyfunc.load_model('models:/{models[0]}')`"
         client.set_logged_model_tags(models[0], {"mlflow.note.content": usage})
         return models[0]
 
