@@ -26,6 +26,7 @@ from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.inference import predict
 from trainkit.tracking import journal
+from trainkit.tracking.store import Store
 
 NET = {"model": "test_convnext3", "args": {"patch_size": 2, "ls_init_value": 0.5}}
 
@@ -125,7 +126,7 @@ def test_runs_are_compared_as_data_frames(runs, tmp_path):
     command("compare", runs[0].name, runs[1].name, "--json", tmp_path / "found.json", "--no-log")
     said = json.loads((tmp_path / "found.json").read_text())
     assert list(found.changes.itertuples(index=False, name=None)) == [(runs[1].name, "optim.lr", 0.001, 0.003)]
-    assert len(found.scores) == len(said["pairs"][0]["scores"]) > 10
+    assert len(found.scores) == len(said["compared"][0]["scores"]) > 10
     (decides,) = found.scores[found.scores["primary"]].to_dict("records")
     assert decides["name"] == "best/val/ema/top1" and decides["difference"] == decides["value"] - decides["first"]
     assert decides["first"] == runs[0].scores["val/ema/top1"] and decides["value"] == runs[1].scores["val/ema/top1"]
@@ -201,7 +202,7 @@ def test_a_loaded_run_predicts_as_the_command_does(form, runs, table, pictures):
 def test_a_model_has_classes_scores_and_its_network(runs, pictures):
     model = trainkit.load(runs[0].name)
     assert model.classes == ("across", "down", "slanted") and model.name == runs[0].name
-    assert model.scores == {name: value for name, value in runs[0].scores.items() if name.startswith("val/ema/")}
+    assert model.scores == runs[0].scores and {"val/top1", "val/ema/nll"} <= set(model.scores)
     assert isinstance(model.network, nn.Module) and not model.network.training
     for source in (runs[0].path, str(runs[0].path), runs[0].name[:-1], runs[0].folder.info().run_id):
         assert trainkit.load(source).scores == model.scores
@@ -212,6 +213,18 @@ def test_an_export_predicts_as_its_run(runs, table, pictures, tmp_path):
     model = trainkit.load(tmp_path / "out")
     same(model.predict(sorted((pictures / "val").rglob("*.png"))), table)
     assert model.scores == runs[0].load().scores and model.classes == ("across", "down", "slanted")
+
+
+def test_a_logged_model_predicts_as_its_run(runs, table, pictures, home):
+    client = Store.locate().client()
+    experiment = client.get_run(runs[0].folder.info().run_id).info.experiment_id
+    found = client.search_logged_models([experiment])
+    (best,) = (m for m in found if m.source_run_id == runs[0].folder.info().run_id and m.name == "best")
+    model = trainkit.load(f"models:/{best.model_id}")
+    same(model.predict(sorted((pictures / "val").rglob("*.png"))), table)
+    assert model.scores == runs[0].scores and model.classes == ("across", "down", "slanted")
+    place = Store.locate().model_file(f"models:/{best.model_id}").parent
+    same(trainkit.load(place).predict(sorted((pictures / "val").rglob("*.png"))), table)
 
 
 def test_models_of_another_precision_are_loaded_between_trainings(runs, pictures):

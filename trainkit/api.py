@@ -119,7 +119,7 @@ class Model:
     name: str
     """Run, folder or model that it was loaded from."""
     scores: Mapping[str, float]
-    """Scores of its weights by name, `val/ema/top1`, as far as they are known."""
+    """Scores at the step of its weights by name, `val/ema/top1`, as far as they are known."""
     _predictor: Predictor = field(repr=False)
 
     @property

@@ -107,14 +107,15 @@ def scores_at(history: journal.History, evaluation: str, step: int, averaged: bo
 
 
 def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
-    """Return the scores of a checkpoint's weights, by the names that they have in MLflow: `val/ema/top1`."""
-    step, averaged = _step(weights), weights.stem == "ema"
+    """Return all scores at the step of a checkpoint's weights, by their names in MLflow: `val/top1`, `val/ema/top1`."""
+    step = _step(weights)
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
-    return {
-        f"{evaluation}{'/ema' if averaged else ''}/{name}": value
-        for evaluation in recipe.evaluations
-        for name, value in scores_at(history, evaluation, step, averaged).items()
+    found = {
+        name: [point.value for point in points if point.step == step]
+        for name, points in history.metrics.items()
+        if name.split("/")[0] in recipe.evaluations
     }
+    return {name: values[-1] for name, values in found.items() if values}
 
 
 def _front(kind: str, by_timm: bool) -> str:
