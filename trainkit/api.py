@@ -265,8 +265,10 @@ def train(
     _prepare()
     from trainkit.config.run_request import RunRequest
     from trainkit.distributed.stop_signal import Stop
+    from trainkit.environment import process
     from trainkit.experiments import launch
 
+    process.check_variables()
     words = _words(changes)
     if isinstance(recipe, Recipe):
         before, own = recipe.request, tuple(recipe.request.plugins)
