@@ -1,29 +1,51 @@
-"""Logged models as MLflow has them: loaded by its own functions in a fresh process, they predict what the command does."""
+"""Logged models as MLflow has them: in a fresh process its own functions predict what the command does."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
+import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow
 import nibabel
 import nifti_sets
 import numpy as np
+import pandas as pd
 import people_sets
 import pytest
+import requests
 import scene_sets
+from mlflow.exceptions import MlflowException
 from PIL import Image
 from pyarrow import parquet
 from runs import ROOT, own_store, stripes
+from runs import run as start
 from untrained_runs import Made, made
 
-from trainkit.inference import mlflow_model, predict
+from trainkit import __version__
+from trainkit.analysis import promote
+from trainkit.config.schema import Promote
+from trainkit.data.formats import image_decode
+from trainkit.errors import UserError
+from trainkit.inference import mlflow_model, predict, predictor
+from trainkit.inference.predictor import Predictor
+from trainkit.tracking import logged_model
+from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 from trainkit.training.best import best_weights
 
+PAGE = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
 CLASSES = ("task.net={model: test_convnext3, args: {patch_size: 2, ls_init_value: 0.5}}", "train.batch_size=4")
 FACES = ("data.image_size=32", "evaluations={pairs: {}}", "best=null", "train.batch_size=4")
 REID = (
@@ -34,7 +56,8 @@ REID = (
     "text: {layers: 1, width: 16, heads: 2}, fusion: {name: transformer, layers: 1, heads: 2}}",
 )  # fmt: skip
 SCENES = (
-    "task={name: segment2d, net: {name: bisenetv2, width: 0.125}}", "data.crop=[32, 64]", "data.names=[sky, road, tree, car]",
+    "task={name: segment2d, net: {name: bisenetv2, width: 0.125}}", "data.crop=[32, 64]",
+    "data.names=[sky, road, tree, car]",
     "data.size=null", "evaluations={val: {}}", "best=null", "train={length: 40 steps, batch_size: 4}",
 )  # fmt: skip
 VOLUMES = (
@@ -114,40 +137,27 @@ def at(home, monkeypatch):
     return home
 
 
-def recipe(name: str, home: Path, folder: str, evaluate: str, *words: str) -> Made:
-    data = (f"data.train={home}/{folder}", f"data.evaluate={evaluate}")
-    return made(ROOT / "recipes" / f"{name}.yaml", *data, *words)
-
-
-def runs(home: Path) -> dict[str, tuple[Made, Path]]:
-    """A run of each task, and pictures or volumes that are new to it."""
-    pictures = f"{{val: {home}/pictures/val}}"
+def runs(home: Path, *names: str) -> dict[str, tuple[Made, Path]]:
+    """A run of each task, or of those named, and pictures or volumes that are new to it."""
     pairs = f"{{pairs: {home}/faces/pairs.csv}}"
     face = "{name: mobilefacenet, embedding: 8, width: 0.25}"
     teacher = f"task.teacher={{net: {face}, weights: gone.safetensors}}"
-    return {
-        "classify": (recipe("convnext", home, "pictures/train", pictures, *CLASSES), home / "pictures" / "val"),
-        "embed": (
-            recipe("face_teacher", home, "faces", pairs, *FACES, f"task.net={face}"),
-            home / "faces",
-        ),
-        "adadistill": (
-            recipe("adadistill", home, "faces", pairs, *FACES, f"task.student={face}", teacher),
-            home / "faces",
-        ),
-        "reid": (
-            recipe("reid", home, "people/train", f"{{val: {home}/people/val}}", *REID),
-            home / "people" / "val" / "rgb",
-        ),
-        "segment2d": (
-            recipe("camvid", home, "scenes", f"{{val: {home}/scenes}}", *SCENES),
-            home / "scenes" / "val",
-        ),
-        "segment3d": (
-            recipe("tom500", home, "volumes/train", f"{{val: {home}/volumes/val}}", *VOLUMES),
-            home / "volumes" / "val" / "image",
-        ),
+    student = (*FACES, f"task.student={face}", teacher)
+    # Task: recipe, training data, evaluation, other words, new samples.
+    every = {
+        "classify": ("convnext", "pictures/train", f"{{val: {home}/pictures/val}}", CLASSES, "pictures/val"),
+        "embed": ("face_teacher", "faces", pairs, (*FACES, f"task.net={face}"), "faces"),
+        "adadistill": ("adadistill", "faces", pairs, student, "faces"),
+        "reid": ("reid", "people/train", f"{{val: {home}/people/val}}", REID, "people/val/rgb"),
+        "segment2d": ("camvid", "scenes", f"{{val: {home}/scenes}}", SCENES, "scenes/val"),
+        "segment3d": ("tom500", "volumes/train", f"{{val: {home}/volumes/val}}", VOLUMES, "volumes/val/image"),
     }
+    made_runs = {}
+    for name in names or every:
+        file, train, evaluate, words, source = every[name]
+        data = (f"data.train={home}/{train}", f"data.evaluate={evaluate}")
+        made_runs[name] = (made(ROOT / "recipes" / f"{file}.yaml", *data, *words), home / source)
+    return made_runs
 
 
 PREDICTS = """
@@ -165,12 +175,12 @@ for name, (uris, files, spacing) in asked.items():
             for row, value in enumerate(out[column]):
                 np.save(f"{name}.{k}.{column}.{row}.npy", np.asarray(value))
     assert model.metadata.signature.outputs.input_names() == list(out.columns), name
-    example = model.predict(model.input_example)
-    assert len(example) == 1 and not [m for m in ("pickle5", "cloudpickle.cloudpickle") if name == m]
-print("done", "trainkit.cli" in sys.modules)
+    assert len(model.predict(model.input_example)) == 1, name
+print("done")
 """
 
 
+@pytest.mark.slow
 def test_six_tasks_predict_in_a_fresh_process_what_the_command_does(at, tmp_path):
     asked, expected = {}, {}
     for name, (run, source) in runs(at).items():
@@ -205,3 +215,221 @@ def test_six_tasks_predict_in_a_fresh_process_what_the_command_does(at, tmp_path
         for columns in expected.values()
     ]
     assert min(several) > 1, "all alike: anything would agree"
+
+
+# ---- From a run to its alias -----------------------------------------------------------------------------------------
+
+CHAMPION = """
+import sys
+from pathlib import Path
+import mlflow, numpy as np, pandas as pd
+
+model = mlflow.pyfunc.load_model("models:/stripes@champion")
+out = model.predict(pd.DataFrame({"image": [Path(file).read_bytes() for file in sys.argv[1:]]}))
+np.save("probabilities.npy", np.stack(out["probabilities"]))
+network = model.get_raw_model()
+print(type(network).__name__, network.training, model.metadata.metadata["classes"], *out["class"])
+"""
+
+
+@pytest.fixture
+def trained(at):
+    """A run of 12 steps, which has logged its models itself."""
+    pictures = f"data.train={at}/pictures/train", f"data.evaluate={{val: {at}/pictures/val}}"
+    words = (
+        "train.length=60 steps",
+        "optim.lr=0.003",
+        "best={metric: val/top1}",
+        "evaluations={val: {every: 6 steps}}",
+        "log.system_every=null",
+        "log.rows=false",
+    )
+    ran = start(*pictures, *CLASSES, *words, "checkpoints.every=6 steps", recipe=ROOT / "recipes" / "convnext.yaml")
+    assert ran.code == 0
+    return ran.folder
+
+
+def test_what_a_run_has_logged_is_promoted_and_loaded_by_its_alias(trained, at, tmp_path, monkeypatch):
+    monkeypatch.setattr(promote, "_above_chance_level", lambda candidate: promote.Check("chance", True, "so said"))
+    store, made_models = Store.locate(), json.loads((trained.path / "models.json").read_text())
+    assert {key.partition("@")[0] for key in made_models} == {"best", "last"}
+    model = next(id for key, id in made_models.items() if key.startswith("best@"))
+    stored = Path(store.model_file(f"models:/{model}")).parent
+    assert sorted(file.name for file in stored.iterdir()) == sorted((*logged_model.FILES, "model.safetensors"))
+    about = json.loads((stored / ABOUT).read_text())
+    assert about["run"] == trained.name and about["scores"]["val/top1"] > 0.1
+    # As an older trainkit has logged it.
+    for name in logged_model.FILES:
+        (stored / name).unlink()
+    with pytest.raises(UserError, match=r"trainkit\.json: is missing.*`trainkit promote RUN` adds it"):
+        Predictor.from_folder(stored)
+    decision = promote.promote(store, trained, Promote(name="stripes"))
+    assert not decision.refused and decision.version == "1", decision.checks
+    files = sorted((at / "pictures" / "val").glob("*/*.png"))
+    said = fresh(store.uri, tmp_path / "empty", CHAMPION, *map(str, files)).split()
+    assert said[:2] == ["Classifier", "False"]
+    predict.predict(trained.name, at / "pictures" / "val", tmp_path / "out.parquet")
+    table = parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert np.array_equal(
+        np.load(tmp_path / "empty" / "probabilities.npy"), np.array(table["probabilities"], np.float32)
+    )
+    assert said[-21:] == table["class"]
+
+
+# ---- Served ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def classifier(at):
+    """A logged model that classifies, and the folder of its files."""
+    run, _ = runs(at, "classify")["classify"]
+    model_id, _ = log(run, {"val/top1": 0.5})
+    return f"models:/{model_id}", Path(Store.locate().model_file(f"models:/{model_id}")).parent, run
+
+
+@contextlib.contextmanager
+def server(uri: str, where: Path) -> Iterator[str]:
+    """MLflow's scoring server on the loopback interface; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-P", "-m", "mlflow", "models", "serve", "-m", uri, "--env-manager", "local"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # it starts `uvicorn` by its name
+    told = {**os.environ, "PATH": path, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"}
+    with (where / "log.txt").open("w") as log_file:
+        process = subprocess.Popen(
+            [*words, "--host", "127.0.0.1", "--port", str(port)], cwd=where, env=told, stdout=log_file,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            with contextlib.suppress(OSError):
+                if requests.get(f"{address}/ping", timeout=5).ok:
+                    break
+            assert process.poll() is None, (where / "log.txt").read_text()[-3000:]
+            time.sleep(0.5)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_server_of_mlflow_answers_a_picture_and_says_what_is_wrong(classifier, at, tmp_path):
+    uri, _, run = classifier
+    file = at / "pictures" / "val" / "down" / "003.png"
+    predict.predict(run.name, file, tmp_path / "out.parquet")
+    (row,) = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    text = base64.b64encode(file.read_bytes()).decode()
+    with server(uri, tmp_path) as address:
+
+        def ask(**body: object) -> requests.Response:
+            return requests.post(f"{address}/invocations", json=body, timeout=60)
+
+        for body in (
+            {"dataframe_records": [{"image": text}]},
+            {"dataframe_split": {"columns": ["image"], "data": [[text]]}},
+            {"inputs": {"image": [text]}},
+            {"instances": [{"image": text}]},
+        ):
+            (answer,) = ask(**body).json()["predictions"]
+            assert answer == {key: value for key, value in row.items() if key != "id"}
+        # As the page has it.
+        written, curl = re.findall(r"^(echo .*|curl .*)$", PAGE, re.MULTILINE)
+        shutil.copy(file, tmp_path / "a.png")
+        command = f"{written}\n{curl.replace('http://127.0.0.1:5001', address)}"
+        done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["predictions"] == [answer], done.stderr
+        (mirrored,) = ask(dataframe_records=[{"image": text}], params={"mirror": True}).json()["predictions"]
+        assert mirrored["probabilities"] != row["probabilities"]
+        for body, said in (
+            ({"dataframe_records": [{"picture": text}]}, "missing inputs ['image']. Note that there were extra inputs"),
+            ({"dataframe_records": [{"image": base64.b64encode(b"<svg>").decode()}]}, "sample 0: cannot be decoded"),
+            ({"dataframe_records": [{"image": text}], "params": {"mirror": "so"}}, "mirror"),
+        ):
+            answer = ask(**body)
+            assert answer.status_code == 400 and said in answer.json()["message"], answer.text
+            assert "Traceback" not in answer.text
+    command = [sys.executable, "-P", "-m", "mlflow", "models", "predict", "-m", uri, "--env-manager", "local"]
+    more = ["-t", "json", "-i", str(tmp_path / "request.json"), "-o", str(tmp_path / "answer.json")]
+    subprocess.run([*command, *more], cwd=tmp_path, check=True, capture_output=True, timeout=200)
+    (answer,) = json.loads((tmp_path / "answer.json").read_text())["predictions"]
+    assert answer["probabilities"] == row["probabilities"]
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
+    uri, _, _ = classifier
+    model = mlflow.pyfunc.load_model(uri)
+    whole = (at / "pictures" / "val" / "down" / "003.png").read_bytes()
+
+    def refused(*cells: object, **params: object) -> str:
+        with pytest.raises(MlflowException) as caught:
+            model.predict(pd.DataFrame({"image": pd.Series(cells, dtype=object)}), params or None)
+        return str(caught.value)
+
+    assert refused(whole, b"<svg>") == (
+        "sample 1: cannot be decoded (not a picture of these formats); expected JPEG or PNG or BMP or WEBP"
+    )
+    assert refused("no base64!").startswith("sample 0: text that is no base64: 'no base64!'; expected an encoded file")
+    assert refused(whole[:200]).startswith("sample 0: cannot be decoded (")
+    assert refused(np.zeros((2, 3, 4, 5), np.uint8)).startswith("sample 0: an array of shape (2, 3, 4, 5); expected")
+    assert refused(np.full((8, 8, 3), 0.5)).startswith("sample 0: an array of float64; expected whole numbers from 0")
+    assert refused(None).startswith("sample 0: a NoneType; expected an encoded picture")
+    assert refused() == "predict: no samples; expected one or more"
+    with pytest.raises(
+        MlflowException, match=r"missing inputs \['image'\]. Note that there were extra inputs: \['x'\]"
+    ):
+        model.predict(pd.DataFrame({"x": [whole]}))
+
+    monkeypatch.setattr(image_decode, "PIXEL_CAP", 500)
+    for form in (whole, np.zeros((32, 32, 3), np.uint8)):
+        assert refused(form) == "sample 0: 32 x 32 pixels; expected 1 to 500 pixels"
+    monkeypatch.setattr(image_decode, "BYTE_CAP", 100)
+    assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100"
+    # Of a server alone: a program may have a table of any size.
+    monkeypatch.setattr(mlflow_model, "SERVED_BYTES", 150)
+    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
+    said = f"request: {2 * len(whole):,} bytes in 2 samples; expected at most 150; send fewer at once"
+    assert refused(whole, whole) == said
+
+
+def test_a_model_of_another_format_or_without_its_files_is_refused(classifier, tmp_path, monkeypatch):
+    _, stored, _ = classifier
+    folder = shutil.copytree(stored, tmp_path / "model")
+    about = json.loads((folder / ABOUT).read_text())
+    assert mlflow.models.Model.load(str(folder)).metadata["format"] == about["format"] == predictor.FORMAT
+
+    def refused(**changes: object) -> str:
+        (folder / ABOUT).write_text(json.dumps({**about, **changes}))
+        with pytest.raises(MlflowException) as caught:
+            mlflow.pyfunc.load_model(str(folder))
+        return str(caught.value).partition(f"{ABOUT}: ")[2]
+
+    assert refused(format=0, made_with={"trainkit": "0.0.9"}) == (
+        f"format 0, written by trainkit 0.0.9; expected format 1, that of trainkit {__version__}; "
+        "install that trainkit, or log the model again with this one"
+    )
+    assert refused(weights="../model.safetensors").startswith("names weights '../model.safetensors'; expected a file")
+    assert refused(meta=None).startswith("cannot be read: ")
+    (folder / ABOUT).write_text("[")
+    with pytest.raises(MlflowException, match=r"trainkit\.json: cannot be read"):
+        mlflow.pyfunc.load_model(str(folder))
+    (folder / ABOUT).write_text(json.dumps(about))
+    (folder / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(MlflowException, match=r"model\.safetensors: "):
+        mlflow.pyfunc.load_model(str(folder))
+
+
+def test_a_request_names_no_file_of_the_server(home, monkeypatch, tmp_path):
+    """Text is a path in a program, and base64 in a request, whatever the form of its body."""
+    file = next((home / "volumes" / "val" / "image").iterdir())
+    table = pd.DataFrame({"image": [str(file)]})
+    assert mlflow_model._samples(table, True, served=False) == [str(file)]
+    with pytest.raises(UserError, match="text that is no base64"):
+        mlflow_model._samples(table, True, served=True)
+    encoded = pd.DataFrame({"image": [base64.b64encode(file.read_bytes())]})
+    assert mlflow_model._samples(encoded, True, served=True) == [file.read_bytes()]

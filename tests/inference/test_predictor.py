@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 
+import nibabel
+import nifti_sets
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +13,7 @@ from pyarrow import parquet
 from runs import ROOT, stripes
 from untrained_runs import made
 
+from trainkit.errors import UserError
 from trainkit.inference import predict
 from trainkit.inference.predictor import Predictor
 
@@ -49,3 +52,42 @@ def test_pictures_in_memory_have_the_predictions_of_the_command(pictures, tmp_pa
         for name in ("probability", "probabilities", "embedding"):
             assert np.array_equal(found[name], np.array(table[name], np.float32)), name
     assert model.classes == ("across", "down", "slanted")
+
+
+def test_volumes_in_memory_have_the_label_maps_of_the_command(tmp_path):
+    """By path, as bytes, and as an array with its spacing, whose axes are those of the file here."""
+    nifti_sets.write_set(tmp_path / "train", 2, seed=1)
+    affine = np.diag([1.0, 1.0, 3.0, 1.0])
+    nifti_sets.write_set(tmp_path / "val", 2, seed=2)
+    for part in ("train/image", "train/label", "val/image", "val/label"):
+        for file in (tmp_path / part).iterdir():
+            nibabel.save(nibabel.Nifti1Image(np.asanyarray(nibabel.load(file).dataobj), affine), file)
+    words = (
+        f"data.train={tmp_path}/train", f"data.evaluate={{val: {tmp_path}/val}}", "data.names=[ball, box]",
+        "data.patch=[8, 16, 16]", "data.patches=4", "task.net={name: unet, filters: [4, 8]}", "best=null",
+        "evaluations={val: {}}", "train={length: 30 steps, batch_size: 4}",
+    )  # fmt: skip
+    run = made(ROOT / "recipes" / "tom500.yaml", *words)
+    source = tmp_path / "val" / "image"
+    predict.predict(run.name, source, tmp_path / "out")
+    files = sorted(source.iterdir())
+    expected = [np.asanyarray(nibabel.load(tmp_path / "out" / file.name).dataobj) for file in files]
+    assert len(np.unique(expected[0])) > 1
+    model = Predictor.of_run(run.folder)
+    arrays = [np.asanyarray(nibabel.load(file).dataobj) for file in files]
+    for form in (files, [file.read_bytes() for file in files], [(array, (1.0, 1.0, 3.0)) for array in arrays]):
+        found = model.predict(form)["label_map"]
+        assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
+    other = model.predict([(arrays[0], (1.0, 1.0, 9.0))])["label_map"][0]
+    assert other.shape == expected[0].shape
+    for sample, said in (
+        (arrays[0], "sample 0: a ndarray; expected a NIfTI file by its path"),
+        ((arrays[0], (1.0, 0.0, 3.0)), r"sample 0: spacing \(1.0, 0.0, 3.0\); expected three numbers above 0, in mm"),
+        ((arrays[0][0], (1, 1, 1)), "sample 0: an array float32 of shape"),
+        (b"no volume", "sample 0: "),
+        (np.full((4, 4, 4), np.nan), "sample 0: a ndarray"),
+        ((np.full((4, 4, 4), np.nan), (1, 1, 1)), "sample 0: .*finite intensities"),
+        (str(tmp_path / "gone.nii"), "gone.nii: cannot be read"),
+    ):
+        with pytest.raises(UserError, match=said):
+            model.predict([sample])

@@ -449,9 +449,9 @@ def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
     scores = {metric.key: metric.value for metric in model.metrics or []}
     try:
         recipe = loader.load(candidate.folder.recipe)
-        described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)
-    except UserError:  # a plug-in's, or without the description of its data: it stays a file of weights
+    except UserError:  # a plug-in's: it stays a file of weights
         return
+    described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)
     if described is not None:
         with tempfile.TemporaryDirectory() as folder:
             about = {"name": model.name, "model_id": model.model_id, "run_id": candidate.run_id}

@@ -62,13 +62,16 @@ _COLUMNS: dict[str, Any] = {
 
 
 def describe(recipe: Recipe, run: RunFolder, weights: str, step: int, scores: Mapping[str, float]) -> Described | None:
-    """Describe the weights of a run, a file of that name, with their scores; None where nothing can predict with them.
+    """Describe the weights of a run, a file of that name, with their scores; None where MLflow cannot load them.
 
-    Raises UserError where the description of the run's data is missing.
+    Such are those of a plug-in, and of a run without the description of its data.
     """
-    if not predictor.is_predictable(recipe):
+    try:
+        meta = read_meta(run)
+    except UserError:
         return None
-    meta = read_meta(run)
+    if not predictor.is_predictable(recipe, meta):
+        return None
     about = predictor.describe(recipe, meta, run.name, weights, step, scores)
     kept = ("format", "made_with", "run", "step", "task", "classes", "scores")
     volumes = bool(meta.axes)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
+from trainkit.data.images import preprocess
 from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
 from trainkit.tracking.logged_model import ABOUT
 from trainkit.version import __version__
 
@@ -38,7 +39,7 @@ class Predictor:
         """Raises UserError where the recipe is of no kind of data that can be predicted in memory."""
         self.made = made
         self.about = about
-        """What `ABOUT` says: `run`, `step`, `scores`, `classes`, `made_with`."""
+        """Content of `ABOUT`: `run`, `step`, `scores`, `classes`, `made_with`."""
         self._predict = _function(made.recipe)(made)
 
     @classmethod
@@ -75,7 +76,7 @@ class Predictor:
 
     @property
     def meta(self) -> DatasetInfo:
-        """What the network was trained on."""
+        """Description of the data that the network was trained on."""
         return self.made.meta
 
     @property
@@ -150,10 +151,18 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def is_predictable(recipe: Recipe) -> bool:
-    """Return True where samples in memory can be predicted with the networks of a recipe."""
+def is_predictable(recipe: Recipe, meta: DatasetInfo) -> bool:
+    """Return True where samples in memory can be predicted with the networks of a recipe, without a plug-in."""
     kind = kinds.of(recipe.data)
-    return kind is not None and kind.predictor is not None
+    if kind is None or kind.predictor is None:
+        return False
+    try:
+        loader.parse(Recipe, loader.dump(recipe), recipe.name, (), TABLES)
+    except UserError:
+        return False
+    if hasattr(recipe.task, "label_map") or hasattr(recipe.task, "probabilities"):
+        return True
+    return preprocess.of(recipe.data) is not None and (not meta.modalities or MODALITIES[RGB] in meta.modalities)
 
 
 def _function(recipe: Recipe) -> Callable[[Rebuilt], Callable[[Sequence[Any], bool], Columns]]:
