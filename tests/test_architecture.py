@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {
-    "__init__", "run", "errors", "evaluation_protocols", "files", "interfaces", "markdown", "paths", "redact", "rng",
+    "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "paths", "redact", "rng", "run",
     "tensors", "text_table",
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},
@@ -132,6 +132,12 @@ def test_packages_define_nothing_in_their_init():
     for file in PACKAGE.glob("*/**/__init__.py"):
         body = ast.parse(file.read_text()).body
         assert len(body) == 1 and ast.get_docstring(ast.parse(file.read_text())), file
+
+
+def test_only_the_top_init_offers_the_python_interface_and_nothing_imports_it():
+    graph = grimp.build_graph("trainkit", cache_dir=None)
+    assert graph.find_modules_that_directly_import("trainkit.api") == {"trainkit"}
+    assert not graph.find_modules_that_directly_import("trainkit")
 
 
 def test_no_files_import_each_other():

@@ -1,4 +1,4 @@
-"""Resolve paths of a recipe, and make folders that only their owner can enter."""
+"""Find recipes, resolve the paths in them, and make folders that only their owner can enter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,38 @@ import tempfile
 from pathlib import Path
 
 from trainkit.errors import UserError
+
+
+def shipped(folder: str) -> Path:
+    """Return a folder that comes with trainkit: `recipes` or `accelerate_configs`.
+
+    In a wheel it is a part of the package, in a checkout it lies beside it.
+    """
+    package = Path(__file__).resolve().parent
+    return package / folder if (package / folder).is_dir() else package.parent / folder
+
+
+def recipe_file(word: str) -> Path:
+    """Return a recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`.
+
+    Raises UserError for a word that can be no path.
+    """
+    path = Path(word)
+    try:
+        there = path.is_file()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        found = f"cannot be read ({error.strerror})"
+        raise UserError(f"{word[:60]}...", found, "a path, or the name of a shipped recipe") from None
+    if there or path.parent not in (Path("."), Path("recipes")):
+        return path
+    file = shipped("recipes") / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
+    return file if file.is_file() else path
+
+
+def recipe_word(path: Path) -> str:
+    """Return a recipe's file as a command takes it: from the current folder, or the name of a shipped one elsewhere."""
+    word = os.path.relpath(path)
+    return path.stem if word.startswith("..") and path.parent == shipped("recipes") else word
 
 
 def data_root() -> Path:

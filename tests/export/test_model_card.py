@@ -14,9 +14,9 @@ from trainkit.checkpoint import storage
 from trainkit.errors import visible
 from trainkit.export import model_card
 from trainkit.interfaces import Source
-from trainkit.markdown import plain
 from trainkit.tracking import lineage
 from trainkit.tracking.journal import History, Journal, Point
+from trainkit.tracking.markdown import plain
 from trainkit.tracking.run_folder import RunFolder
 
 ABOUT = {

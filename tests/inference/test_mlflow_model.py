@@ -32,10 +32,10 @@ from runs import ROOT, own_store, stripes
 from runs import run as start
 from untrained_runs import Made, made
 
-from trainkit import __version__
 from trainkit.analysis import promote
 from trainkit.config.schema import Promote
 from trainkit.data.formats import image_decode
+from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.inference import mlflow_model, predict, predictor
 from trainkit.inference.predictor import Predictor

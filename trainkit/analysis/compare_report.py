@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit import markdown
 from trainkit.analysis.compare import Comparison, Pair, Score, Side
 from trainkit.config import diff, yaml_reader
 from trainkit.config.diff import Change
@@ -19,6 +18,7 @@ from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap
 from trainkit.redact import without_secrets
 from trainkit.text_table import aligned, numbers, split
+from trainkit.tracking import markdown
 from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:

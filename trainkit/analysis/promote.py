@@ -23,9 +23,9 @@ from typing import Any
 from trainkit.config import diff, loader
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
-from trainkit.markdown import plain
 from trainkit.redact import without_secrets
 from trainkit.tracking import journal, logged_model, run_folder
+from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store

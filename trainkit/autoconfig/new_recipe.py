@@ -13,7 +13,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader, yaml_editor, yaml_reader
+from trainkit.config import loader, run_request, yaml_editor, yaml_reader
 
 if TYPE_CHECKING:
     from trainkit.autoconfig.fit import Key, Note
@@ -168,7 +168,7 @@ def _fitted(
         if source.recipe is not None:
             beside = new.with_name(f"{new.stem}_{name}{new.suffix}")
             yaml_editor.refuse(beside, recipe, ())
-            others.append(((recipe.parent / source.recipe).resolve(), beside))
+            others.append((run_request.beside(recipe, source.recipe), beside))
             _rename(fitted.tree["task"], source.recipe, beside.name)
     text = "\n".join((*_header(origin, fitted.seen), *_written(lines, fitted.tree, fitted.notes), ""))
     with tempfile.TemporaryDirectory() as aside:  # nothing is written that would be refused

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from trainkit import __version__
 from trainkit.cli import data, models, recipes, runs, speed, stores, train
 from trainkit.cli.options import Commands
+from trainkit.environment.version import __version__
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,13 +7,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainkit.environment import min_versions
 from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
+from trainkit.paths import recipe_file
 from trainkit.redact import hide_in_logs, without_secrets
 
 if TYPE_CHECKING:
@@ -111,25 +111,6 @@ def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str,
     from trainkit.config.run_request import RunRequest
 
     return RunRequest(recipe_file(recipe), overrides, plugins)
-
-
-def recipe_file(word: str) -> Path:
-    """The recipe's file: as given, else one that comes with trainkit: `adadistill` or `recipes/adadistill.yaml`."""
-    path = Path(word)
-    try:
-        there = path.is_file()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        found = f"cannot be read ({error.strerror})"
-        raise UserError(f"{word[:60]}...", found, "a path, or the name of a shipped recipe") from None
-    if there or path.parent not in (Path("."), Path("recipes")):
-        return path
-    shipped = shipped_recipes() / (path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml")
-    return shipped if shipped.is_file() else path
-
-
-def shipped_recipes() -> Path:
-    """The folder of the recipes that come with trainkit."""
-    return Path(__file__).resolve().parents[2] / "recipes"
 
 
 def announce(recipe: str) -> None:

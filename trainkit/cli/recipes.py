@@ -9,23 +9,26 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import echo, plugins_option, recipe_command, recipe_file, say_valid, shipped_recipes
+from trainkit.cli.options import echo, plugins_option, recipe_command, say_valid
 from trainkit.errors import UserError
+from trainkit.paths import recipe_file, shipped
 
 if TYPE_CHECKING:
     from trainkit.tracking.run_folder import RunFolder
 
 
 @click.command()
-def ls() -> None:
+@click.option("--launch-configs", is_flag=True, help="List the files for accelerate launch --config_file instead.")
+def ls(launch_configs: bool) -> None:
     """List the recipes that come with trainkit."""
     from trainkit.config import loader
 
-    found = sorted(shipped_recipes().glob("*.yaml"))
+    folder = shipped("accelerate_configs" if launch_configs else "recipes")
+    found = sorted(folder.glob("*.yaml"))
     if not found:
-        raise UserError(str(shipped_recipes()), "holds no recipes", remedy="they are part of the repository")
+        raise UserError(str(folder), "holds no YAML files", remedy="they are part of the repository and of the wheel")
     for path in found:
-        echo(f"{path.stem:24} {loader.headline(path)}")
+        echo(f"{str(path) if launch_configs else path.stem:24} {loader.headline(path)}")
 
 
 @click.command()
@@ -137,7 +140,7 @@ def _run(word: str) -> RunFolder:
     try:
         return Store.locate().find(word)
     except UserError as error:
-        near = nearest(word, [file.stem for file in shipped_recipes().glob("*.yaml")])
+        near = nearest(word, [file.stem for file in shipped("recipes").glob("*.yaml")])
         remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; of runs {error.remedy}"
         raise UserError(repr(word), "neither a recipe nor a run", remedy=remedy) from None
 

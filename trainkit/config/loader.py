@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
+from trainkit import paths
 from trainkit.config import renamed_keys
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
@@ -44,7 +45,7 @@ T = TypeVar("T")
 MAX_BYTES = 1_000_000
 MAX_SHOWN = 50
 """Problems that an error message spells out."""
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = paths.shipped("recipes")
 
 
 class ConfigError(UserError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
+from trainkit.paths import shipped
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,7 @@ def load(request: RunRequest) -> Recipe:
 
 
 def beside(recipe: Path, named: str) -> Path:
-    """A recipe named in a recipe, from that recipe's folder."""
-    return (recipe.parent / named).resolve()
+    """Return the file of a recipe named in a recipe: from that recipe's folder, else a shipped one of that name."""
+    path = (recipe.parent / named).resolve()
+    file = shipped("recipes") / named
+    return file if not path.exists() and Path(named).name == named and file.is_file() else path

@@ -53,6 +53,7 @@ class Runtime:
         launch_settings.check(recipe)
         precision = launch_settings.precision(recipe)
         patience = datetime.timedelta(seconds=recipe.limits.collective.seconds)
+        _leave_other_precision(precision.value)
         handlers = [
             # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
@@ -104,6 +105,8 @@ class Runtime:
             )
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
+        if self.world == 1:  # of several runs and models in one process each has its own
+            self.accelerator.state._mixed_precision = self.precision
         if recipe.train.compile != "off":
             keep_compiled_private()
         _set_switches(recipe)
@@ -391,6 +394,14 @@ class Runtime:
         """Leave the process group."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _leave_other_precision(wanted: str) -> None:
+    """Have a process that is alone take another precision than before: Accelerate keeps the first for all."""
+    from accelerate.state import AcceleratorState
+
+    if AcceleratorState._shared_state and not dist.is_initialized() and AcceleratorState().mixed_precision != wanted:
+        AcceleratorState._reset_state()
 
 
 def _gloo_group(timeout: datetime.timedelta) -> dist.ProcessGroup:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGBREAK") if hasattr(signal, name))
@@ -77,6 +77,30 @@ class Stop:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         threading.Thread(target=self._see_to_it, args=(read,), name="trainkit-stop", daemon=True).start()
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Return a context in which Ctrl-C asks for a stop and a second one interrupts, as in a notebook.
+
+        Afterwards the process handles it as before. In another thread than the main one nothing is handled.
+        """
+
+        def note(number: int, frame: object) -> None:
+            if self.told:
+                raise KeyboardInterrupt
+            self.told = True
+            if self._raises:
+                self._raised = True
+                raise Stopped
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
     def at_once(self) -> _Within:
         """Return a context in which a signal raises `Stopped`, also one that came before."""

@@ -54,9 +54,9 @@ def place() -> dict[str, str]:
     """Return tags for versions and hardware."""
     import psutil
 
-    from trainkit import __version__
+    from trainkit.environment.version import __version__
 
-    tags = {"trainkit.version": __version__, "trainkit.python": platform.python_version()}
+    tags = {"trainkit.environment.version": __version__, "trainkit.python": platform.python_version()}
     for package in _VERSIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             tags[f"trainkit.{package}"] = metadata.version(package)

@@ -25,6 +25,7 @@ from trainkit.experiments.group import Child, Watch, start_tracker, track_reques
 from trainkit.files import write_aside
 from trainkit.inference.trained_model import META
 from trainkit.models.timm_names import refuse_unknown
+from trainkit.paths import recipe_word
 from trainkit.redact import without_secrets
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder, run_key
@@ -47,13 +48,22 @@ STOPPED = 143
 
 
 def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
-    """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop.
+    """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`."""
+    status, _ = carry_out(request, stopping, began)
+    return 0 if status == "FINISHED" else STOPPED
+
+
+def carry_out(
+    request: RunRequest, stopping: Callable[[], bool], began: float | None = None
+) -> tuple[str, RunFolder | None]:
+    """Run an order to its end. Returns its status, FINISHED or KILLED, and its folder where a single run came to one.
 
     `began`: the `time.perf_counter()` from which the wall-clock of its first run is counted, by default now. Raises
     UserError for what the user can mend.
     """
     stop = Stop.of(stopping)
     began = time.perf_counter() if began is None else began
+    folder: RunFolder | None = None
     try:
         with stop.at_once():
             children = children_of(request)
@@ -68,11 +78,11 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
                 if run.trainer is not None:
                     with stop.at_once():  # until there is something to save
                         run.outcome = run.trainer.fit()
-            status = run.status
+            status, folder = run.status, run.folder
         runtime.close()  # not after an error: others may be at something else, and never come
-        return 0 if status == "FINISHED" else STOPPED
+        return status, folder
     except Stopped:
-        return STOPPED
+        return "KILLED", None
     except UserError:
         raise
     except Exception as error:
@@ -80,7 +90,7 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
             raise
         # Another process was told so too, and left while this one was waiting for it.
         print(visible(f"told to stop; {type(error).__name__}: {error}".splitlines()[0]), file=sys.stderr, flush=True)
-        return STOPPED
+        return "KILLED", None
 
 
 def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
@@ -278,7 +288,7 @@ class Session:
             folder,
             run.tracker,
             self.runtime.main,
-            source=os.path.relpath(run.request.path),
+            source=recipe_word(run.request.path),
             changed=lineage.note(folder),
             rates=cost.allotted(self.runtime),
             watch=watch,

@@ -15,7 +15,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.export import files
 from trainkit.export.files import Format, Outputs
 from trainkit.files import Json
-from trainkit.interfaces import DatasetInfo
+from trainkit.interfaces import DatasetInfo, Task
 
 CLOSE = 1e-3
 """How far a number may be off, as a share of the largest; 1e-5 is usual. Where points of a segmentation are refined,
@@ -109,6 +109,8 @@ class Exporter(NamedTuple):
     """Given recipe, `DatasetInfo`, name of the run, weights, formats, pictures to check on, True for timing."""
     rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
     """Given recipe, `DatasetInfo`, what model.json says, file of tensors."""
+    part: Callable[[Task, nn.Module], nn.Module] = lambda task, net: net
+    """Given task and network, the part whose tensors are exported."""
 
 
 class NamedModule(nn.Module):

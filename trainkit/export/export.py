@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
+from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.export import files, model_card
 from trainkit.export.agreement import Agreement, Exportable, Exporter
@@ -25,7 +25,7 @@ from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, F
 from trainkit.export.latency import Latency, time_network
 from trainkit.files import Json, write_aside
 from trainkit.inference.output_folder import check_free
-from trainkit.inference.trained_model import meta_of, read_meta
+from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -101,6 +101,7 @@ def _origin(
         "data": {"digest": meta.digest, "checked_on": split, "pictures": rows},
         "made_with": {"trainkit": __version__, "torch": torch.__version__},
         "meta": asdict(meta),
+        "scores": model_card.scores_of(folder, recipe, weights),
         "recipe": loader.dump(recipe),
     }
 
@@ -149,14 +150,30 @@ def load(folder: Path | str) -> nn.Module:
     It takes pixels; of a class for every pixel it gives logits, else a tuple of the `outputs` that model.json names.
     Raises UserError where a file is missing, damaged, or not what model.json says.
     """
-    folder = Path(folder)
+    recipe, exporter, said = _read(Path(folder))
+    return exporter.rebuilt(recipe, meta_of(said["meta"]), said, Path(folder, TENSORS))
+
+
+def trained(folder: Path | str) -> tuple[Rebuilt, dict[str, Any]]:
+    """Load the network of an exported folder as it was trained, without what is around an exported one.
+
+    Returns with it what model.json says. Raises as `load`.
+    """
+    recipe, exporter, said = _read(Path(folder))
+    meta, file = meta_of(said["meta"]), Path(folder, TENSORS)
+    return placed(recipe, meta, file, lambda net: exporter.part(recipe.task, net)), said
+
+
+def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any]]:
+    """Read model.json, and check the file of tensors. Raises UserError."""
     where = str(folder / ABOUT)
     try:
         said = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        text, held, digest = said["recipe"], said["meta"], said["sha256"][TENSORS]
+        text, digest = said["recipe"], said["sha256"][TENSORS]
+        meta_of(said["meta"])
     except FileNotFoundError:
         raise UserError(where, "is missing", "what `trainkit export` wrote") from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(where, f"cannot be read: {error}", "what `trainkit export` wrote") from None
     file = folder / TENSORS
     if file.is_file() and files.sha256(file) != digest:
@@ -165,7 +182,7 @@ def load(folder: Path | str) -> nn.Module:
     exporter = _exporter(recipe)
     if exporter is None:
         raise UserError(where, "has a recipe of no kind that is exported", "what `trainkit export` wrote")
-    return exporter.rebuilt(recipe, meta_of(held), said, file)
+    return recipe, exporter, said
 
 
 def _exporter(recipe: Recipe) -> Exporter | None:

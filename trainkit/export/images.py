@@ -88,7 +88,7 @@ class _First(nn.Module):
 
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return how runs of single pictures are exported; None where the data has none."""
-    return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt)
+    return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt, _without_head)
 
 
 def exportable(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import benchmark
 
 from trainkit.export.files import session
-from trainkit.markdown import plain
 from trainkit.paths import keep_compiled_private
+from trainkit.tracking.markdown import plain
 
 _ROUNDS = 5
 """Turns of each way of running the network."""

@@ -18,11 +18,11 @@ from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.export.latency import Latency
 from trainkit.files import Json
-from trainkit.markdown import block, code, plain
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import Interval
 from trainkit.text_table import aligned, numbers
 from trainkit.tracking import journal
+from trainkit.tracking.markdown import block, code, plain
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -105,6 +105,18 @@ def scores_at(history: journal.History, evaluation: str, step: int, averaged: bo
             if values:
                 found[rest] = values[-1]
     return found
+
+
+def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
+    """Return all scores at the step of a checkpoint's weights, by their names in MLflow: `val/top1`, `val/ema/top1`."""
+    step = _step(weights)
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    found = {
+        name: [point.value for point in points if point.step == step]
+        for name, points in history.metrics.items()
+        if name.split("/")[0] in recipe.evaluations
+    }
+    return {name: values[-1] for name, values in found.items() if values}
 
 
 def _front(kind: str, by_timm: bool) -> str:

@@ -26,6 +26,7 @@ from trainkit.inference import predictor, samples
 from trainkit.inference.predictor import Predictor
 from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import DatasetInfo, LabelsImages, LabelsVolumes
+from trainkit.tasks.embed import Embed
 from trainkit.tracking.logged_model import Described
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _outputs(recipe: Recipe) -> tuple[str, ...] | None:
         return ("label_map",)
     known = {
         "classify": (*_CLASSES, "embedding"),
-        "embed": (*(_CLASSES if getattr(task, "classify", None) else ()), "embedding", "norm"),
+        "embed": (*(_CLASSES if isinstance(task, Embed) and task.classify else ()), "embedding", "norm"),
         "adadistill": ("embedding", "norm"),
         "reid": ("embedding",),
     }

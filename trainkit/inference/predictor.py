@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit import __version__
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
 from trainkit.data.images import preprocess
+from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
@@ -32,13 +32,15 @@ FORMAT = 1
 class Predictor:
     """A trained network with its preprocessing: samples in memory to predictions, those of `trainkit predict`."""
 
+    _lock = threading.Lock()
+    """One for all: the switches of torch and the precision of Accelerate are those of the whole process."""
+
     def __init__(self, made: Rebuilt, about: Mapping[str, Any]):
         """Raises UserError where the recipe is of no kind of data that can be predicted in memory."""
         self.made = made
         self.about = about
         """Content of `ABOUT`: `run`, `step`, `scores`, `classes`, `made_with`."""
         self._predict = _function(made.recipe)(made)
-        self._lock = threading.Lock()
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, plugins: Sequence[str] = ()) -> Predictor:

@@ -62,12 +62,17 @@ def rebuilt(folder: RunFolder, recipe: Recipe, meta: DatasetInfo) -> Iterator[Re
         made.runtime.close()
 
 
-def placed(recipe: Recipe, meta: DatasetInfo, weights: Path) -> Rebuilt:
-    """Load the network of a recipe from a file and place it on the device. Raises UserError where it does not fit."""
+def placed(
+    recipe: Recipe, meta: DatasetInfo, weights: Path, part: Callable[[nn.Module], nn.Module] = lambda net: net
+) -> Rebuilt:
+    """Load the network of a recipe, or a part of it, from a file and place it on the device.
+
+    Raises UserError where the file does not fit.
+    """
     from trainkit.distributed.runtime import Runtime
 
     runtime = Runtime(recipe)
-    return Rebuilt(recipe, meta, runtime.to_memory_format(load_network(recipe, meta, weights)), runtime, weights)
+    return Rebuilt(recipe, meta, runtime.to_memory_format(load_network(recipe, meta, weights, part)), runtime, weights)
 
 
 def origin(folder: RunFolder, weights: Path, meta: DatasetInfo) -> dict[str, Any]:

@@ -32,7 +32,7 @@ DATA = "trainkit.data"
 _COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
 _AROUND = {
     "mlflow.source.git.commit": "git commit",
-    "trainkit.version": "trainkit",
+    "trainkit.environment.version": "trainkit",
     **{f"trainkit.{word}": word for word in ("python", "torch", "torchvision", "accelerate", "timm", "numpy")},
     "trainkit.cpu": "processor",
     "trainkit.gpus": "GPUs",

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from trainkit import markdown
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError, of_disk
 from trainkit.files import write_aside
 from trainkit.redact import without_secrets
+from trainkit.tracking import markdown
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 

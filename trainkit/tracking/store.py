@@ -34,6 +34,7 @@ from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.tracking import journal
+from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
 from trainkit.tracking.run_folder import (
@@ -162,9 +163,9 @@ class Store:
     def model_file(self, uri: str) -> Path:
         """Return the safetensors file of `models:/<model id>`, a LoggedModel of this store.
 
-        `NAME@ALIAS` and `NAME/VERSION` of the registry name a registered model. A file that this machine does not hold
-        is downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError for an id that the store does not have,
-        naming the nearest ones, and for a file that does not arrive whole.
+        `NAME@ALIAS` and `NAME/VERSION` of the registry name a registered model. Beside it lies what describes it. Files
+        that this machine does not hold are downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError for an
+        id that the store does not have, naming the nearest ones, and for a file that does not arrive whole.
         """
         word = uri.removeprefix("models:/").strip("/")
         client = self.client()
@@ -182,27 +183,32 @@ class Store:
             wanted = "models:/<model id> or models:/NAME@ALIAS"
             raise UserError(uri, f"not in {self.shown}", wanted, _near(word, _models(client))) from None
         try:
-            files = [file for file in client.list_logged_model_artifacts(word) if file.path.endswith(".safetensors")]
+            there = client.list_logged_model_artifacts(word)
+            files = [file for file in there if file.path.endswith(".safetensors")]
             if len(files) != 1:
                 found = f"holds {len(files)} safetensors files"
                 raise UserError(uri, found, "one", _near(word, [m for m in _models(client) if m[0] != word]))
-            (file,) = files
             if model.artifact_location.startswith(("file:", "/")):
-                return Path(local_file_uri_to_path(model.artifact_location)) / file.path
-            out = self.home / "downloads" / word / Path(file.path).name
-            if out.is_file() and out.stat().st_size == file.file_size:
-                return out
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as aside:
-                got = Path(_download(self.uri, f"{model.artifact_location}/{file.path}", aside))
-                if got.stat().st_size != file.file_size:
-                    found = f"{got.stat().st_size} bytes of {file.path} arrived"
-                    raise UserError(uri, found, f"{file.file_size} bytes", "try again")
-                os.replace(got, out)
+                return Path(local_file_uri_to_path(model.artifact_location)) / files[0].path
+            out = self.home / "downloads" / word
+            out.mkdir(parents=True, exist_ok=True)
+            for file in (*(file for file in there if file.path == ABOUT), *files):
+                self._fetch(uri, f"{model.artifact_location}/{file.path}", out / Path(file.path).name, file.file_size)
         except (MlflowException, OSError) as error:
             remedy = "check that the store is reachable and its disk not full"
             raise UserError(uri, f"cannot be fetched: {without_secrets(str(error))[:300]}", remedy=remedy) from None
-        return out
+        return out / Path(files[0].path).name
+
+    def _fetch(self, uri: str, artifact: str, out: Path, size: int) -> None:
+        """Download an artifact of the model `uri`, whole, where it is not there yet. Raises UserError and OSError."""
+        if out.is_file() and out.stat().st_size == size:
+            return
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as aside:
+            got = Path(_download(self.uri, artifact, aside))
+            if got.stat().st_size != size:
+                found = f"{got.stat().st_size} bytes of {out.name} arrived"
+                raise UserError(uri, found, f"{size} bytes", "try again")
+            os.replace(got, out)
 
     def new_run(self, recipe_name: str, seed: int, recipe_hash: str, parent: str | None = None) -> RunFolder:
         """Make and claim a new run's folder, named by recipe, seed, time and hash: `adadistill-s0-1121-0103-a1b2`."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from trainkit import __version__
 from trainkit.checkpoint import state_dict, storage
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime, checksum
+from trainkit.environment.version import __version__
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import Dataset, Networks

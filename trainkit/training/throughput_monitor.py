@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit import markdown
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.speed import bottleneck, device_timeline, limits
@@ -27,6 +26,7 @@ from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
+from trainkit.tracking import markdown
 from trainkit.tracking.system.load import cores
 from trainkit.tracking.system.reading import Reading
 from trainkit.training import plan as planning

@@ -145,13 +145,32 @@ def decode(data: bytes, where: str) -> np.ndarray:
         raise
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them
-        text = " ".join(str(error).split()) or type(error).__name__
-        if "BytesIO" in text:
-            text = "not a picture of these formats"
-        raise UserError(where, f"cannot be decoded ({text[:120]})", " or ".join(FORMATS)) from None
+    except Exception as error:
+        raise _undecodable(error, where) from None
+
+
+def opened(picture: Image.Image, where: str) -> np.ndarray:
+    """Convert a picture that Pillow holds or has opened, as `decode` does with its file. Raises UserError."""
+    from PIL import ImageOps
+
+    width, height = picture.size
+    if width * height > PIXEL_CAP or width < 1 or height < 1:
+        raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
+    try:
+        picture.load()
+        return _rgb(ImageOps.exif_transpose(picture), where)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise _undecodable(error, where) from None
+
+
+def _undecodable(error: Exception, where: str) -> UserError:
+    """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "BytesIO" in text:
+        text = "not a picture of these formats"
+    return UserError(where, f"cannot be decoded ({text[:120]})", " or ".join(FORMATS))
 
 
 def plain_jpeg(data: bytes) -> tuple[int, int] | None:

@@ -1,0 +1,376 @@
+"""The Python interface: train a recipe, load a model, compare runs; docs/python.ipynb shows it.
+
+It does what the commands do, in the process that calls it. Mistakes raise `UserError`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.environment import min_versions
+from trainkit.errors import UserError
+from trainkit.paths import recipe_file
+from trainkit.redact import hide_in_logs
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from trainkit.analysis.compare import Comparison
+    from trainkit.config import schema
+    from trainkit.config.run_request import RunRequest
+    from trainkit.inference.predictor import Predictor
+    from trainkit.tracking.run_folder import RunFolder
+
+__all__ = ["Compared", "Model", "Recipe", "Run", "UserError", "compare", "find_run", "load", "recipe", "train"]
+
+Changes = Mapping[str, Any] | Sequence[str]
+"""Changes of a recipe: `{"optim.lr": 1e-3}`, or words as commands take them: `["optim.lr=1e-3"]`."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A valid recipe with its changes. `str` of it is the resolved recipe, with all defaults, as YAML."""
+
+    request: RunRequest = field(repr=False)
+    settings: schema.Recipe
+    """Its blocks: `settings.optim.lr`."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all keys and values as plain values: `as_dict()["optim"]["lr"]`."""
+        from trainkit.config import yaml_reader
+
+        tree = yaml_reader.read(str(self)).tree
+        return tree if isinstance(tree, dict) else {}
+
+    def __str__(self) -> str:
+        from trainkit.config import loader
+
+        return loader.dump(self.settings)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run on disk."""
+
+    folder: RunFolder = field(repr=False)
+    name: str
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+        return self.folder.path
+
+    @property
+    def status(self) -> str:
+        """RUNNING, FINISHED, FAILED or KILLED, as in MLflow."""
+        return self.folder.info().status
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe, as plain values."""
+        from trainkit.config import diff
+
+        return diff.read(self.folder.recipe)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Scores by name, `val/top1`: at the best evaluation where the recipe names a metric for it, else the last."""
+        from trainkit.tracking import journal
+
+        evaluations = self.recipe.get("evaluations") or {}
+        metrics = journal.at_best(journal.read(self.folder.journal).metrics) if self.folder.journal.is_file() else {}
+        for when in ("best/", "final/", ""):
+            found = {
+                name.removeprefix(when): points[-1].value for name, points in metrics.items() if name.startswith(when)
+            }
+            scores = {name: value for name, value in found.items() if name.split("/")[0] in evaluations}
+            if scores:
+                return scores
+        return {}
+
+    def load(self, *, plugins: Sequence[str] = ()) -> Model:
+        """Load the network with the weights of the best checkpoint. Raises UserError where there is none."""
+        return _of_run(self.folder, tuple(plugins))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """All metrics: a column for each, a row for each step at which one was logged."""
+        import pandas as pd
+
+        from trainkit.tracking import journal
+
+        found = journal.read(self.folder.journal).metrics if self.folder.journal.is_file() else {}
+        columns = {name: pd.Series({point.step: point.value for point in points}) for name, points in found.items()}
+        return pd.DataFrame(columns).sort_index().rename_axis("step")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained network with the preprocessing of its evaluations: it predicts as `trainkit predict` does."""
+
+    name: str
+    """Run, folder or model that it was loaded from."""
+    scores: Mapping[str, float]
+    """Scores at the step of its weights by name, `val/ema/top1`, as far as they are known."""
+    _predictor: Predictor = field(repr=False)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network alone, in evaluation mode, on its device; it takes normalised tensors."""
+        return self._predictor.network
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of probabilities and label values."""
+        return self._predictor.classes
+
+    def predict(self, pictures: Any, *, mirror: bool = False) -> pd.DataFrame:
+        """Predict one picture or several: a row for each, with the columns of `trainkit predict`, or `label_map`.
+
+        A picture is a path, an image of Pillow, encoded bytes, or pixels 0 to 255 as an array (height, width, 3). A
+        volume is the path or the bytes of a NIfTI file, or a pair of an array and its spacing in mm. `mirror`: mean
+        over mirror images. Raises UserError naming the first that cannot be read.
+        """
+        import pandas as pd
+
+        found = self._predictor.predict(self._samples(pictures), mirror=mirror)
+        return pd.DataFrame({name: list(values) for name, values in found.items()})
+
+    def embed(self, pictures: Any) -> np.ndarray:
+        """Return the embedding of one picture or several, float32 (n, dimensions). Raises as `predict`."""
+        found = self._predictor.predict(self._samples(pictures))
+        if "embedding" not in found:
+            raise UserError(self.name, "a model of label maps, which has no embeddings", "one of classes or embeddings")
+        return np.asarray(found["embedding"])
+
+    def _samples(self, pictures: Any) -> Sequence[Any]:
+        from trainkit.data import kinds
+
+        kind = kinds.of(self._predictor.recipe.data)
+        return _Samples(pictures, kind is None or kind.sample == "picture")
+
+
+class _Samples(Sequence[Any]):
+    """Samples as `Predictor` takes them, each read when its turn comes."""
+
+    def __init__(self, given: Any, pictures: bool):
+        one = isinstance(given, str | os.PathLike | bytes | bytearray) or hasattr(given, "getexif")
+        if one or (isinstance(given, np.ndarray) and given.ndim in (2, 3)):
+            given = [given]
+        if not isinstance(given, Iterable):
+            raise UserError("predict", f"a {type(given).__name__}", "a picture, or several")
+        self._given = given if isinstance(given, Sequence) else list(given)
+        self._pictures = pictures
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, at: Any) -> Any:
+        from trainkit.data.formats import image_decode
+
+        sample = self._given[at]
+        if not self._pictures:
+            return sample
+        if isinstance(sample, str | os.PathLike):
+            path = Path(sample)
+            return image_decode.decode(image_decode.read(path, str(path)), str(path))
+        return image_decode.opened(sample, f"sample {at}") if hasattr(sample, "getexif") else sample
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs compared with the first of them. `str` of it is the text of `trainkit compare`."""
+
+    comparison: Comparison = field(repr=False)
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """A row for each score of each run but the first: both values, the difference, its interval and verdict."""
+        import pandas as pd
+
+        columns = ("run", "name", "primary", "first", "value", "difference", "low", "high", "verdict", "why", "units")
+        rows = [
+            (s.run, s.name, s.primary, *s.values, s.difference, s.low, s.high, s.verdict, s.why, s.units)
+            for s in self.comparison.scores
+        ]
+        return pd.DataFrame(rows, columns=list(columns))
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """A row for each key that another recipe has otherwise than the first."""
+        import pandas as pd
+
+        from trainkit.config import diff
+
+        def value(side: Any) -> Any:
+            return None if isinstance(side, diff.Absent) else side
+
+        rows = [
+            (pair.run, change.key, value(change.before), value(change.after))
+            for pair in self.comparison.pairs
+            for change in pair.changes
+        ]
+        return pd.DataFrame(rows, columns=["run", "key", "before", "after"], dtype=object)
+
+    @cached_property
+    def speed(self) -> pd.DataFrame:
+        """A row for each rate, time and cost; a column for each run."""
+        import pandas as pd
+
+        rows = {one.name: one.values for one in self.comparison.speed}
+        names = [side.name for side in self.comparison.sides]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences to know before anything is read off: other data, other tasks, runs that did not finish."""
+        return self.comparison.notes
+
+    def __str__(self) -> str:
+        from trainkit.analysis import compare_report
+
+        return compare_report.text(self.comparison)
+
+
+def recipe(name: str | os.PathLike[str], changes: Changes = (), *, plugins: Sequence[str] = ()) -> Recipe:
+    """Load a recipe, by its file or the name of one that ships, with changes. Raises UserError with every mistake."""
+    _prepare()
+    from trainkit.config import run_request
+
+    words = _words(changes)
+    request = run_request.RunRequest(recipe_file(os.fspath(name)), words, tuple(plugins))
+    return Recipe(request, run_request.load(request))
+
+
+def train(
+    recipe: str | os.PathLike[str] | Recipe,
+    changes: Changes = (),
+    *,
+    resume: str | Run | None = None,
+    plugins: Sequence[str] = (),
+) -> Run:
+    """Train a recipe in this process, as `trainkit run` does, and return its run.
+
+    `resume` names a run to continue. Ctrl-C, or a notebook's stop button, saves a checkpoint and returns the run with
+    status KILLED. Raises UserError for what the user can mend; the run, where there is one, is then FAILED.
+    """
+    _prepare()
+    from trainkit.config.run_request import RunRequest
+    from trainkit.distributed.stop_signal import Stop
+    from trainkit.environment import process
+    from trainkit.experiments import launch
+
+    process.check_variables()
+    words = _words(changes)
+    if isinstance(recipe, Recipe):
+        before, own = recipe.request, tuple(recipe.request.plugins)
+        again = {word.partition("=")[0] for word in words}
+        words = (*(word for word in before.overrides if word.partition("=")[0] not in again), *words)
+        path, plugins = before.path, (*own, *(name for name in plugins if name not in own))
+    else:
+        path = recipe_file(os.fspath(recipe))
+    named = resume.name if isinstance(resume, Run) else resume
+    if named == "":
+        raise UserError("resume", "an empty name", "the name of a run")
+    stop = Stop()
+    with stop.interruptible():
+        _, folder = launch.carry_out(RunRequest(path, words, tuple(plugins), named), stop)
+    if folder is None:
+        raise KeyboardInterrupt("told to stop before the run began")
+    return Run(folder, folder.name)
+
+
+def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Model:
+    """Load a trained network from a run, a folder of `trainkit export`, or a logged model, `models:/...`.
+
+    A run is named as in commands: by its name, a beginning of it, its MLflow id, `last` or `best`. Raises UserError.
+    """
+    _prepare()
+    from trainkit.export import export, files
+    from trainkit.inference import predictor
+    from trainkit.tracking.run_folder import RunFolder
+    from trainkit.tracking.store import Store
+
+    word, path, words = os.fspath(source), Path(source), tuple(plugins)
+    if word.startswith("models:/"):
+        made = predictor.Predictor.from_folder(Store.locate().model_file(word).parent, plugins=words)
+        return Model(word, made.scores, made)
+    if (path / files.ABOUT).is_file():
+        made = predictor.Predictor(*export.trained(path))
+        return Model(word, made.scores, made)
+    if (path / predictor.ABOUT).is_file():
+        made = predictor.Predictor.from_folder(path, plugins=words)
+        return Model(word, made.scores, made)
+    if (path / "run.json").is_file():
+        return _of_run(RunFolder(path.absolute()), words)
+    if path.is_dir():
+        raise UserError(word, "a folder without a model", "a run, a folder of `trainkit export`, or models:/...")
+    return _of_run(Store.locate().find(word), words)
+
+
+def _of_run(folder: RunFolder, plugins: tuple[str, ...]) -> Model:
+    from trainkit.export import model_card
+    from trainkit.inference.predictor import Predictor
+
+    made = Predictor.of_run(folder, plugins=plugins)
+    return Model(folder.name, model_card.scores_of(folder, made.recipe, made.made.weights), made)
+
+
+def find_run(name: str) -> Run:
+    """Find a run by its name, a beginning of it, its MLflow id, `last` or `best`. Raises UserError."""
+    _prepare()
+    from trainkit.tracking.store import Store
+
+    folder = Store.locate().find(name)
+    return Run(folder, folder.name)
+
+
+def compare(*runs: str | Run) -> Compared:
+    """Compare runs with the first, as `trainkit compare` does; nothing is kept in MLflow. Raises UserError."""
+    _prepare()
+    from trainkit.analysis import compare as comparing
+    from trainkit.tracking.store import Store
+
+    store = Store.locate()
+    words = [run.name if isinstance(run, Run) else run for run in runs]
+    return Compared(comparing.compare(store, comparing.resolve(store, words)))
+
+
+def _prepare() -> None:
+    """Refuse libraries with known holes, and keep secrets out of logs, as every command does."""
+    min_versions.check()
+    hide_in_logs()
+
+
+def _words(changes: Changes) -> tuple[str, ...]:
+    """Changes as words of a command."""
+    from trainkit.config import yaml_reader
+
+    if isinstance(changes, str):
+        changes = (changes,)
+    if not isinstance(changes, Mapping):
+        return tuple(changes)
+    return tuple(f"{key}={yaml_reader.flow(_plain(value, key))}" for key, value in changes.items())
+
+
+def _plain(value: Any, key: str) -> Any:
+    """A value as recipes hold it: of numpy and torch the number, of a path its text. Raises UserError."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner, f"{key}.{name}") for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, key) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, bool | int | float | str | None) and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise UserError(key, f"a value of type {type(value).__name__}", "a number, a text, a list or a block of these")
+    return value
