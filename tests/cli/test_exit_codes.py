@@ -163,6 +163,6 @@ def test_the_codes_are_those_of_the_page():
 
 
 def test_a_traceback_would_be_seen(idle, monkeypatch):
-    monkeypatch.setattr("trainkit.cli.recipes.shipped_recipes", lambda: Path(1))
+    monkeypatch.setattr("trainkit.cli.recipes.shipped", lambda *_: Path(1))
     done = CliRunner().invoke(main.main, ["ls"])
     assert done.exit_code == 1 and "Traceback" in done.output

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainkit.checkpoint import storage, verification
+from trainkit.tracking import metric_selection, mlflow_run
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import CREATION, RunFolder
 
@@ -77,7 +78,8 @@ def account(folder: RunFolder) -> dict[str, Any]:
         name = _NUMBERED.sub("", file.relative_to(artifacts).as_posix())
         hidden = file.name.startswith(".artifact.uploading.")  # a copy cut short, which MLflow hides
         if file.is_file() and not hidden and name not in OF_PROCESSES:
-            repeats = name.startswith(("rows/", "tables/", "recipe/"))
+            # tables/metrics.csv is the journal's metrics, measured ones among them.
+            repeats = name.startswith(("rows/", "tables/", "recipe/")) and name != "tables/metrics.csv"
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
     # One that was told to stop has handed on what it had then, too.
     ends = {("last", str(info.last_step)), *(("best", str(record["step"])) for record in loaded.state["best"])}
@@ -156,10 +158,14 @@ def _records(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _journal(folder: RunFolder) -> list[Row]:
+    """Rows of the journal that MLflow is to have."""
+    creation = mlflow_run.read(folder)
+    wanted = metric_selection.matcher(creation.metrics if creation is not None else None)
     return [
         (name, record["step"], _text(float(value)), record["t"])
         for record in _records(folder)
         for name, value in record.get("m", {}).items()
+        if wanted(name)
     ]
 
 

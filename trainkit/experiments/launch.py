@@ -246,6 +246,7 @@ class Session:
         runtime.configure(recipe)
         run.data = data = recipe.data.open(recipe.seed)
         plan.updates(recipe, data)  # mistakes in it are said before a run is begun
+        plan.evaluated(recipe, data)
         runtime.check_equal({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
         digest = loader.digest(recipe)
         run.key, run.program = run_key(digest, data.meta.digest), record.program(*request.plugins)

@@ -58,8 +58,10 @@ class AsyncScalar:
         self._arrived: torch.cuda.Event | None = None
         if isinstance(value, Tensor):
             cuda = value.device.type == "cuda"
-            # Of another device nothing says when a copy has arrived.
-            self._value = torch.empty((), dtype=value.dtype, pin_memory=cuda).copy_(value, non_blocking=cuda)
+            # Of MPS nothing says when a copy has arrived.
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=cuda).copy_(
+                value, non_blocking=value.device.type != "mps"
+            )
             if cuda:
                 self._arrived = torch.cuda.Event()
                 self._arrived.record()

@@ -307,9 +307,12 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
         if options["local_files_only"] and not here:
             raise huggingface_hub.errors.LocalEntryNotFoundError("nothing")
         here.append(name)
-        return str(tmp_path)
+        return str(snapshot)
 
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
     saved_set(tmp_path, monkeypatch, ["zoe", "adam"], [0, 1, 1])
+    (tmp_path / "set.parquet").rename(snapshot / "train.parquet")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_files", lambda path, name: ["train.parquet"])

@@ -168,7 +168,7 @@ def tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None
 def describe(key: Key, split: Readable) -> str:
     """Describe a batch by its epoch, its first rows and its split."""
     epoch, rows = key
-    return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {getattr(split, 'name', 'the data')}"
+    return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {split.name}"
 
 
 class Lost(Exception):
