@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import pytest
 import yaml
 from pydantic import BeforeValidator, Field
+from runs import ROOT
 
+from trainkit.config import loader
 from trainkit.config import schema as blocks
 from trainkit.config.loader import RECIPES, ConfigError, Named, Problem, brief, digest, dump, flat, load, parse
 from trainkit.config.schema import Recipe
@@ -760,3 +762,17 @@ def test_nesterov_needs_momentum():
     with pytest.raises(ConfigError, match="needs a momentum above 0"):
         load(RECIPES / "face_teacher.yaml", words)
     assert load(RECIPES / "face_teacher.yaml", [*words, "optim.name=adamw"]).optim.nesterov
+
+
+def test_a_key_that_is_added_changes_the_digest_only_where_it_is_set():
+    """`data.columns` came after 0.1.0, whose digest this is; runs of before are found and resumed."""
+    recipe = ROOT / "recipes" / "convnext.yaml"
+    assert loader.digest(loader.load(recipe)) == "d393f0bd9e1a1bc87d0affbfa04b092fc95de8e835379f19296efdb0d654140d"
+    assert (
+        loader.digest(loader.load(recipe, ["data.columns={}"]))
+        == "d393f0bd9e1a1bc87d0affbfa04b092fc95de8e835379f19296efdb0d654140d"
+    )
+    assert (
+        loader.digest(loader.load(recipe, ["data.columns={label: fine}"]))
+        != "d393f0bd9e1a1bc87d0affbfa04b092fc95de8e835379f19296efdb0d654140d"
+    )

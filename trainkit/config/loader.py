@@ -268,8 +268,17 @@ def flat(recipe: object) -> dict[str, bool | int | float | str | None]:
 
 
 def digest(recipe: object) -> str:
-    """SHA-256, hexadecimal, of the resolved recipe without the fields whose metadata says `{"hash": False}`."""
-    tree = renamed_keys.restore(_resolved(recipe, lambda _, f: f.metadata.get("hash") is False))
+    """SHA-256, hexadecimal, of the resolved recipe.
+
+    Without the fields whose metadata says `{"hash": False}`, and those with `{"hash": "set"}` that have their default:
+    a key that is added changes no digest of before.
+    """
+
+    def without(block: object, f: Field[Any]) -> bool:
+        rule = f.metadata.get("hash")
+        return rule is False or (rule == "set" and getattr(block, f.name) == _default(f))
+
+    tree = renamed_keys.restore(_resolved(recipe, without))
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import people_sets
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.data.people import index as people_index
 from trainkit.data.people import records, sources
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Rows
 from trainkit.errors import UserError
@@ -600,3 +602,52 @@ def test_any_damage_to_an_index_is_said_in_a_sentence(orbench, at, byte, cut):
         read(root / "changed.csv")
     except UserError as error:
         assert "changed.csv" in error.where
+
+
+ROWS = [
+    {"file": "a.png", "pid": "007", "cam": 1, "kind": "rgb", "text": "A red coat.", "person": "not this"},
+    {"file": "n.png", "pid": "007", "cam": None, "kind": "IR", "text": "", "person": "not this"},
+]
+NAMES = {"path": "file", "person": "pid", "camera": "cam", "modality": "kind"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".json", ".jsonl"])
+def test_columns_are_named_by_the_recipe_in_every_form(tmp_path, suffix):
+    index(tmp_path)
+    (tmp_path / "index.csv").unlink()
+    file = tmp_path / f"index{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
+    elif suffix == ".json":
+        file.write_text(json.dumps(ROWS))
+    elif suffix == ".jsonl":
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    else:
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, ROWS[0], delimiter="\t" if suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(ROWS)
+    rows = Rows(tmp_path)
+    sources.find(str(tmp_path), columns=NAMES).read(rows)
+    assert rows.ids == ["a.png", "a.png#text", "n.png"]
+    assert rows.person == ["007"] * 3 and rows.camera == ["1", "1", ""]
+    assert rows.modality == [RGB, TEXT, NIR] and rows.text == ["", "A red coat.", ""]
+    with pytest.raises(
+        UserError, match=r"no column 'fil'; expected one of its columns: file, pid.*did you mean 'file'"
+    ):
+        sources.find(str(file), columns={"path": "fil"}).read(Rows(tmp_path))
+
+
+def test_columns_are_those_of_an_index(tmp_path, orbench):
+    with pytest.raises(UserError, match=r"data\.columns: given for .*; expected columns of an index"):
+        sources.find(f"{orbench}#train", columns={"person": "pid"})
+
+
+def test_a_recipe_trains_on_an_index_with_columns_of_other_names(tmp_path):
+    index(tmp_path)
+    (tmp_path / "index.json").write_text(json.dumps(ROWS))
+    (tmp_path / "index.csv").unlink()
+    with pytest.raises(UserError, match="columns file, pid, cam, kind, text, person; expected person, modality"):
+        people_index.indexed(str(tmp_path))
+    found = people_index.indexed(str(tmp_path), columns=NAMES)
+    assert found.persons == ("007",) and len(found) == 3

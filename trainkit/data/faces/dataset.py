@@ -36,7 +36,9 @@ class Faces:
     train: str
     """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
     train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
-    columns: dict[Literal["image", "label", "split", "name"], str] = field(default_factory=dict)
+    columns: dict[Literal["image", "label", "split", "name"], str] = field(
+        default_factory=dict, metadata={"hash": "set"}
+    )
     """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
     `split` and `name`. A field of a column of structs is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112

@@ -56,7 +56,9 @@ class Images:
     `.jsonl`), webdataset shards (`.tar`, or a folder of them). What is not packed is packed once, into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
-    columns: dict[Literal["image", "label", "split", "name", "group"], str] = field(default_factory=dict)
+    columns: dict[Literal["image", "label", "split", "name", "group"], str] = field(
+        default_factory=dict, metadata={"hash": "set"}
+    )
     """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
     `split`, `name` and `group`. A field of a column of structs is `json.label`."""
     image_size: Side | tuple[Side, Side] = 224

@@ -60,10 +60,14 @@ class People:
     lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
 
     train: str
-    """`ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`) with a row for each
-    record, the built-in `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
+    """`ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`) with a row for
+    each record, the built-in `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: the people of `hold_out`."""
+    columns: dict[Literal["path", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
+        default_factory=dict, metadata={"hash": "set"}
+    )
+    """Columns of indexes that are called otherwise: `{person: pid, path: file}`."""
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
     """Those that are used, `rgb` among them; None: all that `train` has."""
     image_size: Side | tuple[Side, Side] = (256, 128)
@@ -119,7 +123,7 @@ class People:
         Raises UserError naming file and row, people and pictures that are in two splits, a modality that is asked for
         and not there, and fewer people than the sampler takes.
         """
-        whole = people_index.indexed(self.train, "train")
+        whole = people_index.indexed(self.train, "train", self.columns)
         known = self._known(whole)
         kept, held = self._divided(whole, np.flatnonzero(np.isin(whole.modality, known)), seed)
         coder = self.text.make() if TEXT in known else None
@@ -132,7 +136,7 @@ class People:
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
         told: list[str] = []
         for name, place in places.items():
-            index = whole if place == HELD_OUT else people_index.indexed(place, "val")
+            index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
             rows = held if place == HELD_OUT else np.arange(len(index))
             asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):

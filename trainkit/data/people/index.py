@@ -41,7 +41,7 @@ from trainkit.data import folders
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
 from trainkit.data.people.records import Layout, Rows
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import cache, hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.errors import UserError
@@ -58,13 +58,13 @@ _ARRAYS = {"person": "int32", "camera": "int16", "place": "int16", "modality": "
 _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts.txt", "names.json")
 
 
-def indexed(text: str, part: str = "train") -> PeopleIndex:
-    """Return the index of the set that a recipe names, scanned where that is not done yet; `part` of built-in sets.
+def indexed(text: str, part: str = "train", columns: Columns | None = None) -> PeopleIndex:
+    """Return the index of the set that a recipe names, scanned where that is not done yet; see `sources.find`.
 
     Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
     """
-    layout = sources.find(text, part)
-    made = [FORMAT, VERSION, layout.kind, layout.where]
+    layout = sources.find(text, part, columns)
+    made = [FORMAT, VERSION, layout.kind, layout.where, *([sorted(columns.items())] if columns else [])]
     # The folders are known only from a scan, so they are noted under a name that the annotations alone give.
     first = cache.key(made, layout.annotations)
     noted = cache.place(f"{first}.folders")

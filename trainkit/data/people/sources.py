@@ -7,17 +7,20 @@ published sets are in `people_layouts`.
 from __future__ import annotations
 
 import csv
+import difflib
 import importlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from trainkit import interfaces
 from trainkit.data import sources
-from trainkit.data.formats import arrow_tables
+from trainkit.data.formats import arrow_tables, dataset_files
 from trainkit.data.people import layouts, modalities
 from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
+from trainkit.data.record import Columns
 from trainkit.errors import UserError, few
 from trainkit.interfaces import RGB, TEXT
 from trainkit.paths import locate
@@ -28,10 +31,11 @@ DERIVED = "derived:"
 ROLES = {"": EITHER, "query": QUERY, "gallery": GALLERY}
 
 
-def find(text: str, part: str = "train") -> Layout:
+def find(text: str, part: str = "train", columns: Columns | None = None) -> Layout:
     """Return the set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
 
-    `part` says which part of a built-in set is meant. Raises UserError where there is none, or none of this kind.
+    `part` says which part of a built-in set is meant, and `columns` which columns of an index, by their names in
+    `COLUMNS`. Raises UserError where there is none, or none of this kind.
     """
     if text.startswith("sample:"):
         if text != SAMPLE:
@@ -48,11 +52,13 @@ def find(text: str, part: str = "train") -> Layout:
         raise UserError(str(path), "does not exist", "a set of people")
     if path.is_file():
         if path.suffix.lower() not in _TABLES:
-            raise UserError(str(path), "a file of unknown kind", "an index, .csv or .parquet, or a folder")
-        return _table(path, split)
+            raise UserError(str(path), "a file of unknown kind", f"an index, {few(_TABLES)}, or a folder")
+        return _table(path, split, columns or {})
     for suffix in _TABLES:
         if (path / f"index{suffix}").is_file():
-            return _table(path / f"index{suffix}", split)
+            return _table(path / f"index{suffix}", split, columns or {})
+    if columns:
+        raise UserError("data.columns", f"given for {text}"[:200], "columns of an index", "leave it out")
     found = layouts.recognise(path, split)
     if found is None:
         raise UserError(str(path), "a folder of unknown layout", layouts.KNOWN)
@@ -76,20 +82,20 @@ of modality `text` has no path, and `of` names the rgb picture that it describes
 a distractor of the gallery. `role` is empty, `query` or `gallery`.
 """
 
-_TABLES = (".csv", ".parquet")
+_TABLES = (".csv", ".parquet", ".tsv", ".json", ".jsonl")
 
 
-def _table(file: Path, split: str | None) -> Layout:
+def _table(file: Path, split: str | None, columns: Columns) -> Layout:
     where = str(file) if split is None else f"{file}#{split}"
 
     def read(rows: Rows) -> None:
-        _read_table(rows, file, split)
+        _read_table(rows, file, split, columns)
 
     return Layout("index of people", where, file.parent, split, (file,), read)
 
 
-def _read_table(rows: Rows, file: Path, split: str | None) -> None:
-    header, lines = (_csv if file.suffix.lower() == ".csv" else _parquet)(file)
+def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> None:
+    header, lines = (_csv if file.suffix.lower() in (".csv", ".tsv") else _arrow)(file, columns)
     if "person" not in header or "modality" not in header or not {"path", "text"} & set(header):
         expected = "person, modality, path or text; and where known camera, of, split, role"
         raise UserError(str(file), f"columns {', '.join(header)}"[:300], expected)
@@ -149,10 +155,10 @@ _Line = Sequence[str]
 """Cells in the order of `COLUMNS`."""
 
 
-def _csv(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """Return the columns of a CSV file, and its lines with their place in words, cells in the order of `COLUMNS`."""
+def _csv(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """Return the columns of a CSV or TSV file, and its lines with their place, cells in the order of `COLUMNS`."""
     lines = _csv_lines(file)
-    header = _header(file, next(lines, (0, []))[1])
+    header = _header(file, next(lines, (0, []))[1], columns)
     cell = [header.index(name) if name in header else len(header) for name in COLUMNS]
 
     def rows() -> Iterator[tuple[str, _Line]]:
@@ -170,7 +176,7 @@ def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
     number = 0
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True)
+            reader = csv.reader(stream, strict=True, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
             for line in reader:
                 if line:
                     yield number + 1, line
@@ -180,33 +186,47 @@ def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a CSV file in UTF-8") from None
 
 
-def _header(file: Path, names: Sequence[str]) -> list[str]:
-    header = [name.strip().lower() for name in names]
+def _header(file: Path, names: Sequence[str], columns: Columns) -> list[str]:
+    """Return the columns by the names that they are looked for by; those of `columns` are called otherwise here."""
+    names = [name.strip() for name in names]
+    header = ["" if name.lower() in columns else name.lower() for name in names]
+    for own, theirs in columns.items():
+        if theirs not in names:
+            near = difflib.get_close_matches(theirs, names, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else ""
+            expected = f"one of its columns: {few(names, 20)}"[:300]
+            raise UserError(str(file), f"no column {theirs!r}"[:200], expected, remedy)
+        header[names.index(theirs)] = own
     twice = [name for name, count in Counter(header).items() if count > 1 and name in COLUMNS]
     if twice:
         raise UserError(str(file), f"the column {twice[0]} more than once", "each column once")
     return header
 
 
-def _parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """Read as `_csv` does, of a parquet file; whole numbers stand for their digits."""
+def _arrow(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """Read as `_csv` does, of a parquet or JSON file; whole numbers stand for their digits."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with arrow_tables.naming(str(file)), pq.ParquetFile(file) as table:
-        schema = table.schema_arrow
-        header = _header(file, schema.names)
-        wanted = [schema.names[header.index(name)] for name in COLUMNS if name in header]
+    if file.suffix.lower() == ".parquet":
+        with arrow_tables.naming(str(file)), pq.ParquetFile(file) as table:
+            schema, batches = table.schema_arrow, partial(arrow_tables.parquet_batches, file, at_once=4096)
+    else:
+        table, _, _ = dataset_files.open_table(file, None)
+        schema, batches = table.schema, table.batches
+    header = _header(file, schema.names, columns)
+    own = [name for name in COLUMNS if name in header]
+    wanted = [schema.names[header.index(name)] for name in own]
     for name in wanted:
-        own = schema.field(name).type
-        kind = own.value_type if pa.types.is_dictionary(own) else own
+        plain = schema.field(name).type
+        kind = plain.value_type if pa.types.is_dictionary(plain) else plain
         texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
         if not (texts or pa.types.is_integer(kind) or pa.types.is_null(kind)):
-            raise UserError(str(file), f"column {name} of type {own}"[:200], "text or whole numbers")
+            raise UserError(str(file), f"column {name} of type {plain}"[:200], "text or whole numbers")
 
     def rows() -> Iterator[tuple[str, _Line]]:
-        at, row = [COLUMNS.index(name.strip().lower()) for name in wanted], -1
-        for batch in arrow_tables.parquet_batches(file, wanted, 4096):
+        at, row = [COLUMNS.index(name) for name in own], -1
+        for batch in batches(wanted):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 row += 1
                 line = [""] * len(COLUMNS)

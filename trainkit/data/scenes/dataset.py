@@ -46,7 +46,9 @@ class Scenes:
     `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`."""
-    columns: dict[Literal["image", "mask", "split", "name"], str] = field(default_factory=dict)
+    columns: dict[Literal["image", "mask", "split", "name"], str] = field(
+        default_factory=dict, metadata={"hash": "set"}
+    )
     """Which columns of a table are meant, where their names do not say it: `{image: picture, mask: classes}`."""
     root: str | None = None
     """Folder from which the paths in a list start; None: the one that the list is in."""
