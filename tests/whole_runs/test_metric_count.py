@@ -10,7 +10,7 @@ from trainkit.tracking.metric_selection import MOST
 from trainkit.tracking.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
-SHORT = ["train.length=4 steps", "train.schedule.warmup=null", "log.every=2 steps", "log.system_every=1 s"]
+SHORT = ["train.length=4 steps", "train.schedule.warmup=null", "log.every=2 steps", "log.system_every=0.1 s"]
 SHORT += ["log.ceilings=off", "checkpoints.every=4 steps"]
 
 
