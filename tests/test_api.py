@@ -152,8 +152,9 @@ def test_ctrl_c_saves_and_returns_and_the_run_goes_on(home, monkeypatch):
     run = trainkit.train(TOY, words, plugins=["toy"])
     ended.set()
     thread.join()
-    step = run.folder.info().last_step
-    assert run.status == "KILLED" and 5 <= step < 300 and (run.folder.checkpoints / f"step-{step:09d}").is_dir()
+    saved = max(int(path.name.removeprefix("step-")) for path in run.folder.checkpoints.glob("step-*"))
+    # The last line of the journal may lie before the step at which it was saved.
+    assert run.status == "KILLED" and 5 <= run.folder.info().last_step <= saved < 300
     assert signal.getsignal(signal.SIGINT) is before
     done = trainkit.train(TOY, words, plugins=["toy"], resume=run)
     assert done == run and done.status == "FINISHED" and done.folder.info().last_step == 300
