@@ -92,6 +92,17 @@ def painted(_unpainted: pytest.MonkeyPatch) -> Iterator[None]:
     leave_unpainted(_unpainted.setattr)
 
 
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small pictures of three classes: four of each to train on, seven to be scored."""
+    from runs import stripes
+
+    root = tmp_path_factory.mktemp("pictures")
+    stripes(root / "train", 4, 0)
+    stripes(root / "val", 7, 1)
+    return root
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _frozen() -> None:
     """What is there before a file of tests is left out of collections: a run collects, over all modules, in 0.3 s."""

@@ -18,7 +18,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
-from runs import PLUGIN, ROOT, TOY, own_store, stripes
+from runs import PLUGIN, ROOT, TOY, own_store
 from torch import nn
 
 import trainkit
@@ -42,14 +42,6 @@ def changes(pictures: Path, **more: object) -> dict[str, object]:
         "log": {"every": "2 steps", "system_every": None},
         **{key.replace("__", "."): value for key, value in more.items()},
     }
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pictures")
-    stripes(root / "train", 4, 0)
-    stripes(root / "val", 7, 1)
-    return root
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 from pyarrow import parquet
-from runs import ROOT, stripes
+from runs import ROOT
 from untrained_runs import made
 
 from trainkit.cli import main
@@ -25,14 +25,6 @@ pytestmark = pytest.mark.usefixtures("cache")
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 FACES = ROOT / "recipes" / "face_teacher.yaml"
 NAMES = ("across", "down", "slanted")
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pictures")
-    stripes(root / "train", 4, 0)
-    stripes(root / "val", 7, 1)
-    return root
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from pyarrow import parquet
-from runs import ROOT, stripes
+from runs import ROOT
 from untrained_runs import made
 
 from trainkit.errors import UserError
@@ -18,14 +18,6 @@ from trainkit.inference import predict
 from trainkit.inference.predictor import Predictor
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pictures")
-    stripes(root / "train", 4, 0)
-    stripes(root / "val", 7, 1)
-    return root
 
 
 def classes(pictures, *words: str):

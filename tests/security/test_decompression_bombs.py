@@ -21,7 +21,7 @@ from trainkit.errors import UserError
 MEMORY = 256 << 20
 """Bytes that reading a file may add to those of the process."""
 SECONDS = 2.0
-"""Of processor time: the longest takes 0.5 s of a small process here, and 0.8 to 1.2 s of a fork of the tests."""
+"""Of processor time: the longest takes 0.5 to 0.6 s of a small process here, and 1.1 s of a fork of the tests."""
 READ_IN_FULL = {"InsightFace .bin of one picture 300,000 times", "JPEG with Exif that claims 4 GB"}
 """These are sound: what they hold is as much as it should be."""
 

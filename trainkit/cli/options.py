@@ -106,7 +106,7 @@ def recipe_command(*options: Callable[[Any], Any], cls: type[click.Command] = cl
 
 
 def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:
-    """Say that a recipe is begun with, and make the order for it."""
+    """Say that a recipe is begun with, and make the request for it."""
     announce(recipe)
     from trainkit.config.run_request import RunRequest
 
@@ -123,7 +123,7 @@ def announce(recipe: str) -> None:
 
 
 def say_valid(request: RunRequest) -> int:
-    """Print the resolved recipe of an order, and to stderr, so that the output stays a recipe, that it is valid."""
+    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid."""
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)

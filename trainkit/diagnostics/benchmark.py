@@ -68,7 +68,7 @@ class Benchmark:
         say: Callable[[str], object] = print,
         save: Callable[[Result | None], None] = lambda result: None,
     ):
-        self._order, self._recipe, self.state = request, recipe, state
+        self._request, self._recipe, self.state = request, recipe, state
         self._repeats, self._steps, self._within, self._say, self._save = repeats, steps, within, say, save
         self._plain: SteppedProcess | None = None
         self._start: Start | None = None
@@ -153,7 +153,7 @@ class Benchmark:
     def _child(
         self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], **more: Any
     ) -> SteppedProcess:
-        request = replace(self._order, overrides=switches.merge(self._order.overrides, words), resume=None)
+        request = replace(self._request, overrides=switches.merge(self._request.overrides, words), resume=None)
         return SteppedProcess(request, dict(environment), within=self._within, **more)
 
     def _begin(self, child: SteppedProcess, compare: bool) -> Start:
@@ -344,7 +344,7 @@ class Benchmark:
                     self._keep(replace(failed, gives_up=one.gives_up))
                 left = []
         for one in left:
-            changed = load(replace(self._order, overrides=switches.merge(self._order.overrides, one.words)))
+            changed = load(replace(self._request, overrides=switches.merge(self._request.overrides, one.words)))
             before, after = (seconds(r, self.ready, self._pace, costs) for r in (self._recipe, changed))
             took = ", ".join(f"{name} {cost:.2g} s" for name, cost in costs.items())
             self._keep(

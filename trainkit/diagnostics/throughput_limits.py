@@ -547,7 +547,7 @@ def note(logger: RunLogger, resuming: bool) -> None:
 
 
 def command(request: RunRequest) -> Iterable[str]:
-    """Measure the ceilings of an order's recipe, keep them, and say them line by line.
+    """Measure the upper bounds of a request's recipe, keep them, and say them line by line.
 
     Raises UserError for what the user can mend: a mistake in the recipe, data that is not there, weights that another
     recipe must make first.

@@ -60,13 +60,14 @@ def check() -> None:
         except metadata.PackageNotFoundError:
             return None
 
-    problems, wanted, missing = [], [], False
+    problems, wanted, missing = [], [], []
     for minimum in MINIMUMS:
         found = installed(minimum.package)
         if found is None and minimum.optional:
             continue
         if found is None or _release(found) < _release(minimum.version):
-            older, missing = (f"is {found}", missing) if found is not None else ("is not installed", True)
+            older = f"is {found}" if found is not None else "is not installed"
+            missing += [] if found is not None else [minimum.package]
             problems.append(f"{minimum.package} {older}, {minimum.version} or newer is needed ({minimum.why})")
             wanted.append(f'"{minimum.package}>={minimum.version}"')
     if problems and os.environ.get(ALLOW) == "1" and not missing:

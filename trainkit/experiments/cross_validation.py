@@ -210,7 +210,7 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
 
 
 def divide(request: RunRequest) -> list[Child]:
-    """The folds of an order, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
+    """Return the folds of a request, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
 
     Raises UserError for data that has no folds, and for a recipe that scores nothing.
     """

@@ -44,7 +44,7 @@ came to have one."""
 
 @dataclass(frozen=True)
 class Child:
-    """One of several runs that an order asks for."""
+    """One of several runs that a request asks for."""
 
     title: str
     """`fold 0`, `seed 3`, `trial 7`."""

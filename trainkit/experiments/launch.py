@@ -48,7 +48,7 @@ STOPPED = 143
 
 
 def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
-    """Run an order to its end. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`."""
+    """Carry out a request. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`."""
     status, _ = carry_out(request, stopping, began)
     return 0 if status == "FINISHED" else STOPPED
 
@@ -56,7 +56,7 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
 def carry_out(
     request: RunRequest, stopping: Callable[[], bool], began: float | None = None
 ) -> tuple[str, RunFolder | None]:
-    """Run an order to its end. Returns its status, FINISHED or KILLED, and its folder where a single run came to one.
+    """Carry out a request. Returns its status, FINISHED or KILLED, and its folder where a single run came to one.
 
     `began`: the `time.perf_counter()` from which the wall-clock of its first run is counted, by default now. Raises
     UserError for what the user can mend.
@@ -94,7 +94,7 @@ def carry_out(
 
 
 def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
-    """Return the functions that list and run the children of an order; None for a single run."""
+    """Return the functions that list and run the children of a request; None for a single run."""
     if request.folds:
         return cross_validation.divide, cross_validation.validate
     if request.seeds is not None:
@@ -103,7 +103,7 @@ def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Ca
 
 
 def children_of(request: RunRequest) -> list[Child]:
-    """Return the runs that an order asks for beneath one of their own; none where it asks for a single run.
+    """Return the runs that a request asks for beneath one of their own; none where it asks for a single run.
 
     Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
     """
@@ -197,8 +197,8 @@ class Session:
     ) -> Iterator[OpenRun]:
         """Open a run, beneath the run `parent` where there is one; when it was trained within, report and close it.
 
-        `needs` are trained first where they are not given. Where the order is to resume or start, a run that has
-        finished takes the place of a new one. `watch` is told of the evaluations, and may end the run.
+        `dependencies` are trained first where they are not given. Where the request is to resume or start, a run that
+        has finished takes the place of a new one. `watch` is told of the evaluations, and may end the run.
         """
         from trainkit.analysis import data_integrity
         from trainkit.diagnostics import throughput_limits

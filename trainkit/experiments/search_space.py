@@ -19,7 +19,7 @@ _NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})")
 
 Setting = dict[str, str]
-"""Key to value, as the words of an order write them."""
+"""Key to value, as the words of a request write them."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Axis:
 
 
 def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
-    """Return the words of an order that give one value, and the axes that the others are.
+    """Return the words of a request that give one value, and the axes that the others are.
 
     Raises UserError for words that make no sweep.
     """

@@ -102,7 +102,7 @@ def request_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plug
 
 
 def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, float]:
-    """Score the weights that `word` names on every evaluation of an order's recipe, and print the scores.
+    """Score the weights that `word` names on every evaluation of a request's recipe, and print the scores.
 
     With `log` they are kept as a run of their own beneath the one that made the weights, with the rows of every
     sample. Returns them by their full names. Raises UserError for weights that do not fit, data of other classes or

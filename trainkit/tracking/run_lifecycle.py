@@ -25,7 +25,7 @@ PATIENCE = 120.0
 def begin(
     request: RunRequest, store: Store, name: str, seed: int, recipe_hash: str, text: str, begins: bool
 ) -> tuple[RunFolder, bool]:
-    """Return the folder of the run that an order starts or continues, claimed, and True where it is continued.
+    """Return the folder of the run that a request starts or continues, claimed, and True where it is continued.
 
     `name` and `recipe_hash` are what the run is found by, `text` its recipe. `begins`: where --resume finds nothing to
     continue, one is started, as with --resume-or-start. Raises UserError when there is nothing to continue, or it is
@@ -58,7 +58,7 @@ def finished(
     """Return the finished run that --resume-or-start finds where there is nothing to continue.
 
     A job that is started again once its training is over, since its machine or a later command failed, does not train
-    twice. None for an order without that option.
+    twice. None for a request without that option.
     """
     if not request.or_start or store.newest_unfinished(name, recipe_hash) is not None:
         return None

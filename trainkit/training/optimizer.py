@@ -139,7 +139,7 @@ def clip_units(params: Iterable[nn.Parameter], factor: float, eps: float = 1e-3)
 
     A unit is one output of a layer: a slice of a parameter along its first dimension. A parameter of one dimension or
     none, such as a bias, is one unit. Weights are taken to be at least `eps` long. Gradients that are short enough keep
-    their bits. timm's `adaptive_clip_grad` gives the same bits in 2.0 to 2.3 times the time (ConvNeXt-A and -T, one
+    their bits. timm's `adaptive_clip_grad` gives the same bits in 1.9 to 2.3 times the time (ConvNeXt-A and -T, one
     core), and raises on the vectors of FSDP2 (clamp_ of a partial norm).
     """
     weights = sorted(params, key=lambda p: p.ndim > 1)  # vectors first
