@@ -77,10 +77,16 @@ def check() -> None:
         raise UserError("installed packages", "; ".join(problems), remedy=remedy)
     torch, vision = installed("torch"), installed("torchvision")
     lines = metadata.requires("torchvision") or () if vision else ()
-    built = next((built for line in lines if (built := _torch_of(line))), None)
-    # They share compiled code: with another one even `accelerate launch --help` ends in a traceback.
-    if torch is not None and built is not None and (*_release(torch), 0, 0)[:2] != built:
-        found = f"{vision}, which was built for torch {built[0]}.{built[1]}, beside torch {torch}"
+    needed = next((needed for line in lines if (needed := _torch_of(line))), None)
+    if torch is None or needed is None:
+        return
+    rule, release = needed
+    present = (*_release(torch), 0, 0)[:2]
+    # They share compiled code: with another one even `accelerate launch --help` ends in a traceback. From 0.29 on
+    # torchvision is built against torch's stable interface and takes newer releases too: it asks for `>=`.
+    if present != release if rule != ">=" else present < release:
+        newer = " or newer" if rule == ">=" else ""
+        found = f"{vision}, which was built for torch {release[0]}.{release[1]}{newer}, beside torch {torch}"
         raise UserError("torchvision", found, "a pair of one release", "pip install --upgrade torch torchvision")
 
 
@@ -93,7 +99,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _torch_of(requirement: str) -> tuple[int, int] | None:
-    """(2, 14) of torchvision's `torch==2.14.1` or `torch (>=2.14.0)`; None of another requirement."""
-    found = re.match(r"torch\s*\(?\s*[=>~]=\s*(\d+)\.(\d+)", requirement)
-    return (int(found[1]), int(found[2])) if found else None
+def _torch_of(requirement: str) -> tuple[str, tuple[int, int]] | None:
+    """("==", (2, 14)) of torchvision's `torch==2.14.1`, (">=", (2, 14)) of `torch (>=2.14.0)`; None of another one."""
+    found = re.match(r"torch\s*\(?\s*([=>~]=)\s*(\d+)\.(\d+)", requirement)
+    return (found[1], (int(found[2]), int(found[3]))) if found else None

@@ -201,7 +201,7 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, int, int]]:
     except (zlib.error, gzip.BadGzipFile) as error:
         raise UserError(str(path), f"damaged ({error})", "intact gzip data", "copy it again") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) and "null byte" not in str(error):
+        if isinstance(error, ValueError) and "embedded null" not in str(error):
             raise
         raise UserError(str(path), f"cannot be read ({getattr(error, 'strerror', None) or error})", expected) from None
 
