@@ -3,7 +3,9 @@
 tests/golden/losses/ holds them by processor and version of torch, as hexadecimal numbers: there they are equal to the
 bit. Elsewhere the first three are to 1e-5 and all to a tenth: rounding grows where the hardest are chosen, to 2.5 % in
 20 updates of `segment` with AVX2 in place of AVX-512 (`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`), and stays
-below 1e-5 in four of the six. `pytest --update-golden` writes those of this machine. After torchtitan's.
+below 1e-5 in four of the six. Compared are those of the same release of torch, where there are any: torch 2.11 draws
+other numbers in `trunc_normal_` than 2.14, so networks that start with it begin elsewhere. `pytest --update-golden`
+writes those of this machine. After torchtitan's.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def differs(found: list[float], known: dict[str, list[str]], here: str = HERE) -
         wanted = [float.fromhex(text) for text in known[here]]
         first = next((n for n, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]), None)
         return "" if first is None else f"step {first + 1}: {found[first].hex()}, it was {wanted[first].hex()}"
-    wanted = [float.fromhex(text) for text in next(iter(known.values()))]
+    release = here.partition(",")[0].partition("+")[0]
+    same = (texts for place, texts in known.items() if place.startswith(release))
+    wanted = [float.fromhex(text) for text in next(same, next(iter(known.values())))]
     off = [abs(a - b) / abs(b) for a, b in zip(found, wanted, strict=True)]
     most = [1e-5] * 3 + [0.1] * (len(off) - 3)
     worse = [f"step {n + 1}: off by {by:.1e}" for n, (by, may) in enumerate(zip(off, most, strict=True)) if by > may]
