@@ -10,8 +10,9 @@ import numpy as np
 from trainkit.autoconfig import fit, images
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
+from trainkit.data import hub
+from trainkit.data.people import image_tables, layouts
 from trainkit.data.people import index as people_index
-from trainkit.data.people import layouts
 from trainkit.data.people.dataset import People
 from trainkit.data.people.pk_sampler import Sampler
 from trainkit.data.people.sources import DERIVED
@@ -28,7 +29,8 @@ HOLD_OUT = 25
 
 def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
-    fit.refuse_hub(text, "people")
+    if hub.is_hub(text):
+        hub.download(text)
     fit.refuse(text, "records of people, or <person>/<picture>.jpg")
     text = _derived(text)
     train, sets = fit.parts(text, people_index.indexed)
@@ -65,12 +67,12 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
 
 def _derived(text: str) -> str:
     """A folder of folders of photographs as what is derived from them; others as they are."""
-    if text.startswith(("sample:", DERIVED)) or "#" in text:
+    if text.startswith(("sample:", DERIVED)) or "#" in text or hub.is_hub(text):
         return text
     place = locate(text)
     if not place.is_dir() or any((place / f"index{end}").is_file() for end in (".csv", ".parquet")):
         return text
-    if layouts.recognise(place, None) is not None:
+    if layouts.recognise(place, None) is not None or image_tables.holds_images(place):
         return text
     _log.warning("%s: other modalities are made of the photographs, once; of 3,500 it takes 10 to 20 s", text)
     return DERIVED + text

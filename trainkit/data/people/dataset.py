@@ -61,13 +61,14 @@ class People:
 
     train: str
     """`ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`) with a row for
-    each record, the built-in `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
+    each record, a table with images (`hf://owner/name`, parquet, a saved set, shards), the built-in `sample:people`, or
+    `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: the people of `hold_out`."""
-    columns: dict[Literal["path", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
+    columns: dict[Literal["path", "image", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Columns of indexes that are called otherwise: `{person: pid, path: file}`."""
+    """Columns of indexes and tables that are called otherwise: `{person: pid, path: file}`, `{image: img}`."""
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
     """Those that are used, `rgb` among them; None: all that `train` has."""
     image_size: Side | tuple[Side, Side] = (256, 128)

@@ -1,7 +1,7 @@
 """Sets of people as others lay them out: records of who was seen, by which camera, in which modality.
 
 A reader says which annotation files a set has, and turns them into records one by one. Here that of an index; those of
-published sets are in `people_layouts`.
+published sets are in `layouts`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from trainkit import interfaces
-from trainkit.data import sources
+from trainkit.data import hub, sources
 from trainkit.data.formats import arrow_tables, dataset_files
-from trainkit.data.people import layouts, modalities
+from trainkit.data.people import image_tables, layouts, modalities
 from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.data.record import Columns
 from trainkit.errors import UserError, few
@@ -32,11 +32,15 @@ ROLES = {"": EITHER, "query": QUERY, "gallery": GALLERY}
 
 
 def find(text: str, part: str = "train", columns: Columns | None = None) -> Layout:
-    """Return the set that a recipe names: a folder of a known layout, an index, `sample:people` or `derived:FOLDER`.
+    """Return the set that a recipe names: a folder of a known layout, an index, a table with images, a set of the hub,
+    `sample:people` or `derived:FOLDER`.
 
-    `part` says which part of a built-in set is meant, and `columns` which columns of an index, by their names in
-    `COLUMNS`. Raises UserError where there is none, or none of this kind.
+    `part` says which part of a built-in set is meant, and `columns` which columns of an index or a table, by their
+    names in `COLUMNS`. Raises UserError where there is none, or none of this kind.
     """
+    columns = columns or {}
+    if hub.is_hub(text):
+        return _table(image_tables.folder(text, None, None, columns) / "index.csv", None, {})
     if text.startswith("sample:"):
         if text != SAMPLE:
             raise UserError("data", f"no built-in set of people {text!r}"[:200], SAMPLE)
@@ -51,15 +55,19 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
     if not path.exists():
         raise UserError(str(path), "does not exist", "a set of people")
     if path.is_file():
+        if image_tables.holds_images(path):
+            return _table(image_tables.folder(text, path, split, columns) / "index.csv", None, {})
         if path.suffix.lower() not in _TABLES:
             raise UserError(str(path), "a file of unknown kind", f"an index, {few(_TABLES)}, or a folder")
-        return _table(path, split, columns or {})
+        return _table(path, split, columns)
     for suffix in _TABLES:
         if (path / f"index{suffix}").is_file():
-            return _table(path / f"index{suffix}", split, columns or {})
-    if columns:
-        raise UserError("data.columns", f"given for {text}"[:200], "columns of an index", "leave it out")
+            return _table(path / f"index{suffix}", split, columns)
     found = layouts.recognise(path, split)
+    if found is None and image_tables.holds_images(path):
+        return _table(image_tables.folder(text, path, split, columns) / "index.csv", None, {})
+    if columns:
+        raise UserError("data.columns", f"given for {text}"[:200], "columns of an index or a table", "leave it out")
     if found is None:
         raise UserError(str(path), "a folder of unknown layout", layouts.KNOWN)
     return found
