@@ -125,4 +125,4 @@ def test_people_of_the_hub_are_downloaded_and_copied_into_a_recipe(tmp_path):
             ["cp", "reid_market", new, "--data", "hf://o/people"], ["check", new]
         )
     assert code == 0 and "37 records of 6 people (rgb 35, nir 1, text 1)" in said, said
-    assert checked == 0 and "train: 'hf://o/people#train'" in new.read_text(), told
+    assert checked == 0 and "hf://o/people#train" in new.read_text(), told
