@@ -1,9 +1,10 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `CachesTeacher`, `Exportable`, `LabelsVolumes` and `LabelsImages` of tasks;
-`NamesTrainingSet`, `NamesEvaluationSets`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of
-data; `ThreadSafeFetch`, `ComparableSplit` and `ImageSplit` of splits. One that lacks them works without.
+`isinstance`: `NormalisesBatch`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `LabelsVolumes` and `LabelsImages`
+of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks`
+and `CachesSamples` of data; `ThreadSafeFetch`, `LabelsWithoutImages`, `ComparableSplit` and `ImageSplit` of splits. One
+that lacks them works without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -145,6 +146,15 @@ class ThreadSafeFetch(Protocol):
 
 
 @runtime_checkable
+class LabelsWithoutImages(Protocol):
+    """A split that gives labels without reading images."""
+
+    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read what `fetch` does of these samples, with `label`, `index` and `view`, and without `image`."""
+        ...
+
+
+@runtime_checkable
 class ComparableSplit(Protocol):
     """A split that can be searched for samples and people that another split has too."""
 
@@ -212,6 +222,16 @@ class NamesEvaluationSets(Protocol):
 
 
 @runtime_checkable
+class CountsViews(Protocol):
+    """Data that knows from its recipe how many versions of a training sample its augmentation makes."""
+
+    @property
+    def views(self) -> int:
+        """As `Split.views` of the training split: 0 when they cannot be numbered."""
+        ...
+
+
+@runtime_checkable
 class ChecksLeakage(Protocol):
     """Data that refuses evaluation sets with samples of the training set, unless it is told to allow them."""
 
@@ -270,6 +290,10 @@ class Networks:
     where the loss is a sum over samples."""
     cache_on_disk: bool = False
     """Keep outputs of `cached` in the store, in half precision, however few they are."""
+    cached_alone: bool = False
+    """The loss reads labels and the outputs of `cached`, and no image: training batches come without."""
+    cached_in_evaluation: bool = False
+    """So does `predict`, of batches that have them: for evaluations in a training they are computed once too."""
 
     def __getattr__(self, name: str) -> Any:
         """Read a field by the name that it had in 0.1."""
@@ -374,6 +398,16 @@ class CachesTeacher(Protocol):
     @property
     def cache_teacher(self) -> bool | Literal["disk"]:
         """The setting of the recipe; `disk`: they are stored, however few they are."""
+        ...
+
+
+@runtime_checkable
+class TrainsOnFeatures(Protocol):
+    """A task that can train on features of a frozen network, computed once, in place of images."""
+
+    @property
+    def cached_features(self) -> bool:
+        """True where its recipe says so."""
         ...
 
 

@@ -504,7 +504,18 @@ class Recipe:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
-        from trainkit.interfaces import DrawsBlocks  # imports torch, as blocks of tasks and data do
+        from trainkit.interfaces import (  # imports torch, as blocks of tasks and data do
+            CountsViews,
+            DrawsBlocks,
+            TrainsOnFeatures,
+        )
+
+        probes = isinstance(self.task, TrainsOnFeatures) and self.task.cached_features
+        if probes and not (isinstance(self.data, CountsViews) and self.data.views):
+            raise ValueError(
+                "data.augment changes images beyond mirroring, and task.net.frozen computes the features of each once: "
+                "take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
+            )
 
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -21,7 +22,7 @@ from trainkit.models.adaface_ir import IR
 from trainkit.models.eye import EyeNet, EyeSpec
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
-from trainkit.models.timm_classifier import Argument, check_arguments, timm_network
+from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, load, timm_network
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
@@ -68,18 +69,27 @@ class IRSpec:
 
 @dataclass(kw_only=True)
 class TimmSpec:
-    """Any classification network of timm, from random weights, with a neck: batch norm, linear, batch norm."""
+    """Any classification network of timm with a neck: batch norm, linear, batch norm."""
 
     name: Literal["timm"]
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; a tag after a dot is ignored, for nothing is downloaded."""
+    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
     embedding: Channels = 512
     """Length of the embedding."""
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
+    weights: str | None = field(default=None, metadata={"hash": "set"})
+    """Of task `embed`: where the network without its neck starts from, as `task.net.weights` of `classify` says it;
+    None: random."""
+    frozen: bool = field(default=False, metadata={"hash": "set"})
+    """Of task `embed`: train the neck and the class centres alone, over features of the pretrained network that are
+    computed once, before the first step. Images may be mirrored and not changed otherwise."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
+        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
+        if self.frozen and self.weights is None:
+            raise ValueError("frozen is true over random weights, which would stay random; give weights")
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
@@ -94,14 +104,28 @@ def embedding_of(spec: AnyNet) -> int:
     return spec.embedding
 
 
-def build(spec: AnyNet, shape: Sequence[int]) -> nn.Module:
+def weights_of(spec: AnyNet) -> str | None:
+    """Return where initial weights come from, as `required_weights` of a task says it; None: nowhere."""
+    if not isinstance(spec, TimmSpec):
+        return None
+    return f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights
+
+
+def refuse_weights(spec: AnyNet, key: str) -> None:
+    """Raise ValueError where a network is to start from weights, or to be frozen, and its task trains it otherwise."""
+    if isinstance(spec, TimmSpec) and spec.weights is not None:
+        raise ValueError(f"{key} has weights, which task embed reads and this one does not; leave them out")
+
+
+def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
-    Raises UserError when the network cannot take such pictures, or timm has none of that name or with such arguments.
+    `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network
+    cannot take such pictures, or timm has none of that name or with such arguments.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):
-        return _Timm(spec, shape)
+        return TimmEmbedding(spec, shape, weights)
     if isinstance(spec, EyeSpec):
         return EyeNet((channels, height, width), spec)
     if height != width or height < SMALLEST_SIDE:
@@ -121,17 +145,31 @@ def build(spec: AnyNet, shape: Sequence[int]) -> nn.Module:
     return MobileFaceNet(spec.embedding, height, spec.width, channels)
 
 
-class _Timm(nn.Module):
-    def __init__(self, spec: TimmSpec, shape: Sequence[int]):
+class TimmEmbedding(nn.Module):
+    """A network of timm and a neck, which makes embeddings of its features."""
+
+    def __init__(self, spec: TimmSpec, shape: Sequence[int], weights: Path | None = None):
         super().__init__()
         self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
+        self.frozen = spec.frozen
         with torch.no_grad():
             probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
             features = self.backbone(probe).shape[1]
-        self.backbone.train()
+        if weights is not None:
+            load(self.backbone, weights, 0)
         self.neck = nn.Sequential(
             nn.BatchNorm1d(features), nn.Linear(features, spec.embedding), nn.BatchNorm1d(spec.embedding)
         )
+        if self.frozen:
+            self.backbone.requires_grad_(False)
+        self.train()
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.neck(self.backbone(x))
+    def forward(self, x: Tensor | None = None, features: Tensor | None = None) -> Tensor:
+        """Pictures (B, C, H, W), or features (B, F) of theirs that were computed before, to embeddings (B, D)."""
+        return self.neck(self.backbone(x) if features is None else features)
+
+    def train(self, mode: bool = True) -> TimmEmbedding:
+        """A frozen backbone keeps its statistics."""
+        super().train(mode)
+        self.backbone.train(mode and not self.frozen)
+        return self

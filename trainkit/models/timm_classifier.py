@@ -40,10 +40,14 @@ class Network:
     dropout: FractionBelowOne = 0.0
     """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit download`), a file, `run:NAME` or `models:/ID`; None: random. A
-    classifier for other classes is left out and starts anew."""
+    """`pretrained` (timm's own for the tag of `model`, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, a
+    run, a folder of `trainkit export`, or `models:/NAME@ALIAS`; None: random. A classifier for other classes is left
+    out and starts anew."""
     tune: Literal["all", "head", "linear"] = "all"
     """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+    frozen: bool = field(default=False, metadata={"hash": "set"})
+    """Linear probe: train the last layer alone, over features of the pretrained network that are computed once, before
+    the first step. Images may be mirrored and not changed otherwise."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
@@ -52,6 +56,17 @@ class Network:
         if self.tune != "all" and self.weights is None:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
+        if self.frozen:
+            self._check_frozen()
+
+    def _check_frozen(self) -> None:
+        if self.weights is None:
+            raise ValueError("frozen is true over random weights, which would stay random; give weights")
+        if self.tune == "head":
+            raise ValueError("tune is 'head' beside frozen, which trains the last layer alone; leave tune out")
+        for key in ("drop_path", "dropout"):
+            if getattr(self, key):
+                raise ValueError(f"{key} is {getattr(self, key)}, which does nothing in a frozen network; leave it out")
 
 
 def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:
@@ -79,8 +94,16 @@ class Classifier(nn.Module):
             self.net.requires_grad_(False)
             self._tuned().requires_grad_(True)
 
-    def forward(self, image: Tensor, with_embedding: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Pictures (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D)."""
+    def forward(
+        self, image: Tensor | None = None, with_embedding: bool = False, features: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Pictures (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D).
+
+        Given these `features`, computed before, only the last layer runs.
+        """
+        if features is not None:
+            scores = self.net.get_classifier()(features)
+            return (scores, features) if with_embedding else scores
         with torch.set_grad_enabled(self.tune == "all" and torch.is_grad_enabled()):
             features = self.net.forward_features(image)
         scores = self.net.forward_head(features)
@@ -100,10 +123,12 @@ class Classifier(nn.Module):
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
-def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> Classifier:
-    """The classifier of a recipe for pictures of `shape` (channels, height, width).
+def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> tuple[Classifier, list[str]]:
+    """The classifier of a recipe for pictures of `shape` (channels, height, width), and sentences about its weights.
 
-    `found` holds the file of its weights under `net`. Raises UserError when timm has no such network, it does not take
+    `found` holds the file of its weights under `net`. A new last layer over frozen features starts at zero: its loss is
+    convex, and timm's random start, as large as +-0.3 for 10 classes, is noise that decays slowly.
+    Raises UserError when timm has no such network, it does not take
     an argument or such pictures, or the weights do not fit.
     """
     net = timm_network(
@@ -113,9 +138,11 @@ def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str,
         classes,
         "task.net",
     )
-    if "net" in found:
-        load(net, found["net"], classes)
-    return Classifier(net, spec.tune)
+    notes = load(net, found["net"], classes) if "net" in found else []
+    if spec.frozen and notes:
+        for p in net.get_submodule(last_layer(net)).parameters():
+            nn.init.zeros_(p)
+    return Classifier(net, "linear" if spec.frozen else spec.tune), notes
 
 
 def last_layer(net: Any) -> str:
@@ -127,19 +154,35 @@ def last_layer(net: Any) -> str:
     return path
 
 
-def load(net: nn.Module, file: Path, classes: int) -> None:
-    """Fill a network of timm from a file; a classifier for another number of classes is left as it is."""
-    tensors = safe_load.read_tensors(file)
-    if tensors and all(name.startswith("net.") for name in tensors):  # a run of this task
-        tensors = {name.removeprefix("net."): t for name, t in tensors.items()}
+def load(net: nn.Module, file: Path, classes: int) -> list[str]:
+    """Fill a network of timm from a file; a classifier for another number of classes is left as it is, and said so.
+
+    The file may be of a run of `classify` or `embed`. `classes` 0: the network has no classifier. Raises UserError with
+    the names that are missing or unexpected where the file is of another network.
+    """
+    tensors = _of_backbone(safe_load.read_tensors(file))
     prefix = last_layer(net)
-    other = [n for n in tensors if n.startswith(f"{prefix}.") and tensors[n].shape[:1] != (classes,)]
-    if other:
-        tensors = {name: t for name, t in tensors.items() if name not in other}
-        tensors |= {
-            f"{prefix}.{name}": t.detach().clone() for name, t in net.get_submodule(prefix).state_dict().items()
-        }
-    safe_load.load_into(net, tensors, str(file))
+    head = {name: tensors[name] for name in tensors if name.startswith(f"{prefix}.")}
+    if head and classes and all(t.shape[:1] == (classes,) for t in head.values()):
+        safe_load.load_into(net, tensors, str(file))
+        return []
+    rest = {name: t for name, t in tensors.items() if name not in head}
+    own = {f"{prefix}.{name}": t.detach().clone() for name, t in net.get_submodule(prefix).state_dict().items()}
+    safe_load.load_into(net, rest | own, str(file))
+    if not classes:
+        return []
+    of = f"for {max((len(t) for t in head.values() if t.ndim), default=0):,} classes" if head else "not there"
+    return [f"{file}: its last layer ({prefix}) is {of}, and left out; a new one for {classes} is trained"]
+
+
+def _of_backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename the tensors of a run, or of an exported network, to timm's names."""
+    for prefix in ("net.backbone.", "backbone."):  # of `embed`: its neck and class centres are left out
+        if any(name.startswith(prefix) for name in tensors):
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    if tensors and all(name.startswith("net.") for name in tensors):  # of `classify`
+        return {name.removeprefix("net."): t for name, t in tensors.items()}
+    return tensors
 
 
 def feature_info(net: nn.Module) -> FeatureInfo:

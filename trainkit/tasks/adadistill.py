@@ -77,6 +77,8 @@ class AdaDistill:
     memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
 
     def __post_init__(self) -> None:
+        face_backbones.refuse_weights(self.student, "student")
+        face_backbones.refuse_weights(self.teacher.net, "teacher.net")
         if self.student.embedding != self.teacher.net.embedding:
             raise ValueError(
                 f"student.embedding is {self.student.embedding}, the teacher's is {self.teacher.net.embedding}; "

@@ -23,6 +23,7 @@ from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores
 from trainkit.losses.class_weights import class_weights
 from trainkit.metrics import score as metrics
 from trainkit.models import timm_classifier
+from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
 
 
 @dataclass(kw_only=True)
@@ -59,6 +60,15 @@ class Classify:
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
 
+    def __post_init__(self) -> None:
+        if self.net.frozen and self.mix is not None:
+            raise ValueError("mix mixes pictures, and net.frozen computes the features of each once; leave one out")
+
+    @property
+    def cached_features(self) -> bool:
+        """True where it trains on features of a frozen network that are computed once."""
+        return self.net.frozen
+
     def required_weights(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
         word = self.net.weights
@@ -70,7 +80,13 @@ class Classify:
         """The classifier."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         self._mix = self._mixer(meta.classes)
-        return Networks(timm_classifier.build(self.net, meta.shape, meta.classes, found))
+        model, notes = timm_classifier.build(self.net, meta.shape, meta.classes, found)
+        if not self.net.frozen:
+            return Networks(model, notes=tuple(notes))
+        features = without_layer(model.net, timm_classifier.last_layer(model.net))
+        notes.append(probe_note(model))
+        cached: dict[str, nn.Module] = {FEATURES: features}
+        return Networks(model, cached=cached, cached_alone=True, cached_in_evaluation=True, notes=tuple(notes))
 
     def _mixer(self, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         if self.mix is None:
@@ -89,13 +105,13 @@ class Classify:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy with the smoothed, and perhaps mixed, labels."""
-        image, label = batch["image"], batch["label"]
+        label = batch["label"]
         if self._mix is None:
-            logits = net(image)
+            logits = net(features=batch[FEATURES]) if self.net.frozen else net(batch["image"])
             target = F.one_hot(label, logits.shape[1]) * (1 - self.smoothing) + self.smoothing / logits.shape[1]
             logs = {"accuracy": (logits.detach().argmax(1) == label).float().mean()}
         else:
-            image, target = self._mixed(image, label)
+            image, target = self._mixed(batch["image"], label)
             logits, logs = net(image), {}
         weights = None if self._weights is None else self._weights.to(label.device)
         return soft_cross_entropy(logits, target, weights, logs)
@@ -116,7 +132,10 @@ class Classify:
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """The class scores, and the embedding that the classifier reads."""
-        logits, embedding = net(batch["image"], with_embedding=True)
+        if FEATURES in batch:
+            logits, embedding = net(features=batch[FEATURES], with_embedding=True)
+        else:
+            logits, embedding = net(batch["image"], with_embedding=True)
         return {"logits": logits, "embedding": embedding.flatten(1)}
 
     def score(self, rows: Rows, split: Split) -> Scores:

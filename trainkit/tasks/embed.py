@@ -29,6 +29,7 @@ from trainkit.losses.margin import (
 from trainkit.losses.online_softmax import MarginTerms
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
+from trainkit.models.frozen_features import FEATURES, probe_note
 
 
 @dataclass(kw_only=True)
@@ -44,24 +45,35 @@ class Embed:
     classify: bool = False
     """Predict the scores of the classes too: for evaluation pictures of the classes that are trained on."""
 
+    @property
+    def cached_features(self) -> bool:
+        """True where it trains on features of a frozen network that are computed once."""
+        return isinstance(self.net, face_backbones.TimmSpec) and self.net.frozen
+
     def required_weights(self) -> dict[str, Source]:
-        """Nothing."""
-        return {}
+        """The weights that the network starts from, where there are any."""
+        word = face_backbones.weights_of(self.net)
+        return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The network and its class centres, and raw pixels as the reference every network should beat."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
-        net = WithHead(face_backbones.build(self.net, meta.shape), head)
+        net = WithHead(face_backbones.build(self.net, meta.shape, found.get("net")), head)
         # Pixels are an embedding and no classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
         memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
-        return Networks(net, frozen=references, memory=memory)
+        networks = Networks(net, frozen=references, memory=memory)
+        if isinstance(net.net, face_backbones.TimmEmbedding) and net.net.frozen:
+            networks.cached, networks.cached_alone = {FEATURES: net.net.backbone}, True
+            networks.cached_in_evaluation = not self.mirror  # of mirror images there are no features
+            networks.notes = (probe_note(net),)
+        return networks
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
         label = batch["label"]
-        embedding, scores = net(batch["image"], with_scores=True, label=label)
+        embedding, scores = net(batch.get("image"), with_scores=True, label=label, features=batch.get(FEATURES))
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)
@@ -71,8 +83,8 @@ class Embed:
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each picture and its norm, by the recipe with that of its mirror image, and the class scores."""
         if not self.classify:
-            return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch["image"])
-        embedding, scores = net(batch["image"], with_scores=True)
+            return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch)
+        embedding, scores = net(batch.get("image"), with_scores=True, features=batch.get(FEATURES))
         logits = class_logits(scores, self.margin)
         if self.mirror:
             mirrored, scores = net(batch["image"].flip(-1), with_scores=True)
@@ -92,13 +104,18 @@ class WithHead(nn.Module):
         self.net, self.head = net, head
 
     def forward(
-        self, image: Tensor, with_scores: bool = False, label: Tensor | None = None
+        self,
+        image: Tensor | None = None,
+        with_scores: bool = False,
+        label: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
         """Embeddings (B, D), and on request what the head makes of them: cosines with every centre (B, C).
 
-        Given the labels, it makes of many classes only what the loss needs: their `MarginTerms`.
+        Given the labels, it makes of many classes only what the loss needs: their `MarginTerms`. A frozen network of
+        timm takes `features`, computed before, in place of images.
         """
-        embedding = self.net(image)
+        embedding = self.net(image) if features is None else self.net(features=features)
         return (embedding, self.head(embedding, label)) if with_scores else embedding
 
 
@@ -118,9 +135,9 @@ def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
     return {"embedding": plain + mirrored, "norm": (plain.norm(dim=1) + mirrored.norm(dim=1)) / 2}
 
 
-def embed_view(net: nn.Module, image: Tensor) -> Rows:
-    """Embeddings of pictures and their norms."""
-    embedding = net(image).float()
+def embed_view(net: nn.Module, batch: Batch) -> Rows:
+    """Embeddings of pictures, or of their cached features, and their norms."""
+    embedding = (net(features=batch[FEATURES]) if FEATURES in batch else net(batch["image"])).float()
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 
 

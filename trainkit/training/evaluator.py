@@ -14,7 +14,7 @@ from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.interfaces import Columns, Dataset, Rows, Scores, Split, Task
-from trainkit.training import best, out_of_memory
+from trainkit.training import best, out_of_memory, teacher_cache
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
 from trainkit.training.model import Model
@@ -25,16 +25,26 @@ from trainkit.training.state import TrainState
 
 @torch.no_grad()
 def evaluate(
-    task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime, stop: Stop | None = None
+    task: Task,
+    net: nn.Module,
+    split: Split,
+    batch_size: int,
+    runtime: Runtime,
+    stop: Stop | None = None,
+    read: Split | None = None,
 ) -> Scores:
     """Score a network on a split. Every rank takes part and every sample counts exactly once.
+
+    `read`, where given, is a view of the split through which its samples are read.
 
     Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
     samples, each once, is a RuntimeError and no score. Raises `Stopped`, on all ranks, when one is told to stop.
     """
 
+    read = read or split
+
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
-        batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0)))
+        batch = read.on_device(runtime.to_device(read.fetch(rows, epoch=0)))
         index = torch.where(torch.as_tensor(real, device=runtime.device), batch["index"], -1)
         with runtime.accelerator.autocast():
             predicted = task.predict(net, batch)
@@ -118,6 +128,8 @@ class Evaluator:
         self._checkpoints, self._memory = checkpoints, memory
         self._runtime, self._logger, self._stop = runtime, logger, stop
         self.splits = planning.evaluated(recipe, data)
+        self._read: dict[str, Split] = {}
+        """Views of these, with cached outputs in place of images."""
         self.costs: dict[str, float] = {}
         """Seconds that each evaluation will take, as far as its first batch tells."""
         self.at: dict[str, int] = {}
@@ -134,15 +146,22 @@ class Evaluator:
         def timed(split: Split) -> Callable[[int], float]:
             return lambda size: trial(task, bare, split, size, runtime)
 
-        costs = {name: self._memory.evaluate(name, bare, timed(split)) for name, split in self.splits.items()}
-        networks = 1 if self._model.ema is None else 2
-        self.costs = {name: seconds * networks for name, seconds in runtime.broadcast(costs).items()}
+        networks = self._model.networks
+        self._read = {
+            name: teacher_cache.of_evaluation(networks, split, runtime) for name, split in self.splits.items()
+        }
+        costs = {name: self._memory.evaluate(name, bare, timed(split)) for name, split in self._read.items()}
+        times = 1 if self._model.ema is None else 2
+        self.costs = {name: seconds * times for name, seconds in runtime.broadcast(costs).items()}
         return self.costs
 
     def score(self, module: nn.Module, name: str) -> Scores:
         """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
         task, split, runtime, stop = self._recipe.task, self.splits[name], self._runtime, self._stop
-        return self._memory.evaluate(name, module, lambda size: evaluate(task, module, split, size, runtime, stop))
+        read = self._read.get(name) if module is self._model.bare else None
+        return self._memory.evaluate(
+            name, module, lambda size: evaluate(task, module, split, size, runtime, stop, read)
+        )
 
     def score_frozen(self) -> None:
         """Score frozen networks on the first evaluation. Raises UserError where one that is trusted only guesses."""

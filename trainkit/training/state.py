@@ -197,11 +197,12 @@ class TrainState:
 
 def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Json]:
     """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
+    fixed = {**networks.frozen, **networks.cached}
     return {
         "recipe": loader.digest(recipe),
         "data": data.meta.digest,
         "evaluated": {name: split.digest for name, split in evaluated(recipe, data).items()},
-        "frozen": checksum(t for module in networks.frozen.values() for t in module.state_dict().values()),
+        "frozen": checksum(t for module in fixed.values() for t in module.state_dict().values()),
         "processes": runtime.world,
     }
 

@@ -43,7 +43,7 @@ from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
 from trainkit.files import Json, write_aside
-from trainkit.interfaces import Batch, Networks, Split
+from trainkit.interfaces import Batch, LabelsWithoutImages, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -127,7 +127,21 @@ def outputs(
                 error.told = not runtime.main
                 raise error
 
-    return Outputs(_Carrying(split, tables) if tables else split, check=check if sources else Outputs.check)
+    carrying = _Carrying(split, tables, images=not networks.cached_alone) if tables else split
+    return Outputs(carrying, check=check if sources else Outputs.check)
+
+
+def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
+    """Compute the outputs of `networks.cached` for an evaluation, once, where `predict` needs nothing else.
+
+    Every rank takes part. Returns the split itself where images are read, or outputs take more than `IN_MEMORY`.
+    """
+    if not networks.cached_in_evaluation or split.views != 1:
+        return split
+    if any(_Source(name, module, split, runtime).bytes > IN_MEMORY for name, module in networks.cached.items()):
+        return split
+    tables = {name: tabulate(module, split, runtime) for name, module in networks.cached.items()}
+    return _Carrying(split, tables, images=False)
 
 
 @dataclass(frozen=True)
@@ -188,10 +202,11 @@ def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
 
 
 class _Carrying(SplitView):
-    """A split whose batches carry rows of tables."""
+    """A split whose batches carry rows of tables, beside images or in their place."""
 
-    def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored]):
+    def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored], images: bool = True):
         super().__init__(split)
+        self._images = images
         self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
         self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
 
@@ -201,12 +216,18 @@ class _Carrying(SplitView):
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """As the split does it, with what is stored of these samples, in half precision."""
-        batch = super().fetch(indices, epoch, view)
+        batch = self._read(indices, epoch, view)
         return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
+
+    def _read(self, indices: np.ndarray, epoch: int, view: int | None) -> Batch:
+        if not self._images and isinstance(self.split, LabelsWithoutImages):
+            return self.split.fetch_labels(indices, epoch, view)
+        batch = super().fetch(indices, epoch, view)
+        return batch if self._images else {key: value for key, value in batch.items() if key != "image"}
 
     def on_device(self, batch: Batch) -> Batch:
         """As the split does it, with outputs in float32."""
-        batch = super().on_device(batch)
+        batch = super().on_device(batch) if self._images else batch
         batch |= {name: batch[name].float() for name in self._stored}
         return batch | {name: table[batch["index"], batch["view"]] for name, table in self._held.items()}
 

@@ -101,6 +101,13 @@ class Images:
         """Height and width of a picture."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
+    @property
+    def views(self) -> int:
+        """One without augmentation, two with mirrored pictures alone, 0 where there is no counting them."""
+        if isinstance(self.augment, Plain):
+            return 1
+        return self.augment.views if isinstance(self.augment, Light) else 0
+
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
@@ -269,10 +276,8 @@ class ImageSplit(TrainSplit):
 
     @functools.cached_property
     def views(self) -> int:
-        """One without augmentation, two with mirrored pictures alone, 0 where there is no counting them."""
-        if self.kind is not None or isinstance(self.augment, Plain):
-            return 1
-        return self.augment.views if isinstance(self.augment, Light) else 0
+        """As `Images.views`; one of what is scored."""
+        return self.data.views if self.kind is None else 1
 
     @functools.cached_property
     def digest(self) -> str:
@@ -351,9 +356,8 @@ class ImageSplit(TrainSplit):
         Raises UserError at a damaged row.
         """
         indices = np.array(indices, dtype=np.int64)
-        rows, views = self.rows[indices], np.zeros(len(indices), np.int64)
-        batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
-        training = self.kind is None
+        rows, training = self.rows[indices], self.kind is None
+        batch = self.fetch_labels(indices, epoch, view)
         if isinstance(self.augment, Timm):
             pictures = self.packed.pictures(rows)
             if training:
@@ -364,10 +368,17 @@ class ImageSplit(TrainSplit):
             images = self.packed.fetch(rows)
             if training and isinstance(self.augment, Light):
                 self.augment.equalise(images, self.seed, epoch, indices)
-                numbers = self.augment.numbers(self.seed, epoch, indices, self.data.side, view)
-                views = numbers[:, augment.NUMBERS.index("flip")].astype(np.int64) * (self.views == 2)
-                batch["augment"] = torch.from_numpy(numbers)
             batch["image"] = torch.from_numpy(images)
+        return batch
+
+    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Return label, index and view of the pictures at `indices`, and in training the numbers of `light`."""
+        indices, views = np.array(indices, dtype=np.int64), np.zeros(len(indices), np.int64)
+        batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
+        if self.kind is None and isinstance(self.augment, Light):
+            numbers = self.augment.numbers(self.seed, epoch, indices, self.data.side, view)
+            views = numbers[:, augment.NUMBERS.index("flip")].astype(np.int64) * (self.views == 2)
+            batch["augment"] = torch.from_numpy(numbers)
         return batch | {"view": torch.from_numpy(views)}
 
     def on_device(self, batch: Batch) -> Batch:
