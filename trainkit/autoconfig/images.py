@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig.fit import Fitted
+from trainkit.autoconfig.folder_levels import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
 from trainkit.data.formats import image_decode
@@ -105,6 +106,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
     fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of classes")
+    text = taken(fitted, text)
     train, sets = fitting.parts(text, open_source, folders=True)
     data, source = cast(Images, recipe.data), open_source(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")

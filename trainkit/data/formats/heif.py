@@ -36,7 +36,7 @@ def prepare(where: str) -> None:
     if FORMATS[0] in Image.OPEN:
         return
     try:
-        import pillow_heif
+        import pillow_heif  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise missing(where, "a HEIC image") from None
     # Thumbnails and depth images that come with a photograph are not asked for.

@@ -286,9 +286,11 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
     if recipe.size is not None:
         pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
-    as_is = isinstance(data, bytes) and pixels is original and image_decode.stored_as_is(data)
-    pages = tiff.pages(data, record.where) if isinstance(data, bytes) else 1
-    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), data if as_is else None, pages
+    encoded, pages = None, 1
+    if isinstance(data, bytes):
+        encoded = data if pixels is original and image_decode.stored_as_is(data) else None
+        pages = tiff.pages(data, record.where)
+    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded, pages
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
