@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -182,8 +183,14 @@ def _with_images(place: Path) -> list[Path] | None:
 
 
 def _folder_of_classes(place: Path) -> Path | None:
-    """Return a folder that has images in two of its folders or more, and none itself; else None."""
-    return place if len(_with_images(place) or ()) > 1 else None
+    """Return a folder that has images in two of its folders or more, without looking deeper; else None."""
+    found = 0
+    with contextlib.suppress(OSError):  # it was not named, and may be anything
+        for inner in (one for one in place.iterdir() if one.is_dir()):
+            found += any(image_decode.is_called_picture(file.name) for file in inner.iterdir())
+            if found > 1:
+                return place
+    return None
 
 
 def splits_beside(place: Path) -> list[str]:
