@@ -52,7 +52,7 @@ def test_people_without_a_division_are_held_out_with_pairs_in_a_file_beside_the_
     crowd(here / "people", [4] * 12)
     recipe, text, said = fitted("face_teacher_lfw", "people")
     assert recipe.data.train == "people" and recipe.data.evaluate == {"val": "held_out"}
-    assert recipe.data.hold_out == str(here / "people_pairs.csv") and recipe.best.metric == "val/accuracy"
+    assert recipe.data.hold_out == "people_pairs.csv" and recipe.best.metric == "val/accuracy"
     assert said[0] == (
         "people: 4 people of 12 are held out and not trained on; 48 pairs of them are in people_pairs.csv, "
         "half of one person"
