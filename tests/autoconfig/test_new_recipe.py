@@ -279,16 +279,16 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     said = refused("convnext", "patterns")
     assert "pictures of 1 class (across); expected a folder for each of two classes" in said
     (here / "patterns" / "other").mkdir()
-    (here / "patterns" / "other" / "a.heic").write_bytes(b"")
+    (here / "patterns" / "other" / "a.gif").write_bytes(b"")
     said = refused("convnext", "patterns")
-    assert "(across); 1 folder without pictures: other; 1 file (1 .heic) that are not read" in said
+    assert "(across); 1 folder without pictures: other; 1 file (1 .gif) that are not read" in said
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")
     assert "patterns/across/000.png: " in refused("convnext", "patterns")
     (here / "loose").mkdir()
     assert refused("convnext", "loose").startswith(f"{here}/loose: no pictures; expected pictures in <class>/<picture>")
     (here / "patterns" / "other").rename(here / "loose" / "other")
-    assert "loose: no pictures, but 1 file (1 .heic)" in refused("convnext", "loose")
+    assert "loose: no pictures, but 1 file (1 .gif)" in refused("convnext", "loose")
     (here / "loose" / "a.png").write_bytes(b"")
     assert "loose: 1 picture, in no folder of a class; expected" in refused("convnext", "loose")
     assert "a built-in set" in refused("convnext", "sample:objects")
@@ -310,10 +310,10 @@ def test_data_of_another_kind_is_refused_with_the_recipes_that_are_for_it(recipe
 
 def test_files_that_are_not_read_are_told(here):
     stripes(here / "patterns", 8, 1)
-    for name in ("a.heic", "b.heic", "c.tif", "notes.txt", ".hidden.gif"):
+    for name in ("a.gif", "b.gif", "c.jxl", "notes.txt", ".hidden.gif"):
         (here / "patterns" / "down" / name).write_bytes(b"")
     _, copied = fitted("convnext", "patterns")
-    assert copied.seen[1] == "left out: 3 files (2 .heic, 1 .tif) that are not read as pictures"
+    assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not read as pictures"
 
 
 def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):

@@ -174,6 +174,7 @@ def test_no_payload_runs_by_any_door_for_a_file(hostile_files, door, tmp_path):
 _SUFFIXES = {
     "sources.open_source": (".rec", ".parquet"),
     "dataset_files.open_table": (".csv", ".json", ".jsonl", ".tar"),
+    "pictures.decode": (".tif", ".pgm", ".heic"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
     "scene_sources.open_scenes": (".csv", ".txt", ".parquet"),
@@ -518,8 +519,8 @@ PARSERS = {
     "datasets.load_dataset_builder", "datasets.load_from_disk", "fsspec.open", "mlflow.artifacts.download_artifacts",
 }  # fmt: skip
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
-        "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
-        "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
+        "read_csv", "frombuffer", "fromstring", "decode_jpeg", "read_feather", "load_model", "download_artifacts",
+        "imread", "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
         "load_state_dict_from_url")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
@@ -531,7 +532,8 @@ DOORS: dict[str, set[str]] = {
     # Other people's pictures, volumes, tables and lists
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
                         "data/formats/image_decode.py simplejpeg.decode_jpeg",
-                        "data/formats/image_decode.py decode_jpeg"},
+                        "data/formats/image_decode.py decode_jpeg",
+                        "data/formats/pnm.py numpy.frombuffer", "data/formats/pnm.py numpy.fromstring"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "scene_sources._named": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from trainkit.data import sources
 from trainkit.data.formats import ijb, image_decode, insightface_bin, nifti, recordio
+from trainkit.data.formats.tiff import pages as tiff_pages
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.people.records import Rows
@@ -55,6 +56,39 @@ def _jpeg(side: int, exif: bytes = b"") -> bytes:
     if side:
         struct.pack_into(">HH", data, place, side, side)
     return bytes(data)
+
+
+def tiff(*entries: tuple[int, int, int, int], pixels: bytes = b"", following: int = 0) -> bytes:
+    """A little-endian TIFF file: entries of its directory (tag, type, values, value or place), pixels at 8."""
+    listed = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    begin = struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(entries))
+    return b"II*\0" + begin + listed + struct.pack("<I", following)
+
+
+def grey(width: int, height: int, size: int, *others: tuple[int, int, int, int]) -> list[tuple[int, int, int, int]]:
+    """The entries of a grey image of 8 bits in one strip of `size` bytes, but for `others`."""
+    plain = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: size}
+    entries = {tag: (tag, 4, 1, value) for tag, value in plain.items()} | {entry[0]: entry for entry in others}
+    return list(entries.values())
+
+
+def _tiff_of_many_pages(pages: int) -> bytes:
+    """Empty directories, each of which names the next."""
+    begin = struct.pack("<I", 8)
+    return b"II*\0" + begin + b"".join(struct.pack("<HI", 0, 8 + 6 * (page + 1)) for page in range(pages))
+
+
+def _tiff_of_tags(count: int, claimed: int) -> bytes:
+    """Tags that all name the same large value, as a profile or a text."""
+    rest = [(40_000 + n % 20_000, 7, claimed, 8) for n in range(count)]
+    return tiff(*grey(64, 64, 4096), *rest, pixels=bytes(max(4096, claimed)))
+
+
+def _tiff_tiled(side: int) -> bytes:
+    pixels = zlib.compress(bytes(100))
+    size = len(pixels)
+    tiles = (322, 4, 1, side), (323, 4, 1, side), (324, 4, 1, 8), (325, 4, 1, size), (259, 4, 1, 8)
+    return tiff(*(entry for entry in grey(64, 64, 0, *tiles) if entry[0] not in (273, 278, 279)), pixels=pixels)
 
 
 def _exif(entries: int) -> bytes:
@@ -182,6 +216,12 @@ def _picture(path: Path) -> Any:
     return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
+def _pages(path: Path) -> Any:
+    """As an import reads an image: the pages are counted, the first is decoded."""
+    tiff_pages(path.read_bytes(), str(path))
+    return _picture(path)
+
+
 def _mask(path: Path) -> Any:
     scene = Scene("x", path, path, str(path))
     header(scene)
@@ -202,6 +242,43 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         _picture,
     ),
     "WebP of 16,384 x 16,384": (_written("a.webp", lambda: _webp(16_384)), _picture),
+    "TIFF of 65,500 x 65,500": (
+        _written("a.tif", lambda: tiff(*grey(65_500, 65_500, 100), pixels=bytes(100))),
+        _picture,
+    ),
+    "TIFF of 200 x 2^32-1": (
+        _written("a.tif", lambda: tiff(*grey(200, 0xFFFFFFFF, 100), pixels=bytes(100))),
+        _picture,
+    ),
+    "TIFF of 7,000 x 7,000 in a strip of 100 bytes": (
+        _written("a.tif", lambda: tiff(*grey(7000, 7000, 100), pixels=bytes(100))),
+        _picture,
+    ),
+    "TIFF whose strip lies beyond its end": (
+        _written("a.tif", lambda: tiff(*grey(64, 64, 4096, (273, 4, 1, 0x7FFFFFFF)), pixels=bytes(4096))),
+        _picture,
+    ),
+    "TIFF of 60,000 tags of 16 MB each, all the same": (
+        _written("a.tif", lambda: _tiff_of_tags(60_000, 16 * MB)),
+        _picture,
+    ),
+    "TIFF with a billion strips": (
+        _written("a.tif", lambda: tiff(*grey(64, 64, 1, (273, 4, 1 << 30, 8)), pixels=bytes(MB))),
+        _picture,
+    ),
+    "TIFF with a tile of 60,000 x 60,000": (_written("a.tif", lambda: _tiff_tiled(60_000)), _picture),
+    "TIFF of a million pages": (_written("a.tif", lambda: _tiff_of_many_pages(1_000_000)), _pages),
+    "TIFF whose pages go in a circle": (
+        _written("a.tif", lambda: tiff(*grey(64, 64, 4096), pixels=bytes(4096), following=8 + 4096)),
+        _pages,
+    ),
+    "mask and image TIFF of 65,500 x 65,500": (
+        _written("a.tif", lambda: tiff(*grey(65_500, 65_500, 100), pixels=bytes(100))),
+        _mask,
+    ),
+    "PGM of 20,000 x 20,000": (_written("a.pgm", lambda: b"P5 20000 20000 255\n" + bytes(100)), _picture),
+    "PPM of 7,000 x 7,000 in 100 bytes": (_written("a.ppm", lambda: b"P3 7000 7000 255\n" + b"1 " * 50), _picture),
+    "PGM with 64 MB of comments": (_written("a.pgm", lambda: b"P2 #" + b"a" * (64 * MB) + b"\n2 2 255\n"), _picture),
     "JPEG of 65,500 x 65,500": (_written("a.jpg", lambda: _jpeg(65_500)), _picture),
     "JPEG with Exif that claims 4 GB": (_written("a.jpg", lambda: _jpeg(0, _exif(4000))), _picture),
     "NIfTI of 256 GB in 350 bytes": (_written("a.nii", lambda: _nifti(4096, False)), nifti.read_image),

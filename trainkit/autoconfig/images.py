@@ -1,8 +1,7 @@
-"""Fitting recipes of pictures of classes, and of faces: classes, sizes, mean and standard deviation, splits."""
+"""Fitting recipes of pictures of classes: classes, sizes, mean and standard deviation, splits."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,9 +13,9 @@ import numpy as np
 
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig.fit import Fitted
+from trainkit.autoconfig.folder_levels import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
-from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.augment import Light
 from trainkit.data.images.dataset import Images
@@ -107,8 +106,9 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
     fitting.refuse_sample(text)
     fitting.refuse(text, "pictures of classes")
-    train, sets = fitting.parts(text, _open, folders=True)
-    data, source = cast(Images, recipe.data), _open(train)
+    text = taken(fitted, text)
+    train, sets = fitting.parts(text, open_source, folders=True)
+    data, source = cast(Images, recipe.data), open_source(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
         found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
@@ -125,7 +125,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     open_set, count = data.open_set, looked.total
     if sets:
         main = next(iter(sets))
-        scored = {place: _names(_open(place)) for place in sets.values()}
+        scored = {place: _names(open_source(place)) for place in sets.values()}
         open_set = open_set and scored[sets[main]].isdisjoint(looked.counts)
         for place, names in scored.items():
             if not open_set and (new := sorted(names - looked.counts.keys())):
@@ -139,49 +139,12 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     _order(fitted, open_set)
     _metric(fitted, len(looked.counts))
     fitting.measure(fitted, count)
-    fitted.seen += _said(train, source, looked, "classes")
+    fitted.seen += said(train, source, looked, "classes")
 
 
-def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
-    """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
-    fitting.refuse_sample(text)
-    fitting.refuse(text, "pictures of people")
-    train, _ = fitting.parts(text, _open_faces)
-    data = cast(Faces, recipe.data)
-    size = data.image_size
-    source = _open_faces(train)
-    looked = look(source, (size, size))
-    if len(looked.counts) < 2:
-        raise UserError(train, f"pictures of {len(looked.counts)} people", "a folder for each: <person>/<picture>")
-    if (odd := looked.shapes[looked.shapes[:, 0] != looked.shapes[:, 1]]).size:
-        found = f"{len(odd)} of {len(looked.shapes)} pictures are not square, such as {odd[0][0]} x {odd[0][1]}"
-        remedy = "align them by five points: trainkit data import --align SOURCE OUT"
-        raise UserError(train, found, "squares, eyes and mouth where all faces have them", remedy)
-    sets = _verification(text)
-    if not sets:
-        place = text.partition("#")[0]
-        remedy = f"put some people into {place}/val, others into {place}/train, and `trainkit data pairs {place}/val`"
-        raise UserError(place, "nothing to be scored on", "pairs.csv or .bin", remedy)
-    fitted.put("data.train", train)
-    least = int(looked.shapes.min())
-    if least < size:
-        fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
-    elif looked.median[0] >= LARGER * size:
-        fitted.put("data.image_size", size)
-        fitted.decide("data.image_size", f"pictures have {looked.median[0]} in the median; published networks see 112")
-    if data.flip:
-        fitted.drop("data.flip")
-    fitted.drop("task.class_weights")
-    fitting.score(fitted, sets)
-    fitting.measure(fitted, looked.total)
-    fitted.seen += _said(train, source, looked, "people")
-
-
-def _open(text: str, nested: bool = True) -> Source:
+def open_source(text: str, nested: bool = True) -> Source:
+    """Open the source at a path or of the hub. Raises UserError as `sources.open_source` does."""
     return sources.open_source(text if hub.is_hub(text) else locate(text), nested=nested, network=True)
-
-
-_open_faces = functools.partial(_open, nested=False)
 
 
 def _names(source: Source) -> set[str]:
@@ -282,23 +245,7 @@ def _metric(fitted: Fitted, classes: int) -> None:
         fitted.put("best.metric", f"{head}/{other[last]}", f"{last} is not there with {classes} classes")
 
 
-def _verification(text: str) -> dict[str, str]:
-    """Verification sets in a folder and the folders in it, by name: pairs, and InsightFace's files."""
-    base = text.partition("#")[0]
-    root = None if hub.is_hub(text) else locate(base)
-    if root is None or not root.is_dir():
-        return {}
-    found: dict[str, str] = {}
-    files = (*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))
-    for file in sorted(files, key=lambda file: (len(file.parts), file.name)):
-        name = file.stem if file.suffix == ".bin" or file.parent == root else file.parent.name
-        name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in name)
-        if name != "train":
-            found[name] = f"{base}/{file.relative_to(root).as_posix()}"
-    return found
-
-
-def _said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:
+def said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:
     """Sentences about a set."""
     counts = sorted(looked.counts.values())
     of_each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"

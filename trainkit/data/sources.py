@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainkit.data import hub
+from trainkit.data import folders, hub
 from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.formats import image_decode
 from trainkit.data.record import Columns, Record, Source
@@ -120,7 +121,10 @@ def folder(root: Path, *, nested: bool = True) -> Source:
     if not files:
         found = f"no pictures, but {image_decode.counted(below.others)}" if below.others else "no pictures"
         found = f"{number_of(len(below.loose), 'pictures')}, in no folder of a class" if below.loose else found
-        raise UserError(str(root), found, "pictures in <class>/<picture>.jpg")
+        meant = only_way(root) or (_folder_of_classes(root.parent) if below.loose else None)
+        raise UserError(
+            str(root), found, "pictures in <class>/<picture>.jpg", f"did you mean {meant}?" if meant else ""
+        )
     first = {file.relative_to(root).parts[0] for file in files}
     if (
         len(first) > 1
@@ -139,6 +143,60 @@ def folder(root: Path, *, nested: bool = True) -> Source:
     landmarks = root / LANDMARKS
     made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
     return Source("folder", str(root), len(files), records, made_of, left_out=below.left_out())
+
+
+def only_way(root: Path) -> Path | None:
+    """Return the folder of classes, or of splits, that lies deeper than `root` where it is the only one.
+
+    Each folder on the way holds no images itself and one folder with images below. None where `root` is such a folder
+    itself, holds images or a set of another form, or where there is but one class.
+    """
+    from trainkit.data.formats import arrow_tables, dataset_files
+    from trainkit.data.storage import image_store
+
+    place = root
+    while True:
+        other = image_store.is_packed(place) or (place / "train.rec").is_file() or arrow_tables.is_saved(place)
+        if other or dataset_files.is_laid_out(place) or arrow_tables.parquet_files(place):
+            return None
+        inner = _with_images(place)
+        if inner is None or not inner:
+            return None
+        if len(inner) > 1:
+            return place if place != root else None
+        if inner[0].name.lower() in SPLITS and place == root:
+            return None
+        place = inner[0]
+
+
+def _with_images(place: Path) -> list[Path] | None:
+    """Return up to two folders in a folder that have images in them or below; None where it has images itself."""
+    found: dict[str, None] = {}
+    for path, _, names in folders.walk(place):
+        if any(image_decode.is_called_picture(name) and not name.startswith(".") for name in names):
+            if not path:
+                return None
+            found[path.partition("/")[0]] = None
+            if len(found) > 1:
+                break
+    return [place / name for name in found]
+
+
+def _folder_of_classes(place: Path) -> Path | None:
+    """Return a folder that has images in two of its folders or more, without looking deeper; else None."""
+    found = 0
+    with contextlib.suppress(OSError):  # it was not named, and may be anything
+        for inner in (one for one in place.iterdir() if one.is_dir()):
+            found += any(image_decode.is_called_picture(file.name) for file in inner.iterdir())
+            if found > 1:
+                return place
+    return None
+
+
+def splits_beside(place: Path) -> list[str]:
+    """Return the names of other splits in the folder that a split lies in."""
+    words = (folder.name for folder in sorted(place.parent.iterdir()) if folder.is_dir() and folder != place)
+    return [word for word in words if word.lower() in SPLITS]
 
 
 def repacked(data: Packed) -> Source:

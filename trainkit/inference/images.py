@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from trainkit.data import kinds
+from trainkit.data.faces.align import LANDMARKS, read_landmarks
+from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
@@ -88,11 +90,13 @@ class _Network:
 
     def reader(self, source: Source) -> Callable[[Record], tuple[Record, np.ndarray]]:
         """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
-        aligned = source.aligned or kinds.name(self.made.recipe.data) != "faces"
+        data = self.made.recipe.data
+        aligned = source.aligned or kinds.name(data) != "faces"
+        by_points = isinstance(data, Faces) and data.fit == "align"
 
         def read(record: Record) -> tuple[Record, np.ndarray]:
             pixels = pixels_of(record)
-            if not aligned:
+            if not aligned or (by_points and record.landmarks is not None):
                 from trainkit.data.faces.align import align_face
 
                 if record.landmarks is None:
@@ -182,8 +186,13 @@ def _below(root: Path) -> list[Path]:
 
 
 def _plain(root: Path, files: Sequence[Path], where: str) -> Source:
-    def records() -> Iterator[Record]:
-        for file in files:
-            yield Record(file.relative_to(root).as_posix(), "", file, str(file))
+    landmarks = root / LANDMARKS
 
-    return Source(PLAIN, where, len(files), records, tuple(files))
+    def records() -> Iterator[Record]:
+        points = read_landmarks(landmarks) if landmarks.is_file() else {}
+        for file in files:
+            name = file.relative_to(root).as_posix()
+            yield Record(name, "", file, str(file), points.get(name))
+
+    made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
+    return Source(PLAIN, where, len(files), records, made_of)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +17,16 @@ from torch import Tensor
 from trainkit import rng
 from trainkit.data import evaluation_sets, hub, leakage, sources
 from trainkit.data.evaluation_sets import Evaluation
+from trainkit.data.faces import held_out
+from trainkit.data.faces.align import LANDMARKS
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
-from trainkit.data.split import TrainSplit, missing
+from trainkit.data.sources import HELD_OUT
+from trainkit.data.split import TrainSplit, check_evaluate, evaluated, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
-from trainkit.evaluation_protocols import Protocol
+from trainkit.evaluation_protocols import Pairs, Protocol
 from trainkit.interfaces import Batch, Dataset, DatasetInfo
 from trainkit.paths import locate
 
@@ -31,7 +36,7 @@ SAMPLE = "sample"
 
 @dataclass(kw_only=True)
 class Faces:
-    """Faces of known people, square and aligned; scored on verification or identification sets."""
+    """Faces of known people, aligned to squares; scored on verification or identification sets."""
 
     train: str
     """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
@@ -43,11 +48,22 @@ class Faces:
     `split` and `name`. A field of a column of structs is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
     """Side of a picture in pixels; larger pictures are made smaller when they are packed."""
+    fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
+    """How images get to their size when they are packed. `square`: they are aligned squares, which are made smaller.
+    `align`: they are warped by the five points of `landmarks5.json` beside the people, or beside pairs.csv, to the
+    ArcFace template. `crop`: the largest middle square, also made larger; for faces that lie in the middle alike."""
+    hold_out: str | None = field(default=None, metadata={"hash": "set"})
+    """File of pairs (`path_a,path_b,same`) of images in `train`, by their paths there, as `trainkit cp --data` draws
+    them. Everybody whom it names is kept from training, and `held_out` in `evaluate` stands for these pairs."""
     flip: bool = True
     """Mirror half of the training pictures, others in each epoch."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, or `sample`."""
+    """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
     name: Literal["faces"] = "faces"
+
+    def __post_init__(self) -> None:
+        if HELD_OUT in self.evaluate.values() or self.hold_out is not None:
+            check_evaluate(self.evaluate, self.hold_out is not None, "hold_out", "people")
 
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files. Raises UserError naming file and row."""
@@ -56,14 +72,31 @@ class Faces:
         faces = self._packed_train()
         if faces.classes < 2:
             raise UserError(self.train, f"{faces.classes} people", "at least 2 to tell apart")
-        train = FaceSplit("train", faces, seed, mirror=self.flip)
-        scored = {name: FaceSplit(name, self._packed_evaluation(name), seed) for name in self.evaluate}
+        train, held = FaceSplit("train", faces, seed, mirror=self.flip), None
+        if self.hold_out is not None:
+            found = held_out.divide(faces, locate(self.hold_out))
+            part = Part(found.train, found.label, found.names)
+            train = FaceSplit("train", faces, seed, mirror=self.flip, part=part)
+            held = Part(found.scored, np.full(len(found.scored), -1), found.people, found.pairs)
+        scored = {
+            name: FaceSplit(name, faces, seed, part=held)
+            if place == HELD_OUT
+            else FaceSplit(name, self._packed_evaluation(name), seed)
+            for name, place in evaluated(self.evaluate, held is not None).items()
+        }
         shape = (3, self.image_size, self.image_size)
-        return Dataset(DatasetInfo(faces.classes, shape, faces.digest, faces.class_names), train, scored)
+        return Dataset(DatasetInfo(len(train.names), shape, train.digest, train.names), train, scored)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""
-        return missing(self.train, self.evaluate, lambda path: None if path == SAMPLE else sources.missing(path))
+        file = None if self.hold_out is None else locate(self.hold_out)
+        gone = f"{file} does not exist" if file is not None and not file.exists() else None
+        return missing(
+            self.train,
+            self.evaluate,
+            lambda path: None if path == SAMPLE else sources.missing(path),
+            {"data.hold_out": gone},
+        )
 
     def _packed_train(self) -> Packed:
         if hub.is_hub(self.train):
@@ -86,10 +119,27 @@ class Faces:
                 raise UserError(str(path), "a set to train on", "an evaluation set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
-        return self._pack(evaluation_sets.recognise(path))
+        # Sets of other forms are aligned already, or bring landmarks of their own and are aligned in any case.
+        found = evaluation_sets.recognise(path)
+        return self._pack(found, any(file.name == LANDMARKS for file in found.files))
 
-    def _pack(self, found: Source | Evaluation) -> Packed:
-        return cache.pack_once(found, (self.image_size, self.image_size), "down")
+    def _pack(self, found: Source | Evaluation, landmarks: bool = True) -> Packed:
+        how, align = "crop" if self.fit == "crop" else "down", self.fit == "align" and landmarks
+        return cache.pack_once(found, (self.image_size, self.image_size), how, align=align)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of a packed set of people that a split is of."""
+
+    rows: np.ndarray
+    """int64 (size,)."""
+    label: np.ndarray
+    """int64 (size,), the person of each as `names` numbers them; -1 where it is scored by pairs."""
+    names: tuple[str, ...]
+    """The people."""
+    pairs: Pairs | None = None
+    """How it is scored, by places in `rows`; None for training."""
 
 
 @dataclass(frozen=True)
@@ -101,30 +151,53 @@ class FaceSplit(TrainSplit):
     seed: int
     mirror: bool = False
     """Mirror half of the pictures, by a hash of seed, epoch and row."""
+    part: Part | None = None
+    """Which rows of the set it is of, where some people are held out; None for all."""
     any_thread = True
 
     @property
     def size(self) -> int:
         """Number of pictures."""
-        return len(self.packed)
+        return len(self.packed) if self.part is None else len(self.part.rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the people, in the order of their numbers; of an evaluation set there are none."""
+        return self.packed.class_names if self.part is None else self.part.names
 
     @property
     def views(self) -> int:
         """Two where pictures are mirrored, else one."""
         return 2 if self.mirror else 1
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of pictures, labels and protocol."""
-        return self.packed.digest
+        if (part := self.part) is None:
+            return self.packed.digest
+        if part.pairs is None:
+            text = "\n".join((self.packed.digest, *part.names)).encode(errors="surrogateescape")
+            return hashlib.sha256(text + b"\n" + part.rows.tobytes() + part.label.tobytes()).hexdigest()
+        # Of what is scored and nothing else, so that scores stay comparable when more people are trained on.
+        pairs = part.pairs
+        found = hashlib.sha256(f"pairs {self.packed.image_size}\n".encode())
+        for values in (np.asarray(self.packed.contents())[part.rows], pairs.first, pairs.second, pairs.same):
+            found.update(np.ascontiguousarray(values).tobytes())
+        return found.hexdigest()
 
     @property
     def protocol(self) -> Protocol | None:
         """How the split is scored; None for training."""
-        return self.packed.protocol()
+        return self.packed.protocol() if self.part is None else self.part.pairs
 
     def held(self) -> Held:
         """Return what splits are compared by: people by their names, of a set to be scored by its folders."""
+        if (part := self.part) is not None:
+            if part.pairs is not None:
+                return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people")
+            counts = np.bincount(part.label, minlength=len(part.names))
+            more = {"label": part.label, "classes": part.names, "counts": counts}
+            return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people", **more)
         if not self.packed.classes:
             folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
             return leakage.held_in(self.packed, subjects=_people(folders), kind="people")
@@ -143,9 +216,11 @@ class FaceSplit(TrainSplit):
         views = np.full(len(indices), view or 0, np.int64)
         if self.mirror and view is None:
             views[:] = rng.uniform(self.seed, "mirror", epoch, indices) < 0.5
+        part = self.part
+        label = self.packed.labels if part is None else part.label
         return {
-            "image": torch.from_numpy(self.packed.fetch(indices)),
-            "label": torch.from_numpy(np.array(self.packed.labels[indices])),
+            "image": torch.from_numpy(self.packed.fetch(indices if part is None else part.rows[indices])),
+            "label": torch.from_numpy(np.array(label[indices])),
             "index": torch.from_numpy(indices),
             "view": torch.from_numpy(views),
         }

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 
 from trainkit.data import folders
+from trainkit.data.formats import heif, pnm, tiff
 from trainkit.errors import UserError, few, number_of
 
 if TYPE_CHECKING:  # imported where a picture is read: checking a recipe reads none
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-"""The decoders that data may reach; every other one that PIL knows is surface for attacks."""
+"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. A TIFF file is checked
+and cut to its first page before (`tiff`), HEIC goes to pillow-heif (`heif`), and PGM and PPM to no other (`pnm`)."""
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+_READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
+
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm", *heif.SUFFIXES}
+)
 
 _BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
 """Endings of files that lie beside images and are not taken for one."""
@@ -94,6 +100,10 @@ def below(root: Path, *, nested: bool = True) -> Below:
     # Of an empty folder within an empty one, only the upper is named.
     found.bare.extend(name for name in every if name not in full and name.rpartition("/")[0] in full)
     folders.check_names(str(root), (path.removeprefix("/") for path in unwritable))
+    if not heif.is_installed():
+        unread = Counter(file.suffix.lower() for file in (*found.files, *found.loose))
+        if unread := Counter({suffix: unread[suffix] for suffix in heif.SUFFIXES if unread[suffix]}):
+            raise heif.missing(str(root), counted(unread))
     return found
 
 
@@ -103,7 +113,7 @@ def is_called_picture(name: str) -> bool:
 
 
 def counted(suffixes: Counter[str]) -> str:
-    """Describe files by their suffix: `23 files (20 .heic, 3 .tif)`."""
+    """Describe files by their suffix: `23 files (20 .gif, 3 .jxl)`."""
     each = (f"{count} {suffix or 'without suffix'}" for suffix, count in suffixes.most_common())
     return f"{number_of(suffixes.total(), 'files')} ({few(each)})"
 
@@ -119,34 +129,76 @@ def read(path: Path, where: str) -> bytes:
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """Decode a JPEG, PNG, BMP or WebP picture to RGB, uint8 (height, width, 3).
+    """Decode a JPEG, PNG, BMP, WebP, TIFF, PGM, PPM or HEIC image to RGB, uint8 (height, width, 3).
 
-    Grey, palette, 1-bit, 16-bit and CMYK pictures are converted, alpha is dropped, an EXIF orientation is applied.
-    Raises UserError naming `where` for anything damaged, animated, too large or of another format.
+    Grey, palette, 1-bit and CMYK images are converted, alpha is dropped, the orientation of EXIF or TIFF is applied. Of
+    16 bits the upper byte is kept; where the file names another largest value (PGM, TIFF of 12 bits) that becomes 255.
+    Of TIFF the first page is read. Raises UserError naming `where` for anything damaged, animated, too large or of
+    another format.
     """
     from PIL import Image, ImageOps
 
     if not data:
         raise UserError(where, "0 bytes", "an encoded picture")
+    if pnm.is_pnm(data):
+        return _three(pnm.decode(data, where, PIXEL_CAP))
+    page = tiff.first_page(data, where) if data[:4] in tiff.MAGIC else None
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
+        with Image.open(io.BytesIO(data if page is None else page.data), formats=formats(data, where)) as picture:
             width, height = picture.size
             # Our cap is below the one from which PIL warns, so a picture that PIL calls a bomb never gets further.
             if width * height > PIXEL_CAP or width < 1 or height < 1:
                 raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
-            # An MPO is a photograph whose file also holds a preview or a second view: not a sequence.
-            if getattr(picture, "n_frames", 1) != 1 and picture.format != "MPO":
+            # An MPO is a photograph whose file also holds a preview or a second view, HEIC a burst: not a sequence.
+            if getattr(picture, "n_frames", 1) != 1 and picture.format not in ("MPO", *heif.FORMATS):
                 raise UserError(where, "an animated picture", "a single frame")
             picture.load()
-            if "exif" in picture.info:
+            if page is None and "exif" in picture.info:
                 ImageOps.exif_transpose(picture, in_place=True)
-            return _rgb(picture, where)
+            return _rgb(picture, where, page)
     except UserError:
         raise
     except MemoryError:
         raise
     except Exception as error:
-        raise _undecodable(error, where) from None
+        raise _undecodable(error, where, page) from None
+
+
+def formats(head: bytes, where: str) -> tuple[str, ...]:
+    """Return the decoders of Pillow that a file with these first bytes may reach, by itself or cut to a page.
+
+    Raises UserError for HEIC without pillow-heif.
+    """
+    if head[:4] in tiff.MAGIC:
+        return ("TIFF",)
+    if heif.is_heif(head):
+        heif.prepare(where)
+        return heif.FORMATS
+    return FORMATS
+
+
+def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
+    """Read height and width, as shown, and EXIF orientation of a TIFF, PGM or PPM file; None for other formats.
+
+    Raises UserError where it is damaged or too large.
+    """
+    if pnm.is_pnm(data):
+        (height, width, _), turn = pnm.header(data, where).shape, 1
+    elif data[:4] in tiff.MAGIC:
+        page = tiff.first_page(data, where)
+        (height, width), turn = page.shape, page.orientation
+    else:
+        return None
+    if not 1 <= height * width <= PIXEL_CAP:
+        raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
+    return (height, width), turn
+
+
+def stored_as_is(data: bytes) -> bool:
+    """Return False for an encoded image that a packed set keeps as PNG: one of TIFF, whose other pages nothing reads,
+    PGM or PPM.
+    """
+    return data[:4] not in tiff.MAGIC and not pnm.is_pnm(data)
 
 
 def opened(picture: Image.Image, where: str) -> np.ndarray:
@@ -165,12 +217,12 @@ def opened(picture: Image.Image, where: str) -> np.ndarray:
         raise _undecodable(error, where) from None
 
 
-def _undecodable(error: Exception, where: str) -> UserError:
+def _undecodable(error: Exception, where: str, page: tiff.Page | None = None) -> UserError:
     """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "BytesIO" in text:
-        text = "not a picture of these formats"
-    return UserError(where, f"cannot be decoded ({text[:120]})", " or ".join(FORMATS))
+        text = "not a picture of these formats" if page is None else "a TIFF file of a layout that is not read"
+    return UserError(where, f"cannot be decoded ({text[:120]})", _READ)
 
 
 def plain_jpeg(data: bytes) -> tuple[int, int] | None:
@@ -278,18 +330,27 @@ class Room:
 _own = threading.local()
 
 
-def _rgb(picture: Image.Image, where: str) -> np.ndarray:
+def _rgb(picture: Image.Image, where: str, page: tiff.Page | None = None) -> np.ndarray:
     if picture.mode == "RGB":
         return np.asarray(picture)
     if picture.mode.startswith(("I", "F")):
         # PIL clips these at 255 instead of scaling, which turns a 16-bit face into a white square.
         values = np.asarray(picture)
-        if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
+        top = 65535 if page is None else page.top
+        if values.dtype.kind == "f" or values.min() < 0 or values.max() > top:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
-        return np.repeat((values.astype(np.uint32) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+        grey = pnm.levels(top)[values]
+        return _three((255 - grey if page is not None and page.inverted else grey)[:, :, None])
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # PIL warns of the direct way
+    if picture.mode == "RGBa":
+        picture = picture.convert("RGBA")
     return np.asarray(picture.convert("RGB"))
+
+
+def _three(pixels: np.ndarray) -> np.ndarray:
+    """Return uint8 (height, width, 1 or 3) with three channels."""
+    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
 
 
 Fit = Literal["no", "down", "any", "stretch", "crop"]

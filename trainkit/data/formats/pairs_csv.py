@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.folders import inside
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError, listing, number_of
@@ -25,8 +27,27 @@ _SAME = {"1": True, "0": False, "true": True, "false": False}
 def read_csv(file: Path) -> tuple[Source, Pairs]:
     """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No picture comes twice.
 
-    Raises UserError for a line of another form, a path out of the folder, and all pairs that would count for more or
-    less than one comparison: of a picture with itself, or of two that were compared before, in either order.
+    Images have the landmarks that a landmarks5.json beside the file gives them. Raises UserError for a line of another
+    form, a path out of the folder, and all pairs that would count for more or less than one comparison: of a picture
+    with itself, or of two that were compared before, in either order.
+    """
+    names, pairs = read_names(file, lambda name, where: inside(file.parent, name, where))
+    landmarks = file.parent / LANDMARKS
+
+    def records() -> Iterator[Record]:
+        points = read_landmarks(landmarks) if landmarks.is_file() else {}
+        for row, name in enumerate(names):
+            path = file.parent / name
+            yield Record(name, -1, path, f"{path} (picture {row} of {file.name})", points.get(name))
+
+    files = (file, *(file.parent / name for name in names), *([landmarks] if landmarks.is_file() else []))
+    return Source("pairs", str(file), len(names), records, files), pairs
+
+
+def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[str], Pairs]:
+    """Read the names that stand in a file of pairs, each once in the order of the lines, and the pairs of their places.
+
+    `check` gets each name and its place in words. Raises UserError as `read_csv` does, and what `check` raises.
     """
     rows: dict[str, int] = {}
     first, second, same = [], [], []
@@ -44,7 +65,7 @@ def read_csv(file: Path) -> tuple[Source, Pairs]:
                     raise UserError(where, ",".join(line)[:200] or "an empty line", "two paths and 1 or 0")
                 for name, column in ((line[0], first), (line[1], second)):
                     if name not in rows:
-                        inside(file.parent, name, where)
+                        check(name, where)
                     column.append(rows.setdefault(name, len(rows)))
                 pair = frozenset(map(os.path.normpath, line[:2]))
                 if len(pair) == 1:
@@ -60,15 +81,7 @@ def read_csv(file: Path) -> tuple[Source, Pairs]:
     if wrong:
         found = f"{number_of(len(wrong), 'pairs')} of one picture, or there before:{listing(wrong)}\n"
         raise UserError(str(file), found, "each pair of two pictures once, in either order", "remove these lines")
-    names = list(rows)
-
-    def records() -> Iterator[Record]:
-        for row, name in enumerate(names):
-            path = file.parent / name
-            yield Record(name, -1, path, f"{path} (picture {row} of {file.name})")
-
-    files = (file, *(file.parent / name for name in names))
-    return Source("pairs", str(file), len(names), records, files), _pairs(first, second, same)
+    return list(rows), _pairs(first, second, same)
 
 
 def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
@@ -78,9 +91,7 @@ def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
 def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
     """Draw pairs of pictures of a folder of people, `<person>/<picture>`, into its `pairs.csv`; pairs and people.
 
-    Half are of one person, and connect what is shown of each: so the pairs say who is whom. They come in ten runs, each
-    of other people where there are 20 or more, for the ten folds that accuracy is counted by. `most` pairs at the most.
-    Raises UserError where it is there, or pairs are too few.
+    Pairs are drawn as `draw` does. Raises UserError where the file is there, or pairs are too few.
     """
     from trainkit.data import sources
 
@@ -90,27 +101,56 @@ def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int
     people: dict[str, list[str]] = {}
     for record in sources.folder(folder, nested=False).records():
         people.setdefault(str(record.label), []).append(record.id)
+    drawn = draw(people, str(folder), most, seed)
+    file.write_text(written(drawn), encoding="utf-8")
+    return len(drawn), len(people)
+
+
+def draw(people: Mapping[str, list[str]], where: str, most: int = 6000, seed: int = 0) -> list[tuple[str, str, int]]:
+    """Draw pairs of images of people, given by their names: two images, and 1 for the same person or else 0.
+
+    Half are of one person, and connect what is shown of each: so the pairs say who is whom. People with one image are
+    in pairs of two people alone. The pairs come in ten runs, each of other people where there are 20 or more, for the
+    ten folds that accuracy is counted by. `most` pairs at the most. Raises UserError naming `where` for too few.
+    """
     rng = np.random.default_rng(seed)
     names = rng.permutation(sorted(people)).tolist()
     runs = [names[run::FOLDS] for run in range(FOLDS)] if len(names) >= 2 * FOLDS else [names]
+    same, others, each = _balanced(people, runs, rng, most)
+    if len(runs) > 1 and not each:  # somebody with several images is not in each run
+        same, others, each = _balanced(people, [names], rng, most)
+    if len(names) < 2 or each * len(same) < FOLDS:
+        found = f"{len(names)} people, {each * len(same)} pairs of one of them"
+        raise UserError(where, found, f"{FOLDS} pairs or more, of people with several pictures each")
+    return [
+        pair
+        for of_one, of_two in zip(same, others, strict=True)
+        for one, other in zip(of_one[:each], of_two, strict=True)
+        for pair in ((*one, 1), (*other, 0))
+    ]
+
+
+def written(pairs: Iterable[tuple[str, str, int]]) -> str:
+    """Return the text of a file of pairs."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    lines.writerows(pairs)
+    return text.getvalue()
+
+
+def _balanced(
+    people: Mapping[str, list[str]], runs: list[list[str]], rng: np.random.Generator, most: int
+) -> tuple[list[list[tuple[str, str]]], list[list[tuple[str, str]]], int]:
+    """Draw pairs of one person and of two for each run, and how many of each kind all runs have."""
     groups = [[people[name] for name in run] for run in runs]
     same = [_same(group, rng, most // (2 * len(runs))) for group in groups]
     each = min(map(len, same))
     while True:
         others = [_different(group, pairs[:each], rng) for group, pairs in zip(groups, same, strict=True)]
         if min(map(len, others)) >= each:
-            break
+            return same, others, each
         each = min(map(len, others))
-    if len(names) < 2 or each * len(runs) < FOLDS:
-        found = f"{len(names)} people, {each * len(runs)} pairs of one of them"
-        raise UserError(str(folder), found, f"{FOLDS} pairs or more, of people with several pictures each")
-    with file.open("w", newline="", encoding="utf-8") as text:
-        lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(COLUMNS)
-        for of_one, of_two in zip(same, others, strict=True):
-            for one, other in zip(of_one[:each], of_two, strict=True):
-                lines.writerows(((*one, 1), (*other, 0)))
-    return 2 * each * len(runs), len(names)
 
 
 def _same(people: list[list[str]], rng: np.random.Generator, most: int) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
+from trainkit.data.faces.align import LANDMARKS
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images import augment
@@ -44,7 +45,12 @@ def of(data: object) -> Preparation | None:
     """Return the preparation of the data `faces`, `images` and `people`; None for data of another kind."""
     if isinstance(data, Faces):
         side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)
+        if data.fit == "crop":
+            words = "the largest middle square of a face, resized"
+            return Preparation(side, half, half, partial(_fitted, side=side, how="crop"), _faces, words)
         words = "an aligned square face; a larger one is made smaller, any other shape is refused"
+        if data.fit == "align":
+            words = f"a face warped by five points to the ArcFace template ({LANDMARKS}), or {words}"
         return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
     if isinstance(data, Images) and data.fit == "keep" and isinstance(data.augment, Timm):
         cut, share = data.augment.scoring(data.side), data.augment.crop_pct

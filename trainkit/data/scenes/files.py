@@ -97,7 +97,12 @@ def header(scene: Scene) -> tuple[tuple[int, int], int]:
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
     if isinstance(stream, Path):  # PIL would wait for ever at a pipe
         folders.size_of(stream, scene.where, "a picture file")
-    with _opened(stream, scene.where, image_decode.FORMATS) as picture:
+        head = _head(stream, scene.where)
+    else:
+        head = stream.getvalue()[:_HEAD]
+    if not image_decode.stored_as_is(head) and (found := image_decode.header(picture_bytes(scene), scene.where)):
+        return found
+    with _opened(stream, scene.where, image_decode.formats(head, scene.where)) as picture:
         width, height = picture.size
         turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
         # Any other value is none, as PIL has it.
@@ -106,6 +111,16 @@ def header(scene: Scene) -> tuple[tuple[int, int], int]:
 
 
 _ORIENTATION = 0x0112
+_HEAD = 16
+"""Bytes that say of which format a file is."""
+
+
+def _head(file: Path, where: str) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(_HEAD)
+    except OSError as error:
+        raise UserError(where, f"cannot be read ({error.strerror or error})", "a picture file") from None
 
 
 def mask_where(scene: Scene) -> str:

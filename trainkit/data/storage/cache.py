@@ -30,10 +30,11 @@ def pack_once(
     fit: Fit = "no",
     group: str | None = None,
     store: Literal["auto", "decoded", "encoded"] = "auto",
+    align: bool = False,
 ) -> Packed:
     """Pack a source where it is not packed yet. Processes that start together pack it once.
 
-    `size`, `fit`, `group` and `store` as in `import_images.import_pictures`, whose UserErrors this raises.
+    `size`, `fit`, `group`, `store` and `align` as in `import_images.import_pictures`, whose UserErrors this raises.
     """
     # How it is read is part of it: the form of the source, its split, what is done to pictures.
     made = [
@@ -50,6 +51,8 @@ def pack_once(
         made.append(store)
     if columns := getattr(found, "columns", ()):
         made.append(columns)
+    if align:
+        made.append("aligned")
     folder = place(key(made, found.files))
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
@@ -59,7 +62,7 @@ def pack_once(
         _log.info("packing %s into %s, once", found.where, folder)
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
         report = import_images.import_pictures(
-            source, folder, size=size, fit=fit, group=group, store=store, protocol=protocol
+            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol
         )
         for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 
 from trainkit.data import evaluation_sets, folders, leakage, sources
-from trainkit.data.formats import image_decode
+from trainkit.data.formats import image_decode, tiff
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
@@ -126,6 +126,7 @@ class _Rows:
         self._groups: list[str | None] = []
         self._ids: list[str] = []
         self._shapes: list[tuple[int, int]] = []
+        self._of_pages = 0
         self.bad: list[str] = []
 
     def add(self, made: _Made | UserError) -> bool:
@@ -134,8 +135,9 @@ class _Rows:
             self.bad.append(str(made))
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
-            record, pixels, encoded = made
+            record, pixels, encoded, pages = made
             self._writer.add(pixels, encoded)
+            self._of_pages += pages > 1
             self._labels.append(record.label)
             self._groups.append(record.group)
             self._ids.append(record.id)
@@ -161,6 +163,8 @@ class _Rows:
             made_from=f"{source.kind} {Path(source.where).name}",
         )
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
+        if self._of_pages:
+            notes.append(f"{number_of(self._of_pages, 'TIFF files')} of several pages: the first page of each is read")
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
         if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
@@ -243,7 +247,8 @@ class _Recipe:
     group: Callable[[Record], str] | None
 
 
-_Made = tuple[Record, np.ndarray, bytes | None]
+_Made = tuple[Record, np.ndarray, bytes | None, int]
+"""A record, its pixels (3, height, width), its bytes where they can be kept for these, and the pages of its file."""
 
 
 def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
@@ -281,8 +286,11 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
     if recipe.size is not None:
         pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
-    encoded = data if isinstance(data, bytes) and pixels is original else None
-    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
+    encoded, pages = None, 1
+    if isinstance(data, bytes):
+        encoded = data if pixels is original and image_decode.stored_as_is(data) else None
+        pages = tiff.pages(data, record.where)
+    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded, pages
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:

@@ -1,0 +1,159 @@
+"""Fitting recipes of faces: people to train on, and pairs of other people."""
+
+from __future__ import annotations
+
+import functools
+from typing import cast
+
+import numpy as np
+
+from trainkit.autoconfig import fit as fitting
+from trainkit.autoconfig.fit import Fitted
+from trainkit.autoconfig.folder_levels import taken
+from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
+from trainkit.config.schema import Recipe
+from trainkit.data import hub, sources
+from trainkit.data.faces.align import LANDMARKS
+from trainkit.data.faces.dataset import Faces
+from trainkit.data.formats import pairs_csv
+from trainkit.data.record import Source
+from trainkit.data.sources import HELD_OUT
+from trainkit.data.split import Holdout
+from trainkit.errors import UserError, number_of
+from trainkit.paths import locate
+
+SEED = 0
+"""Of the choice of people and pairs: the same for all recipes of a set, as for a teacher and its student."""
+
+FEW = 4
+"""People who are held out at least, where there are twice as many."""
+
+
+MANY = 200
+"""Pairs below which that is noted: an accuracy of 0.9 over so many is known to 0.02 (one standard deviation)."""
+
+
+def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
+    """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
+    fitting.refuse_sample(text)
+    fitting.refuse(text, "pictures of people")
+    text = taken(fitted, text)
+    train, splits = fitting.parts(text, _open_faces)
+    data = cast(Faces, recipe.data)
+    size = data.image_size
+    source = _open_faces(train)
+    looked = look(source, (size, size))
+    if len(looked.counts) < 2:
+        raise UserError(train, f"pictures of {len(looked.counts)} people", "a folder for each: <person>/<picture>")
+    fitted.drop("data.hold_out", "data.fit", "task.class_weights", *(["data.flip"] if data.flip else []))
+    fitted.put("data.train", train)
+    sets, count = _verification(text), looked.total
+    if splits and not sets:
+        place = text.partition("#")[0]
+        scored = next(iter(splits.values())).replace("#", "/")
+        remedy = f"draw pairs of other people: trainkit data pairs {scored}"
+        raise UserError(place, "nothing to be scored on", "pairs.csv or .bin", remedy)
+    if not sets:
+        sets = {"val": HELD_OUT}
+        count = _hold_out(fitted, source, train)
+    _shape(fitted, source, looked, size, train)
+    fitting.score(fitted, sets)
+    fitting.measure(fitted, count)
+    fitted.seen += said(train, source, looked, "people")
+
+
+def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str) -> None:
+    """Say how images become squares: by landmarks, else cut where they are no squares; and how large."""
+    points = sum(record.landmarks is not None for record in source.records())
+    if points and points == looked.total:
+        fitted.put("data.fit", "align", f"by the five points of each image in {LANDMARKS}")
+        fitted.seen.append(f"{train}: faces are aligned by {LANDMARKS}")
+        return
+    if points:
+        fitted.seen.append(f"{train}: not aligned, {LANDMARKS} has {points} of {looked.total} images")
+    odd = looked.shapes[looked.shapes[:, 0] != looked.shapes[:, 1]]
+    if len(odd):
+        found = f"{len(odd)} of {len(looked.shapes)} images are not square, such as {odd[0][0]} x {odd[0][1]}"
+        fitted.put("data.fit", "crop")
+        fitted.decide("data.fit", f"{found}: are faces in the middle, of one size? {LANDMARKS} would align them")
+        fitted.seen.append(f"{train}: {found}; the largest middle square of each is used")
+    least, median = int(looked.shapes.min()), int(np.median(looked.shapes.min(1)))
+    if least < size:
+        fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
+    elif median >= LARGER * size:
+        fitted.put("data.image_size", size)
+        fitted.decide("data.image_size", f"pictures have {median} in the median; published networks see 112")
+
+
+def _hold_out(fitted: Fitted, source: Source, train: str) -> int:
+    """Hold people out and draw pairs of them into a file beside the recipe, or take the one that is there.
+
+    Returns how many images are left to train on. Raises UserError for too few people, or too few images of each.
+    """
+    people: dict[str, list[str]] = {}
+    for record in source.records():
+        name = source.names[record.label] if source.names and isinstance(record.label, int) else str(record.label)
+        people.setdefault(name, []).append(record.id)
+    file = fitted.new.with_name(f"{_called(train)}_pairs.csv")
+    fitted.put("data.hold_out", fitting.as_named(file))
+    if file.exists():
+        shown = set(pairs_csv.read_names(file, lambda name, where: None)[0])
+        held = [name for name, images in people.items() if not shown.isdisjoint(images)]
+        if len(held) < 2:
+            remedy = "move it away, and other pairs are drawn"
+            raise UserError(str(file), f"pairs of other images than those of {train}", "pairs of its images", remedy)
+        many = f"the pairs that {file.name} has"
+        said = "as named in a file that was there"
+    else:
+        held, drawn = _drawn(people, train)
+        fitted.files[file] = pairs_csv.written(drawn)
+        many = f"{len(drawn)} pairs of them are in {file.name}, half of one person"
+        said = "drawn" if len(drawn) >= MANY else f"drawn; {len(drawn)} pairs tell little apart"
+    of_all = f"{number_of(len(held), 'people')} of {len(people)}"
+    fitted.decide("data.hold_out", f"{of_all}, {said}; nobody may be in two folders")
+    fitted.seen.append(f"{train}: {of_all} are held out and not trained on; {many}")
+    return sum(len(images) for images in people.values()) - sum(len(people[name]) for name in held)
+
+
+def _drawn(people: dict[str, list[str]], train: str) -> tuple[list[str], list[tuple[str, str, int]]]:
+    """Choose a fifth of the people, and as many more as ten pairs of one person take; return them and their pairs."""
+    names = list(people)
+    if len(names) < FEW:
+        expected = f"{FEW} or more: two to train on, two others to be scored on"
+        raise UserError(train, f"{len(names)} people, and no pairs of others", expected)
+    count = max(round(len(names) * HOLD_OUT / 100), min(FEW, len(names) // 2))
+    while True:
+        held = [names[place] for place in Holdout(count / len(names)).choose(names, SEED).tolist()]
+        try:
+            return held, pairs_csv.draw({name: people[name] for name in held}, train, seed=SEED)
+        except UserError:
+            if count >= len(names) - 2:
+                raise
+            count += 1
+
+
+def _called(train: str) -> str:
+    """Return a name for files about a set: that of its folder, with the one above where it is called as a split."""
+    base, _, split = train.partition("#")
+    parts = [part for part in (*base.split("/")[-2:], split) if part]
+    last = parts[-1:] if parts[-1].lower() not in sources.SPLITS else parts[-2:]
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in "_".join(last))
+
+
+_open_faces = functools.partial(open_source, nested=False)
+
+
+def _verification(text: str) -> dict[str, str]:
+    """Verification sets in a folder and the folders in it, by name: pairs, and InsightFace's files."""
+    base = text.partition("#")[0]
+    root = None if hub.is_hub(text) else locate(base)
+    if root is None or not root.is_dir():
+        return {}
+    found: dict[str, str] = {}
+    files = (*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))
+    for file in sorted(files, key=lambda file: (len(file.parts), file.name)):
+        name = file.stem if file.suffix == ".bin" or file.parent == root else file.parent.name
+        name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in name)
+        if name != "train":
+            found[name] = f"{base}/{file.relative_to(root).as_posix()}"
+    return found
