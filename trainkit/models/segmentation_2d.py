@@ -237,15 +237,18 @@ def build(
         case SmpSpec():
             body, about, notes = _smp(spec, meta)
     check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
-    if not isinstance(spec, BiSeNetV2Spec) and spec.weights == "pretrained" and "net" in found:
+    tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
+    of_encoder = not isinstance(spec, BiSeNetV2Spec) and bool(tensors) and _is_of_encoder(spec, body, tensors)
+    if of_encoder:
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
+        notes.append(f"{spec.encoder} starts from {found['net'].name}, the rest at random")
     if norm.name != "batch":
         from trainkit.models import norms
 
         norms.convert(body, norm.name, norm.groups)
     net = SceneNet(body, meta.classes, points)
-    if spec.weights != "pretrained" and "net" in found:
-        notes += _load(net, found["net"])
+    if tensors and not of_encoder:
+        notes += _load(net, tensors, found["net"])
     count = sum(p.numel() for p in net.parameters())
     said = [f"{spec.name}: {about}, logits at stride {body.stride}, {count:,} parameters"]
     if points is not None and net.point_head is not None:
@@ -263,9 +266,17 @@ def source_of(spec: AnySceneNet) -> str | None:
     return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
 
 
-def _load(net: SceneNet, file: Path) -> list[str]:
+def _is_of_encoder(spec: BiSeNetV1Spec | SmpSpec, body: Body, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors are those of the encoder's classifier in timm's names, and not of a whole network."""
+    if isinstance(spec, SmpSpec) and not spec.encoder.startswith(segmentation_2_5d.TIMM):
+        return False
+    renamed = bisenet.from_published(tensors)
+    whole = {"body", "point_head", *(name for name, _ in body.named_children())}
+    return whole.isdisjoint(name.partition(".")[0] for name in renamed)
+
+
+def _load(net: SceneNet, tensors: dict[str, Tensor], file: Path) -> list[str]:
     """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
-    tensors = safe_load.read_tensors(file)
     if not any(name.startswith("body.") for name in tensors):
         tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
     if isinstance(net.body, bisenet.BiSeNetV1):
