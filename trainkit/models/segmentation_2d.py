@@ -238,16 +238,16 @@ def build(
             body, about, notes = _smp(spec, meta)
     check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
     tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
-    of_encoder = not isinstance(spec, BiSeNetV2Spec) and bool(tensors) and _is_of_encoder(spec, body, tensors)
-    if of_encoder:
+    if tensors and not isinstance(spec, BiSeNetV2Spec) and _is_of_encoder(spec, body, tensors):
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
         notes.append(f"{spec.encoder} starts from {found['net'].name}, the rest at random")
+        tensors = {}
     if norm.name != "batch":
         from trainkit.models import norms
 
         norms.convert(body, norm.name, norm.groups)
     net = SceneNet(body, meta.classes, points)
-    if tensors and not of_encoder:
+    if tensors:
         notes += _load(net, tensors, found["net"])
     count = sum(p.numel() for p in net.parameters())
     said = [f"{spec.name}: {about}, logits at stride {body.stride}, {count:,} parameters"]
