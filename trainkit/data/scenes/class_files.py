@@ -67,8 +67,8 @@ class ClassFilesMask:
 
 def recognise(
     images: Iterable[str], masks: Mapping[str, Path], no_class: re.Pattern[str], splits: frozenset[str]
-) -> ByClass | None:
-    """Return the masks of pictures by class, where they are in one of the forms above; None where they are not.
+) -> tuple[ByClass, list[str]] | None:
+    """Return masks of pictures by class where they are in one of the forms above, and masks of no picture; else None.
 
     `images` and `masks` are paths below their folders. Ends of names that `no_class` matches, such as `_mask`, and
     names of `splits` are no classes. The form is the one that fits most masks, and half of them at least.
@@ -88,7 +88,8 @@ def recognise(
     made: ByClass = {}
     for stem, name, file in best:
         made.setdefault(stem, {})[name] = file
-    return made
+    used = {file for _, _, file in best}
+    return made, [name for name, file in masks.items() if file not in used]
 
 
 def _is_picture(name: str) -> bool:
@@ -113,8 +114,8 @@ def _by_end(stem: str, stems: set[str]) -> tuple[str, str] | None:
 
 def scenes(
     images: Mapping[str, Path], by_class: ByClass, numbers: Mapping[str, int], empty: int
-) -> tuple[list[Scene], list[str], list[str]]:
-    """Return scenes, the pictures without a mask, and masks without a picture; `numbers` are those of the classes."""
+) -> tuple[list[Scene], list[str]]:
+    """Return scenes, and the pictures without a mask; `numbers` are those of the classes."""
     made, lonely = [], []
     stems = {os.path.splitext(name)[0]: name for name in images if _is_picture(name)}
     for stem, name in stems.items():
@@ -124,7 +125,7 @@ def scenes(
             )
         else:
             lonely.append(name)
-    return made, lonely, [f"{stem} ({len(by_class[stem])})" for stem in by_class if stem not in stems]
+    return made, lonely
 
 
 def of(where: str, by_class: Mapping[str, Path], numbers: Mapping[str, int], empty: int) -> ClassFilesMask:

@@ -34,8 +34,8 @@ LIMIT = 512 << 20
 FAR = 1e6
 """Largest coordinate of an outline, in pixels."""
 
-CROSSINGS = 1 << 24
-"""Most rows that the edges of an object's polygons may cross together: more is no outline."""
+CROSSINGS = 1 << 20
+"""Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
 
 _LONGEST = 1 << 16
 """Longest side of a picture, in pixels."""
@@ -121,12 +121,12 @@ def find(root: Path) -> dict[str, list[Path]]:
             continue
         for file in sorted(folder.glob("*.json")):
             named = part or _SPLIT.fullmatch(file.stem)
-            if not file.name.startswith((".", *_OTHERS)) and _is_coco(file):
+            if not file.name.startswith((".", *_OTHERS)) and is_coco(file):
                 found.setdefault(named[1].lower() if named else "", []).append(file)
     return {name: [f for f in files if f.name.startswith("instances")] or files for name, files in found.items()}
 
 
-def _is_coco(file: Path) -> bool:
+def is_coco(file: Path) -> bool:
     """Return whether a JSON file names what COCO's has, without parsing it."""
     size = folders.size_of(file, str(file), "COCO's JSON")
     if size > LIMIT:

@@ -135,18 +135,17 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of pictures with masks")
+        if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
+            return _coco(path, str(path), None if root is None else locate(root))
         if arrow_tables.is_table(path):
             return _table(path, split, part, columns)
         if path.is_dir():
             return _folder(path, split, part)
-        if path.suffix.lower() not in (".txt", ".csv", ".json"):
+        if path.suffix.lower() not in (".txt", ".csv"):
             raise UserError(str(path), "a file of unknown kind", KNOWN)
         if split is not None:
             raise UserError(f"{path}#{split}", "a list has no splits", "its path alone")
-        start = None if root is None else locate(root)
-        if path.suffix.lower() == ".json":
-            return _coco(path, str(path), start)
-        scenes, labels = image_lists.read(path, path.parent if start is None else start)
+        scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
         return _made("image list", str(path), scenes, (path,), labels=labels)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of pictures") from None
@@ -212,10 +211,11 @@ def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tup
     where = f"{root}#{name}" if name else str(root)
     there, of_mask = _files(images), _files(masks)
     if (by_class := _by_class(there, of_mask)) is not None:
-        others = (_by_class(_files(i), _files(m)) for i, m in every if (i, m) != pair)
-        names = sorted({name for some in (by_class, *others) if some for classes in some.values() for name in classes})
+        own, lonely = by_class
+        others = [found[0] for i, m in every if (i, m) != pair and (found := _by_class(_files(i), _files(m)))]
+        names = sorted({name for some in (own, *others) for classes in some.values() for name in classes})
         numbers, empty, labels = composed.numbering(names)
-        scenes, bare, lonely = class_files.scenes(there, by_class, numbers, empty)
+        scenes, bare = class_files.scenes(there, own, numbers, empty)
         left_out = (*_lonely("pictures without a mask", bare), *_lonely("masks without a picture", lonely))
         return _made("folders with a mask for each class", where, scenes, (), left_out, labels)
     scenes, left_out = _matched(there, of_mask, where)
@@ -223,8 +223,8 @@ def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tup
     return _made("folders", where, scenes, left_out=left_out, named=named)
 
 
-def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> class_files.ByClass | None:
-    """Return the masks of each class, where there are such and none is called as a picture."""
+def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[class_files.ByClass, list[str]] | None:
+    """Return the masks of each class and those of no picture, where there are such and none is called as a picture."""
     stems = {os.path.splitext(name)[0] for name in images}
     if any(os.path.splitext(name)[0] in stems for name in masks):
         return None
