@@ -69,6 +69,11 @@ _PARTS = (
 
 _T = TypeVar("_T")
 
+_LEVELS = 3
+"""Folders above and below one that are looked at for a set."""
+
+_OF_SETS = frozenset({"leftimg8bit", "gtfine", "imagesets", "segmentationobject"})
+
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
 _MASK_TAIL = re.compile(
@@ -196,7 +201,9 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
             f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
         ]:
             raise UserError(str(root), f"no pictures in one or both of {few(said)}", "pictures and masks (.png)")
-        raise UserError(str(root), "a folder of unknown layout", KNOWN)
+        other = nearby(root)
+        remedy = "" if other is None else f"{other} holds such a set: name that folder"
+        raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
     name, pairs = _chosen(splits, split, part, root)
     if len(pairs) > 1:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
@@ -233,6 +240,42 @@ def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[cl
 
 def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return (f"{number_of(len(names), what)}: {few(names)}",) if names else ()
+
+
+def nearby(root: Path) -> Path | None:
+    """Return the folder of a set that `root` is one level or a few off; None where `root` is of a layout itself.
+
+    That is the folder which is the only thing in `root`, or the one above where `root` is its folder of pictures, of
+    masks or of a split. Raises UserError for a file of COCO's form that is too large.
+    """
+    if _is_laid_out(root):
+        return None
+    inner, up = root, root
+    for _ in range(_LEVELS):
+        with os.scandir(inner) as entries:
+            there = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+        if len(there) != 1 or not there[0].is_dir():
+            break
+        inner = Path(there[0].path)
+        if _is_laid_out(inner):
+            return inner
+    for _ in range(_LEVELS):
+        name, up = up.name.lower(), up.parent
+        if name not in IMAGE_FOLDERS | MASK_FOLDERS | _words() | _OF_SETS and not name.endswith(_BESIDE):
+            break
+        if _is_laid_out(up):
+            return up
+    return None
+
+
+def _is_laid_out(root: Path) -> bool:
+    """Return whether a folder is of a known layout, without matching pictures and masks."""
+    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+        return True
+    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
+        return True
+    pairs = (pair for some in _pairs_of_folders(root, None).values() for pair in some)
+    return any(all(map(_has_pictures, pair)) for pair in pairs) or bool(coco.find(root))
 
 
 def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
