@@ -38,7 +38,7 @@ class ComposedMask(Protocol):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What it is made of."""
+        """Files that it is made of."""
         ...
 
     def shape(self) -> tuple[int, int]:
