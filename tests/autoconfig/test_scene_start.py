@@ -96,6 +96,16 @@ def test_larger_pictures_are_brought_to_what_was_measured(here):
     assert made.data.size is None and made.data.short_side is not None, "of different shapes"
 
 
+def test_scales_leave_something_of_the_smallest_picture(here):
+    pytest.importorskip("segmentation_models_pytorch")
+    weights(here)
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    scene_sets.put(here / "streets" / "train" / "small.png", scene_sets.scene(1, (20, 64))[0])
+    scene_sets.put(here / "streets" / "trainannot" / "small.png", scene_sets.scene(1, (20, 64))[1])
+    made, _, _ = copied("streets")
+    assert made.data.augment.scales == (0.8, 1.25) and made.data.open(0).train.size == 5
+
+
 def test_without_weights_training_starts_at_random_and_the_command_that_gets_them_is_told(here):
     pytest.importorskip("segmentation_models_pytorch")
     scene_sets.camvid(here / "streets", (4, 2), SIZE)

@@ -18,6 +18,7 @@ from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.checkpoint import timm_weights
 from trainkit.data import hub, sources
+from trainkit.data.scenes import size_checks
 from trainkit.errors import UserError
 from trainkit.models.segmentation_2d import SMP
 from trainkit.paths import data_root, locate
@@ -44,6 +45,9 @@ AREA = 360 * 480
 
 CROP = 0.7
 """Share of each side that a crop shows."""
+
+SCALES = (0.5, 1.25)
+"""Of pictures that crops are cut from."""
 
 CROPS = 1320
 """Crops that are trained on in all, where the set is small."""
@@ -135,7 +139,9 @@ def write(fitted: Fitted, encoder: Encoder, shapes: np.ndarray, count: int) -> N
     size = _size(fitted, shapes)
     sides = [max(32, min(32 * round(CROP * side / 32), side // 32 * 32)) for side in size]
     fitted.put("data.crop", sides, f"about half of a picture of {size[0]} x {size[1]}")
-    fitted.put("data.augment", {"scales": [0.5, 1.25], "flip": 0.5})
+    shortest = min(size) if fitted.get("data.size") or fitted.get("data.short_side") else int(shapes.min())
+    low = min(1.0, max(SCALES[0], math.ceil(100 * size_checks.LEAST / shortest) / 100))
+    fitted.put("data.augment", {"scales": [low, SCALES[1]], "flip": 0.5})
     groups = [{"match": "*encoder.*", "lr_scale": 0.3}]
     fitted.tree["optim"] = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01, "groups": groups}
     epochs = int(np.clip(round(CROPS / count), *EPOCHS))

@@ -83,13 +83,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     size = f"{median[0]} x {median[1]} px in the median"
     said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
     fitted.seen.append(f"{text}: {said}")
-    means, squares, few_colours = zip(*each(_pixels, some.scenes, threads()), strict=True)
-    encoder = None
-    if not fit.pretrained(recipe):
-        encoder = scene_start.choose(fitted, text, median, int(np.median(few_colours)))
-        mean, std = fit.moments(zip(means, squares, strict=True))
-        fitted.put("data.mean", mean, f"of {len(some.scenes)} pictures")
-        fitted.put("data.std", std)
+    encoder = None if fit.pretrained(recipe) else _encoder(fitted, some.scenes, text, median)
     if encoder is not None:
         scene_start.write(fitted, encoder, looked.shapes, count)
     else:
@@ -99,6 +93,15 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         scene_start.often(fitted)
     fit.measure(fitted, count)
     _remark(fitted, source, looked, pixels)
+
+
+def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> scene_start.Encoder | None:
+    """Read some pictures: write their mean and deviation, and choose a pretrained encoder by what they show."""
+    means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
+    mean, std = fit.moments(zip(means, squares, strict=True))
+    fitted.put("data.mean", mean, f"of {len(some)} pictures")
+    fitted.put("data.std", std)
+    return scene_start.choose(fitted, text, median, int(np.median(colours)))
 
 
 def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[str, int]) -> None:
