@@ -241,7 +241,7 @@ def build(
     tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
     if tensors and not isinstance(spec, BiSeNetV2Spec) and _is_of_encoder(spec, body, tensors):
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
-        notes.append(f"{spec.encoder} starts from {found['net'].name}, the rest at random")
+        notes.append(f"{spec.encoder} starts from {spec.weights or found['net'].name}, the rest at random")
         tensors = {}
     if norm.name != "batch":
         from trainkit.models import norms
