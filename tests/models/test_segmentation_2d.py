@@ -187,6 +187,28 @@ def test_pretrained_weights_fill_the_encoder(tmp_path):
         made(spec, found={"net": file})
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize(
+    "spec",
+    [SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn"), replace(V1, encoder="test_resnet")],
+    ids=["smp", "bisenetv1"],
+)
+def test_a_file_of_an_encoder_fills_the_encoder_and_one_of_a_whole_network_all(tmp_path, spec, norm):
+    classifier, file = timm.create_model("test_resnet"), tmp_path / "test_resnet.safetensors"
+    safe_load.write_tensors(file, classifier.state_dict())
+    net, notes = segmentation_2d.build(spec, None, Norm(name=norm), META, {"net": file})
+    assert notes[-1] == f"{spec.encoder} starts from test_resnet.safetensors, the rest at random"
+    theirs = dict(classifier.named_parameters())
+    inner = net.body.encoder.model if spec.name == "smp" else net.body.encoder
+    own = dict(inner.named_parameters())
+    assert own and all(torch.equal(p, theirs[name]) for name, p in own.items())
+    safe_load.write_tensors(file, net.state_dict())
+    again, notes = segmentation_2d.build(spec, None, Norm(name=norm), META, {"net": file})
+    assert same(net, again) and not any("starts from" in note for note in notes)
+    safe_load.write_tensors(file, net.body.state_dict())
+    assert same(net, segmentation_2d.build(spec, None, Norm(name=norm), META, {"net": file})[0])
+
+
 def test_pretrained_weights_fill_the_context_path(tmp_path):
     whole, file = timm.create_model("test_resnet"), tmp_path / "model.safetensors"
     safe_load.write_tensors(file, whole.state_dict())
@@ -247,6 +269,8 @@ def test_weights_are_found_where_the_recipe_says():
         (BiSeNetV1Spec, {"encoder": "resnet18", "weights": "pretrained"}, "need a tag, as in resnet18.tv_in1k"),
         (BiSeNetV2Spec, {"width": 9.0}, "width"),
         (BiSeNetV2Spec, {"weights": "pretrained"}, "no encoder with such weights"),
+        (BiSeNetV2Spec, {"weights": "timm:resnet18.a1_in1k"}, "no encoder with such weights"),
+        (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "timm:resnet18.a1_in1k"}, "those of timm"),
         (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "pretrained"}, "those of timm"),
         (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "weights": "pretrained"}, "need a tag"),
         (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "args": {"classes": 3}}, "args names classes"),

@@ -44,7 +44,7 @@ from trainkit.data.formats import (
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.people.records import Rows
-from trainkit.data.scenes import files
+from trainkit.data.scenes import coco, files, label_files
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
 from trainkit.data.volumes import sources as volume_sources
@@ -92,7 +92,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "recordio.read_index": recordio.read_index,
     "people_sources.find": _people,
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
-    "scene_sources._named": scene_sources._named,
+    "coco.read": coco.read,
+    "label_files.read": label_files.read,
     "volume_sources.open_volumes": volume_sources.open_volumes,
     "volume_sources._table": volume_sources._table,
     "nifti.read_header": nifti.read_header,
@@ -535,8 +536,9 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py decode_jpeg",
                         "data/formats/pnm.py numpy.frombuffer", "data/formats/pnm.py numpy.fromstring"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
-    "scene_sources._named": {"data/folders.py json.loads"},
-    "scene_sources.open_scenes": {"data/scenes/sources.py csv.reader"},
+    "coco.read": {"data/folders.py json.loads"},
+    "label_files.read": {"data/folders.py json.loads"},
+    "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},

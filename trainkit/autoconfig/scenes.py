@@ -6,22 +6,27 @@ import csv
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import numpy as np
 
-from trainkit.autoconfig import fit
+from trainkit.autoconfig import fit, scene_start
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, label_maps, verify
+from trainkit.data.scenes import arrow_tables, files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.audit import Audit
+from trainkit.data.scenes.class_files import ClassFilesMask
+from trainkit.data.scenes.coco import CocoMask
+from trainkit.data.scenes.composed import ComposedMask
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.files import Scene
+from trainkit.data.scenes.image_lists import CLASS
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
@@ -51,10 +56,10 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop"
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
-    data, task = cast(Scenes, recipe.data), cast(Segment2d, recipe.task)
     fit.refuse(text, "pictures with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
+    text = _at_its_folder(fitted, text)
     train, sets = fit.parts(text, scene_sources.open_scenes)
     if not sets and (other := _beside(train)) is not None:
         sets = {"val": other}
@@ -71,17 +76,60 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if not sets:
         train, sets, count = _divided(fitted, source, recipe.seed)
     fitted.put("data.train", train)
-    if source.labels is None or fitted.files:
+    if source.labels is None or (fitted.files and not _says_classes(source)):
         _say_labels(fitted, labels, source)
     pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
-    if task.objective.class_weights and source.labels is not None:
+    median = np.median(looked.shapes, axis=0).astype(int).tolist()
+    size = f"{median[0]} x {median[1]} px in the median"
+    said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
+    fitted.seen.append(f"{text}: {said}")
+    encoder = None if fit.pretrained(recipe) else _encoder(fitted, some.scenes, text, median)
+    if encoder is not None:
+        scene_start.write(fitted, encoder, looked.shapes, count)
+    else:
+        _from_the_recipe(fitted, recipe, looked, pixels if source.labels is not None else None)
+    fit.score(fitted, sets)
+    if encoder is not None:
+        scene_start.often(fitted)
+    fit.measure(fitted, count)
+    _remark(fitted, source, looked, pixels)
+
+
+def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> scene_start.Encoder | None:
+    """Read some pictures: write their mean and deviation, and choose a pretrained encoder by what they show."""
+    means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
+    mean, std = fit.moments(zip(means, squares, strict=True))
+    fitted.put("data.mean", mean, f"of {len(some)} pictures")
+    fitted.put("data.std", std)
+    return scene_start.choose(fitted, text, median, int(np.median(colours)))
+
+
+def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[str, int]) -> None:
+    """Note what its owner should look at, and say what is absent or left out."""
+    if fitted.get("data.augment.flip"):
+        fitted.decide("data.augment", "flip: 0 where left and right are different classes")
+    if absent := [name for name, there in pixels.items() if not there]:
+        fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
+    fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
+
+
+def _at_its_folder(fitted: Fitted, text: str) -> str:
+    """The folder of a set that a path is a level or a few off, with a sentence about it; else the path."""
+    if hub.is_hub(text) or "#" in text or text.startswith(scene_sources.SAMPLE) or not (path := locate(text)).is_dir():
+        return text
+    if arrow_tables.is_table(path) or (other := scene_sources.nearby(path)) is None:
+        return text
+    fitted.seen.append(f"{text} is no set of pictures and masks; {other} is, and was taken")
+    return fit.as_named(other)
+
+
+def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapping[str, int] | None) -> None:
+    """Fit size, crop and scales of the recipe, and weights of classes by the `pixels` of each where these are known."""
+    data, task = cast(Scenes, recipe.data), cast(Segment2d, recipe.task)
+    if task.objective.class_weights and pixels is not None:
         fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(share of the pixels)")
     else:
         fitted.drop("task.objective.class_weights")
-    if not fit.pretrained(recipe):
-        mean, std = fit.moments(each(_moments, some.scenes, threads()))
-        fitted.put("data.mean", mean, f"of {len(some.scenes)} pictures")
-        fitted.put("data.std", std)
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
     factor = _size(fitted, data.crop, looked.shapes)
     _crop(fitted, data.crop, [round(factor * side) for side in median])
@@ -90,16 +138,6 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
         fitted.notes["data", "augment"] = fit.Note(f"the smallest picture has {shortest} pixels", False)
-    if data.augment.flip > 0:
-        fitted.decide("data.augment", "flip: 0 where left and right are different classes")
-    fit.score(fitted, sets)
-    fit.measure(fitted, count)
-    size = f"{median[0]} x {median[1]} px in the median"
-    said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
-    fitted.seen.append(f"{text}: {said}")
-    if absent := [name for name, there in pixels.items() if not there]:
-        fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
-    fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
 
 
 def _beside(text: str) -> str | None:
@@ -127,9 +165,16 @@ def _guessed(source: SceneSource) -> Labels:
         raise UserError(source.where, str(error)) from None
 
 
-def _moments(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    pixels = image_decode.decode(files.picture_bytes(scene), scene.where).reshape(-1, 3) / 255
-    return pixels.mean(0), (pixels**2).mean(0)
+def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:
+    """The mean of a picture's pixels, that of their squares, and how many colours it has."""
+    picture = image_decode.decode(files.picture_bytes(scene), scene.where)
+    pixels = picture.reshape(-1, 3) / 255
+    return pixels.mean(0), (pixels**2).mean(0), scene_start.colours(picture)
+
+
+def _says_classes(source: SceneSource) -> bool:
+    """Return whether lists of a set name its classes by themselves: those of COCO's JSON, and of files by class."""
+    return any(isinstance(scene.mask, CocoMask | ClassFilesMask) for scene in source.scenes[:1])
 
 
 def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
@@ -160,21 +205,36 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
 
 def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many pictures are trained on."""
-    files = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and isinstance(s.mask, Path)]
-    if len(files) < len(source.scenes):
+    pairs = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and not isinstance(s.mask, bytes)]
+    if len(pairs) < len(source.scenes):
         raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
-    if len(files) < 2:
-        raise UserError(source.where, number_of(len(files), "pictures"), "2 or more: one to train on, another to score")
-    root = Path(os.path.commonpath([path.parent for pair in files for path in pair]))
+    if len(pairs) < 2:
+        raise UserError(source.where, number_of(len(pairs), "pictures"), "2 or more: one to train on, another to score")
+    numbers = sorted({number for _, mask in pairs if isinstance(mask, ClassFilesMask) for number, _ in mask.classes})
+    lines = [(image, *_cells(mask, numbers)) for image, mask in pairs]
+    folders = {path.parent for line in lines for path in line if path is not None}
+    root = Path(os.path.commonpath(folders))
     held = set(Holdout(SCORED, "picture", "pictures").choose(source.ids(), seed).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
-    for row, pair in enumerate(files):
-        part = "val" if row in held else "train"
-        csv.writer(lists[part], lineterminator="\n").writerow(path.relative_to(root).as_posix() for path in pair)
-    named = {part: fitted.keep(part, lines.getvalue()) for part, lines in lists.items()}
+    writers = {part: csv.writer(stream, lineterminator="\n") for part, stream in lists.items()}
+    if numbers and source.labels is not None:
+        for writer in writers.values():
+            writer.writerow(["image", *(f"{CLASS}{source.labels.names[number]}" for number in numbers)])
+    for row, line in enumerate(lines):
+        cells = ("" if path is None else path.relative_to(root).as_posix() for path in line)
+        writers["val" if row in held else "train"].writerow(cells)
+    named = {part: fitted.keep(part, stream.getvalue()) for part, stream in lists.items()}
     fitted.put("data.root", fit.as_named(root), "where the paths in the lists begin")
     fitted.decide("data.evaluate", "a fifth, drawn: let one list have all that belongs together, as a video does")
-    return named["train"], {"val": named["val"]}, len(files) - len(held)
+    return named["train"], {"val": named["val"]}, len(lines) - len(held)
+
+
+def _cells(mask: Path | ComposedMask | None, numbers: Sequence[int]) -> list[Path | None]:
+    """The files of a mask as a line of a list has them: one, or one for each class of `numbers`, None where absent."""
+    if isinstance(mask, ClassFilesMask):
+        of = dict(mask.classes)
+        return [of.get(number) for number in numbers]
+    return [mask.file if isinstance(mask, CocoMask) else mask if isinstance(mask, Path) else None]
 
 
 def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:

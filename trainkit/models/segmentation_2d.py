@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.checkpoint import safe_load
+from trainkit.checkpoint import safe_load, timm_weights
 from trainkit.config.ranges import Channels
 from trainkit.errors import UserError, few
 from trainkit.interfaces import DatasetInfo
@@ -47,8 +47,9 @@ class BiSeNetV1Spec:
     """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
     ResNet-18 and torchvision's weights."""
     weights: str | None = None
-    """`pretrained` (the encoder's, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; files of the public implementation are understood. None: random."""
+    """Of the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
+    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
+    understood. None: random."""
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
@@ -66,9 +67,9 @@ class BiSeNetV2Spec:
     None: random."""
 
     def __post_init__(self) -> None:
-        if self.weights == "pretrained":
+        if _of_timm(self.weights):
             raise ValueError(
-                "weights is 'pretrained'; bisenetv2 has no encoder with such weights: name a file or a run"
+                f"weights is {self.weights!r}; bisenetv2 has no encoder with such weights: name a file or a run"
             )
 
 
@@ -88,11 +89,11 @@ class SmpSpec:
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
     """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
-    `run:NAME` or `models:/ID`; None: random."""
+    """Of a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
+    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
 
     def __post_init__(self) -> None:
-        if self.weights == "pretrained" and not self.encoder.startswith(segmentation_2_5d.TIMM):
+        if _of_timm(self.weights) and not self.encoder.startswith(segmentation_2_5d.TIMM):
             raise ValueError(f"encoder is {self.encoder!r}; pretrained weights are those of timm: tu-resnet18.a1_in1k")
         check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
         reserved = sorted(_GIVEN & set(self.args))
@@ -237,15 +238,18 @@ def build(
         case SmpSpec():
             body, about, notes = _smp(spec, meta)
     check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
-    if not isinstance(spec, BiSeNetV2Spec) and spec.weights == "pretrained" and "net" in found:
+    tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
+    if tensors and not isinstance(spec, BiSeNetV2Spec) and _is_of_encoder(spec, body, tensors):
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
+        notes.append(f"{spec.encoder} starts from {spec.weights or found['net'].name}, the rest at random")
+        tensors = {}
     if norm.name != "batch":
         from trainkit.models import norms
 
         norms.convert(body, norm.name, norm.groups)
     net = SceneNet(body, meta.classes, points)
-    if spec.weights != "pretrained" and "net" in found:
-        notes += _load(net, found["net"])
+    if tensors:
+        notes += _load(net, tensors, found["net"])
     count = sum(p.numel() for p in net.parameters())
     said = [f"{spec.name}: {about}, logits at stride {body.stride}, {count:,} parameters"]
     if points is not None and net.point_head is not None:
@@ -256,16 +260,28 @@ def build(
     return net, said + notes
 
 
+def _of_timm(weights: str | None) -> bool:
+    return weights is not None and (weights == "pretrained" or weights.startswith(timm_weights.PREFIX))
+
+
 def source_of(spec: AnySceneNet) -> str | None:
     """Return where the initial weights come from, as `required_weights` of a task says it; None: nowhere."""
     if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
         return spec.weights
-    return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
+    return f"{timm_weights.PREFIX}{segmentation_2_5d.timm_name(spec.encoder)}"
 
 
-def _load(net: SceneNet, file: Path) -> list[str]:
+def _is_of_encoder(spec: BiSeNetV1Spec | SmpSpec, body: Body, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether tensors are those of the encoder's classifier in timm's names, and not of a whole network."""
+    if isinstance(spec, SmpSpec) and not spec.encoder.startswith(segmentation_2_5d.TIMM):
+        return False
+    renamed = bisenet.from_published(tensors)
+    whole = {"body", "point_head", *(name for name, _ in body.named_children())}
+    return whole.isdisjoint(name.partition(".")[0] for name in renamed)
+
+
+def _load(net: SceneNet, tensors: dict[str, Tensor], file: Path) -> list[str]:
     """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
-    tensors = safe_load.read_tensors(file)
     if not any(name.startswith("body.") for name in tensors):
         tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
     if isinstance(net.body, bisenet.BiSeNetV1):

@@ -13,7 +13,7 @@ import scene_sets
 from PIL import Image
 
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import label_maps, sources
+from trainkit.data.scenes import image_lists, label_maps, sources
 from trainkit.data.scenes.files import classes_of, picture_shape
 from trainkit.data.scenes.label_maps import from_palette, numbered
 from trainkit.data.scenes.sources import open_scenes
@@ -375,7 +375,7 @@ def test_lists_that_are_none(tmp_path, data, said):
 
 
 def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LIST_LIMIT", 10)
+    monkeypatch.setattr(image_lists, "LIST_LIMIT", 10)
     (tmp_path / "a.txt").write_text("a.png,b.png\n")
     with pytest.raises(UserError, match="12 bytes; expected at most 10"):
         open_scenes(str(tmp_path / "a.txt"))

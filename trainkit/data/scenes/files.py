@@ -7,8 +7,9 @@ values stand for is said by `scene_labels`.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -18,6 +19,9 @@ from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.errors import UserError
+
+if TYPE_CHECKING:
+    from trainkit.data.scenes.composed import ComposedMask
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
@@ -32,8 +36,8 @@ class Scene:
     """Its name in the source: the path of the picture below its folder, or a row. No two of a source are alike."""
     image: Path | bytes
     """A file, or the bytes of one."""
-    mask: Path | bytes | None
-    """Likewise; None where there is none."""
+    mask: Path | bytes | ComposedMask | None
+    """Likewise, or put together of several; None where there is none."""
     where: str
     """Its place in words, for messages."""
 
@@ -48,6 +52,8 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     where = mask_where(scene)
     if scene.mask is None:
         raise UserError(where, "no mask", "one for each picture")
+    if not isinstance(scene.mask, Path | bytes):
+        return scene.mask.read()
     data = _bytes(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
         found = "a JPEG or WebP file, whose values are not those that were saved"
@@ -92,6 +98,16 @@ def picture_shape(scene: Scene) -> tuple[int, int]:
     return header(scene)[0]
 
 
+def mask_shape(scene: Scene) -> tuple[int, int]:
+    """Return height and width of the mask of a scene, from its header. Raises UserError, also where it has none."""
+    where = mask_where(scene)
+    if scene.mask is None:
+        raise UserError(where, "no mask", "one for each picture")
+    if not isinstance(scene.mask, Path | bytes):
+        return scene.mask.shape()
+    return picture_shape(replace(scene, image=scene.mask, where=where))
+
+
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
     """Read `picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
@@ -125,6 +141,8 @@ def _head(file: Path, where: str) -> bytes:
 
 def mask_where(scene: Scene) -> str:
     """Return the place of the mask of a scene in words, for messages."""
+    if scene.mask is not None and not isinstance(scene.mask, Path | bytes):
+        return scene.mask.where
     return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 

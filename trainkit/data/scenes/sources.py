@@ -2,39 +2,39 @@
 
 | layout                                                            | splits                    | classes from         |
 |-------------------------------------------------------------------|---------------------------|----------------------|
-| a list, `image,label` a line (`.txt`, `.csv`)                     | a list each               | names of its files   |
+| a list (`.txt`, `.csv`), see `image_lists`                        | a list each               | names of its files   |
+| masks in COCO's JSON: a file, or the folder it lies in            | names of files, folders   | its categories       |
 | `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
 | `train`, `train_labels`, ...: CamVid in its own colours           | likewise                  | names of its files   |
-| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | `names.json`, if any |
-| or above them, or not at all                                      |                           |                      |
+| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | names of its files,  |
+| or above them, or not at all                                      |                           | or of its classes    |
 | `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
 | `images/training`, `annotations/training`: ADE20K                 | `#train`, `#val`          | the set              |
-| `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | the set              |
+| `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | names of its files   |
 | `images/train2017`, `stuffthingmaps/train2017`: COCO-Stuff        | `#train`, `#val`          | the set              |
 | parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   | the recipe           |
 | `sample:scenes`                                                   | `#train`, `#val`          | the set              |
 
-`names.json` beside the folders is a list of the names of the numbers 0, 1, ..., or names each with a colour.
+A file beside the folders that names the classes (`label_files`) comes before what names of files say of a published
+set. Masks may be a file for each class (`class_files`).
 
 Only names of files are looked at here, and nothing is decoded. What is there and not used is said in `left_out`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trainkit.data import folders, hub, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.scenes import arrow_tables, label_maps
+from trainkit.data.scenes import arrow_tables, class_files, coco, composed, image_lists, label_files, label_maps
 from trainkit.data.scenes.arrow_tables import Rows
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
@@ -47,20 +47,18 @@ IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pict
 """Names of the folder of pictures, in lower case."""
 
 MASK_FOLDERS = frozenset(
-    {"mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "segmentation", "stuffthingmaps"}
-)
+    {
+        "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "segmentation",
+        "segmentationclass", "segmentationclasspng", "stuffthingmaps",
+    }
+)  # fmt: skip
 """Names of the folder of masks."""
 
-LIST_LIMIT = 256 << 20
-"""Largest list, in bytes."""
-
-LINE_LIMIT = 8_000
-"""Longest line of one, in characters."""
-
 KNOWN = """\
-a list of `image,label` a line (.txt, .csv); folders train and trainannot; images and masks; leftImg8bit and gtFine \
-(Cityscapes); ImageSets/Segmentation, JPEGImages and SegmentationClass (Pascal VOC); images/training and \
-annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); parquet"""
+a list of `image,label` a line (.txt, .csv); masks in COCO's JSON; folders train and trainannot; images and masks; \
+leftImg8bit and gtFine (Cityscapes); ImageSets/Segmentation, JPEGImages and SegmentationClass (Pascal VOC); \
+images/training and annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); \
+parquet"""
 
 _PARTS = (
     ("train", "training", "train2017"),
@@ -70,6 +68,11 @@ _PARTS = (
 """Names of the same split in different sets."""
 
 _T = TypeVar("_T")
+
+_LEVELS = 3
+"""Folders above and below one that are looked at for a set."""
+
+_OF_SETS = frozenset({"leftimg8bit", "gtfine", "imagesets", "segmentationobject"})
 
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
@@ -137,6 +140,8 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of pictures with masks")
+        if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
+            return _coco(path, str(path), None if root is None else locate(root))
         if arrow_tables.is_table(path):
             return _table(path, split, part, columns)
         if path.is_dir():
@@ -145,7 +150,8 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
             raise UserError(str(path), "a file of unknown kind", KNOWN)
         if split is not None:
             raise UserError(f"{path}#{split}", "a list has no splits", "its path alone")
-        return _list(path, path.parent if root is None else locate(root))
+        scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
+        return _made("image list", str(path), scenes, (path,), labels=labels)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of pictures") from None
 
@@ -162,144 +168,16 @@ def missing(text: str, root: str | None = None) -> str | None:
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     # Where no split is named, `tables` takes that of training.
     rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
-    beside = Path(path) / "names.json"
-    labels = _named(beside) if isinstance(path, Path) and beside.is_file() else None
+    named = label_files.find([path]) if isinstance(path, Path) else None
+    labels = None if named is None else named[1]
     return SceneSource(rows.kind, rows.where, rows, labels, rows.files, columns=rows.columns)
 
 
-# Lists.
-
-
-def _list(file: Path, root: Path) -> SceneSource:
-    if not root.is_dir():
-        raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
-    there = _FileListing()
-    scenes: list[Scene] = []
-    wrong: dict[str, list[str]] = {}
-    first: dict[str, int] = {}
-    lines = 0
-    for number, cells in _lines(file):
-        if not lines and [cell.lower() for cell in cells] in _HEADERS:
-            continue
-        lines += 1
-        if len(cells) != 2:
-            wrong.setdefault("lines not of the form image,label", []).append(f"line {number} ({','.join(cells)[:100]})")
-            continue
-        names = [name for cell in cells if (name := _inside(cell, root)) is not None]
-        if len(names) < len(cells):
-            outside = next(cell for cell in cells if _inside(cell, root) is None)
-            wrong.setdefault("lines with no path below the root", []).append(f"line {number} ({outside[:100]!r})")
-            continue
-        if linked := [name for name in names if there.leads_out(root, name)]:
-            wrong.setdefault("lines with a link out of the root", []).append(f"line {number} ({linked[0][:200]})")
-            continue
-        image, mask = names
-        strange = [name for name in names if os.path.splitext(name)[1].lower() not in SUFFIXES]
-        if strange or image == mask:
-            what = "lines with a file that is no picture" if strange else "lines with one file as picture and mask"
-            wrong.setdefault(what, []).append(f"line {number} ({(strange or names)[0][:200]})")
-            continue
-        found = True
-        for what, name in (("a picture", image), ("a mask", mask)):
-            if not there.has(f"{root}/{name}"):
-                wrong.setdefault(f"lines with {what} that is not there", []).append(f"line {number} ({name[:200]})")
-                found = False
-        if image in first:
-            said = f"line {number} ({image[:200]}, as in line {first[image]})"
-            wrong.setdefault("lines with a picture named before", []).append(said)
-            found = False
-        first.setdefault(image, number)
-        if found:
-            scenes.append(Scene(image, root / image, root / mask, f"{file}, line {number} ({image[:200]})"))
-    if wrong:
-        bad = sum(map(len, wrong.values()))
-        listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in wrong.items())
-        remedy = f"mend them; paths begin in {root} (data.root says otherwise)"
-        found = f"{number_of(bad, 'mistakes')} in {number_of(lines, 'lines')}:{listing}\n"
-        raise UserError(str(file), found, remedy=remedy)
-    if not scenes:
-        raise UserError(str(file), "no lines", "a picture and its mask a line: image,label")
-    return _made("image list", str(file), scenes, (file,))
-
-
-_HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("label", "mask", "lb", "annotation", "ann")]
-
-
-def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a list and their numbers from 1, without empty ones, cut at comma, else tab, else space."""
-    if file.stat().st_size > LIST_LIMIT:
-        raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {LIST_LIMIT}")
-    number = 0
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            while line := stream.readline(LINE_LIMIT + 1):
-                number += 1
-                if len(line) > LINE_LIMIT:
-                    raise UserError(f"{file}, line {number}", f"more than {LINE_LIMIT} characters", "image,label")
-                line = line.strip()
-                if not line or line.startswith("#"):
-                    continue
-                if "," in line:
-                    cells = next(csv.reader([line], strict=True))
-                else:
-                    cells = line.split("\t" if "\t" in line else None)
-                yield number, [cell.strip() for cell in cells]
-    except (ValueError, csv.Error) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a list in UTF-8") from None
-
-
-def _inside(name: str, root: Path) -> str | None:
-    """Return a path of a list as one below the root, None where it is not."""
-    if not folders.is_writable(name):
-        return None
-    if not {"", ".", ".."} & set(name.split("/")):
-        return name
-    pure = PurePosixPath(name)
-    if pure.is_absolute():
-        try:
-            pure = pure.relative_to(root.as_posix())
-        except ValueError:
-            return None
-    if not pure.parts or ".." in pure.parts:
-        return None
-    return pure.as_posix()
-
-
-class _FileListing:
-    """Files that are there, by listing each folder once: asking file by file takes a network's disk minutes."""
-
-    def __init__(self) -> None:
-        self._listed: dict[str, frozenset[str]] = {}
-        self._links: dict[str, frozenset[str]] = {}
-        self._out: dict[str, bool] = {}
-
-    def has(self, path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        return name in self._files(folder)
-
-    def leads_out(self, root: Path, name: str) -> bool:
-        """Return whether a link on the way to a file below `root` leads out of it: each folder is asked once."""
-        folder = name.rpartition("/")[0]
-        if folder not in self._out:
-            self._out[folder] = folders.leads_out(root, folder)
-        if self._out[folder]:
-            return True
-        place, _, file = f"{root}/{name}".rpartition("/")
-        self._files(place)
-        return file in self._links[place] and folders.leads_out(root, name)
-
-    def _files(self, folder: str) -> frozenset[str]:
-        if folder not in self._listed:
-            found, links = [], []
-            with contextlib.suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_symlink():
-                        links.append(entry.name)
-                    if entry.is_file():
-                        found.append(entry.name)
-            self._listed[folder], self._links[folder] = frozenset(found), frozenset(links)
-        return self._listed[folder]
+def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
+    said = coco.read(file)
+    base = coco.image_root(file, list(said.masks), root)
+    scenes = [Scene(name, base / name, mask, mask.where) for name, mask in said.masks.items()]
+    return _made("COCO's JSON", where, scenes, (file,), said.left_out, said.labels)
 
 
 # Folders.
@@ -313,24 +191,91 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     every = _pairs_of_folders(root, split)
     splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
     if not splits:
+        if files := coco.find(root):
+            name, found = _chosen(files, split, part, root)
+            if len(found) > 1:
+                said = few(str(file.relative_to(root)) for file in found)
+                raise UserError(str(root), f"several files of masks: {said}", "one", "name the file itself")
+            return _coco(found[0], f"{root}#{name}" if name else str(root))
         if said := [
             f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
         ]:
             raise UserError(str(root), f"no pictures in one or both of {few(said)}", "pictures and masks (.png)")
-        raise UserError(str(root), "a folder of unknown layout", KNOWN)
+        other = nearby(root)
+        remedy = "" if other is None else f"{other} holds such a set: name that folder"
+        raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
     name, pairs = _chosen(splits, split, part, root)
     if len(pairs) > 1:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
         remedy = "move the others away, or write a list of `image,label` a line"
         raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
-    images, masks = pairs[0]
+    return _of_pair(root, name, pairs[0], [pair for some in splits.values() for pair in some])
+
+
+def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tuple[Path, Path]]) -> SceneSource:
+    """Return the scenes of a folder of pictures and one of masks; `every` are those of all splits."""
+    images, masks = pair
     where = f"{root}#{name}" if name else str(root)
-    scenes, left_out = _matched(_files(images), _files(masks), where)
-    names = [folder / "names.json" for folder in dict.fromkeys((images.parent, masks.parent, root))]
-    file = next((file for file in names if file.is_file()), None)
-    if file is None:
-        return _made("folders", where, scenes, left_out=left_out)
-    return _made("folders", where, scenes, (file,), left_out, _named(file))
+    there, of_mask = _files(images), _files(masks)
+    if (by_class := _by_class(there, of_mask)) is not None:
+        own, lonely = by_class
+        others = [found[0] for i, m in every if (i, m) != pair and (found := _by_class(_files(i), _files(m)))]
+        names = sorted({name for some in (own, *others) for classes in some.values() for name in classes})
+        numbers, empty, labels = composed.numbering(names)
+        scenes, bare = class_files.scenes(there, own, numbers, empty)
+        left_out = (*_lonely("pictures without a mask", bare), *_lonely("masks without a picture", lonely))
+        return _made("folders with a mask for each class", where, scenes, (), left_out, labels)
+    scenes, left_out = _matched(there, of_mask, where)
+    named = label_files.find((images.parent, masks.parent, root))
+    return _made("folders", where, scenes, left_out=left_out, named=named)
+
+
+def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[class_files.ByClass, list[str]] | None:
+    """Return the masks of each class and those of no picture, where there are such and none is called as a picture."""
+    stems = {os.path.splitext(name)[0] for name in images}
+    if any(os.path.splitext(name)[0] in stems for name in masks):
+        return None
+    return class_files.recognise(images, masks, _MASK_TAIL, _words())
+
+
+def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    return (f"{number_of(len(names), what)}: {few(names)}",) if names else ()
+
+
+def nearby(root: Path) -> Path | None:
+    """Return the folder of a set that `root` is one level or a few off; None where `root` is of a layout itself.
+
+    That is the folder which is the only thing in `root`, or the one above where `root` is its folder of pictures, of
+    masks or of a split. Raises UserError for a file of COCO's form that is too large.
+    """
+    if _is_laid_out(root):
+        return None
+    inner, up = root, root
+    for _ in range(_LEVELS):
+        with os.scandir(inner) as entries:
+            there = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+        if len(there) != 1 or not there[0].is_dir():
+            break
+        inner = Path(there[0].path)
+        if _is_laid_out(inner):
+            return inner
+    for _ in range(_LEVELS):
+        name, up = up.name.lower(), up.parent
+        if name not in IMAGE_FOLDERS | MASK_FOLDERS | _words() | _OF_SETS and not name.endswith(_BESIDE):
+            break
+        if _is_laid_out(up):
+            return up
+    return None
+
+
+def _is_laid_out(root: Path) -> bool:
+    """Return whether a folder is of a known layout, without matching pictures and masks."""
+    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
+        return True
+    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
+        return True
+    pairs = (pair for some in _pairs_of_folders(root, None).values() for pair in some)
+    return any(all(map(_has_pictures, pair)) for pair in pairs) or bool(coco.find(root))
 
 
 def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
@@ -470,8 +415,7 @@ def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
     # As downloaded there are numbers, colours and instances of each; its tool writes the train ids as well.
     end = max(kinds, key=lambda end: len(kinds[end]))
     scenes, left_out = _matched(_files(images), kinds[end], where)
-    labels = label_maps.cityscapes(end == _CITYSCAPES_ENDS[1])
-    return _made("Cityscapes", where, scenes, left_out=left_out, labels=labels)
+    return _made("Cityscapes", where, scenes, left_out=left_out, named=label_files.find((root, root / "gtFine")))
 
 
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
@@ -480,46 +424,36 @@ _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 def _voc(root: Path, split: str | None, part: str) -> SceneSource:
     lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
     name, file = _chosen(lists, split, part, root)
-    there = _FileListing()
     augmented = root / "SegmentationClassAug"
-    masks = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
+    folder = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
+    images, masks = (
+        {os.path.splitext(name)[0]: path for name, path in _files(place).items() if is_called_picture(name)}
+        if place.is_dir()
+        else {}
+        for place in (root / "JPEGImages", folder)
+    )
     scenes, gone = [], {"pictures not there": [], "masks not there": []}
     seen: set[str] = set()
-    for number, cells in _lines(file):
+    for number, cells in image_lists.lines_of(file):
         stem = cells[0] if len(cells) == 1 else ""
         if not stem or PurePosixPath(stem).name != stem or stem in seen:
             found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
             raise UserError(f"{file}, line {number}", found, "the name of a picture without suffix, each once")
         seen.add(stem)
-        image, mask = root / "JPEGImages" / f"{stem}.jpg", masks / f"{stem}.png"
-        for what, path in zip(gone, (image, mask), strict=True):
-            if not there.has(str(path)):
-                gone[what].append(f"line {number} ({path.relative_to(root)})")
-        scenes.append(Scene(stem, image, mask, f"{file}, line {number} ({stem})"))
+        for what, there, place in zip(
+            gone, (images, masks), (f"JPEGImages/{stem}.jpg", f"{folder.name}/{stem}.png"), strict=True
+        ):
+            if stem not in there:
+                gone[what].append(f"line {number} ({place})")
+        if stem in images and stem in masks:
+            scenes.append(Scene(stem, images[stem], masks[stem], f"{file}, line {number} ({stem})"))
     if any(gone.values()):
         listing = "".join(f"\n  {number_of(len(some), what)}: {few(some)}" for what, some in gone.items() if some)
-        found = f"of {number_of(len(scenes), 'lines')}{listing}\n"
+        found = f"of {number_of(len(seen), 'lines')}{listing}\n"
         raise UserError(str(file), found, remedy="unpack the whole set")
     if not scenes:
         raise UserError(str(file), "no lines", "names of pictures")
-    return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), labels=label_maps.voc())
-
-
-def _named(file: Path) -> Labels:
-    """Return the classes that a `names.json` says: a list of names, or names each with a colour."""
-    said = folders.read_json(file, 1 << 20, "JSON")
-    try:
-        if isinstance(said, list) and all(isinstance(name, str) for name in said):
-            return label_maps.numbered(said)
-        if isinstance(said, dict) and all(_is_colour(colour) for colour in said.values()):
-            return label_maps.from_palette(said)
-    except ValueError as error:
-        raise UserError(str(file), str(error)[:300], "names of classes") from None
-    raise UserError(str(file), repr(said)[:100], 'a list such as ["sky", "road"], or {"sky": [70, 130, 180]}')
-
-
-def _is_colour(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(type(part) is int for part in value)
+    return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), named=label_files.find((root,)))
 
 
 def _made(
@@ -529,21 +463,33 @@ def _made(
     also: Iterable[Path] = (),
     left_out: tuple[str, ...] = (),
     labels: Labels | None = None,
+    named: tuple[Path, Labels] | None = None,
 ) -> SceneSource:
-    """Return a source of files. Where the layout says nothing about the classes, the names of the masks may."""
-    masks = [scene.mask for scene in scenes if isinstance(scene.mask, Path)]
+    """Return a source of files. `named` are a file and the classes it names; without it and `labels` the names of all
+    mask files may say of which published set they are."""
+    of_each = [(scene.mask,) if isinstance(scene.mask, Path) else _parts_of(scene) for scene in scenes]
+    masks = list(dict.fromkeys(file for some in of_each for file in some))
     images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
+    if named is not None:
+        also, labels = (*also, named[0]), named[1]
     if labels is None:
         known = next((known for known in _RECOGNISED if all(known[1](mask) for mask in masks)), None)
         if known is not None:
             kind, labels = known[0] if kind == "folders" else kind, known[2]()
+    if kind == "Pascal VOC" and labels is not label_maps.voc():
+        kind = "folders as of Pascal VOC"
     kind = "folders of pictures and masks" if kind == "folders" else kind
-    return SceneSource(kind, where, tuple(scenes), labels, (*also, *images, *masks), left_out)
+    return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
+
+
+def _parts_of(scene: Scene) -> tuple[Path, ...]:
+    return () if scene.mask is None or isinstance(scene.mask, bytes | Path) else scene.mask.files
 
 
 _CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
 _CAMVID_COLOURED = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+_L\.png")
 _ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
+_VOC = re.compile(r"20\d\d_\d{6}\.png")
 _COCO = re.compile(r"\d{12}\.png")
 _COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
 
@@ -555,11 +501,15 @@ _RECOGNISED: tuple[tuple[str, Callable[[Path], object], Callable[[], Labels]], .
     ("ADE20K", lambda mask: _ADE20K.fullmatch(mask.name), label_maps.ade20k),
     (
         "COCO-Stuff",
-        lambda mask: _COCO.fullmatch(mask.name) and mask.parent.name in ("train2017", "val2017"),
+        lambda mask: _COCO.fullmatch(mask.name) and mask.parent.parent.name == "stuffthingmaps",
         label_maps.coco_stuff,
     ),
     ("COCO-Stuff", lambda mask: _COCO_TRAIN_IDS.fullmatch(mask.name), label_maps.coco_stuff_train_ids),
-    ("Pascal VOC", lambda mask: mask.parent.name.startswith("SegmentationClass"), label_maps.voc),
+    (
+        "Pascal VOC",
+        lambda mask: _VOC.fullmatch(mask.name) and mask.parent.name.startswith("SegmentationClass"),
+        label_maps.voc,
+    ),
 )
 """Sets that the names of all mask files give away: kind, whether one is of it, what their values stand for."""
 

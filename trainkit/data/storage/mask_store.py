@@ -18,7 +18,6 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,12 +76,9 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
     """
 
     def one(scene: Scene) -> tuple[tuple[int, int], str | None]:
-        where = files.mask_where(scene)
         try:
             picture = files.picture_shape(scene)
-            if scene.mask is None:
-                raise UserError(where, "no mask", "one for each picture")
-            mask = files.picture_shape(replace(scene, image=scene.mask, where=where))
+            mask = files.mask_shape(scene)
         except UserError as error:
             return (0, 0), str(error)
         return picture, None if mask == picture else of_another_size(scene, picture, mask)

@@ -1,0 +1,230 @@
+"""Copied recipes of scenes: how training starts, masks of every form, and folders a level off."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scene_sets
+from PIL import Image
+
+from trainkit.autoconfig import new_recipe, scene_start
+from trainkit.checkpoint import timm_weights
+from trainkit.config import loader
+from trainkit.data.scenes import sources
+from trainkit.errors import UserError
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SIZE = (96, 160)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch, cache):
+    """A folder to work in, in which paths begin, below one of its own: beside data weights are looked for."""
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(timm_weights, "is_here", lambda word: False)
+    return folder
+
+
+def copied(data: str, recipe: str = "camvid", new: str = "mine.yaml"):
+    """The copy of a recipe for other data, its text, and what is said of the data."""
+    made = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
+    return loader.load(new), Path(new).read_text(), made.seen
+
+
+def said(seen: tuple[str, ...]) -> str:
+    (start,) = [sentence for sentence in seen if sentence.startswith("start: ")]
+    return start.removeprefix("start: ")
+
+
+def weights(folder: Path) -> None:
+    (folder / "pretrained").mkdir(parents=True)
+    (folder / "pretrained" / "tf_efficientnet_lite0.safetensors").touch()
+
+
+# How training starts
+
+
+@pytest.mark.parametrize("recipe", ["segment", "camvid"])
+@pytest.mark.parametrize("place", [".", ".."])
+def test_photographs_start_from_an_encoder_whose_weights_lie_beside_the_data(here, recipe, place):
+    pytest.importorskip("segmentation_models_pytorch")
+    weights(here / place)
+    scene_sets.camvid(here / "streets", (12, 4), SIZE)
+    made, text, seen = copied("streets", recipe)
+    net = made.task.net
+    assert (net.name, net.encoder, net.decoder) == ("smp", "tu-tf_efficientnet_lite0", "fpn")
+    assert Path(net.weights).resolve() == (here / place / "pretrained" / "tf_efficientnet_lite0.safetensors").resolve()
+    assert made.data.mean == made.data.std == (0.5, 0.5, 0.5) and made.data.crop == (64, 128)
+    assert (made.optim.groups[0].match, made.optim.groups[0].lr_scale) == ("*encoder.*", 0.3)
+    assert str(made.train.length) == "60 epochs" and str(made.evaluations["val"].every) == "15 epochs"
+    assert (
+        said(seen).startswith("from the pretrained encoder tf_efficientnet_lite0 (") and f"# {'':8} {'start'}" in text
+    )
+    assert made.task.points is None and made.data.distance is None and made.best.metric == "val/miou"
+
+
+def test_weights_that_were_downloaded_come_first_and_others_after_files(here, monkeypatch):
+    pytest.importorskip("segmentation_models_pytorch")
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    for names, encoder in (
+        ({"timm:resnet18.a1_in1k"}, "tu-resnet18.a1_in1k"),
+        ({"timm:tf_efficientnet_lite0.in1k", "timm:resnet18.a1_in1k"}, "tu-tf_efficientnet_lite0.in1k"),
+    ):
+        monkeypatch.setattr(timm_weights, "is_here", lambda word, names=names: word in names)
+        made, _, _ = copied("streets", new=f"{len(names)}.yaml")
+        assert (made.task.net.encoder, made.task.net.weights) == (encoder, "pretrained")
+    assert made.task.required_weights()["net"].weights == "timm:tf_efficientnet_lite0.in1k"
+    assert made.data.std == (0.5, 0.5, 0.5)
+
+
+def test_larger_pictures_are_brought_to_what_was_measured(here):
+    pytest.importorskip("segmentation_models_pytorch")
+    weights(here)
+    scene_sets.camvid(here / "streets", (2, 1), (720, 960))
+    made, text, _ = copied("streets")
+    assert made.data.size == (360, 480) and made.data.crop == (256, 320)
+    assert "# <- pictures are 720 x 960 in the median: larger ones show more" in text
+    scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((1000, 500, 3), np.uint8))
+    scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((1000, 500), np.uint8))
+    made, _, _ = copied("streets", new="other.yaml")
+    assert made.data.size is None and made.data.short_side is not None, "of different shapes"
+
+
+def test_scales_leave_something_of_the_smallest_picture(here):
+    pytest.importorskip("segmentation_models_pytorch")
+    weights(here)
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    scene_sets.put(here / "streets" / "train" / "small.png", scene_sets.scene(1, (20, 64))[0])
+    scene_sets.put(here / "streets" / "trainannot" / "small.png", scene_sets.scene(1, (20, 64))[1])
+    made, _, _ = copied("streets")
+    assert made.data.augment.scales == (0.8, 1.25) and made.data.open(0).train.size == 5
+
+
+def test_without_weights_training_starts_at_random_and_the_command_that_gets_them_is_told(here):
+    pytest.importorskip("segmentation_models_pytorch")
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    made, _, seen = copied("streets")
+    assert made.task.net.name == "bisenetv2" and made.task.net.weights is None
+    assert said(seen).startswith("from scratch: the pretrained weights of tf_efficientnet_lite0 are not here; ")
+    assert f"`trainkit download timm:{scene_start.ENCODER}`" in said(seen)
+
+
+def test_without_the_library_of_decoders_its_extra_is_named(here, monkeypatch):
+    weights(here)
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == scene_start.SMP else find(name))
+    made, _, seen = copied("streets")
+    assert made.task.net.name == "bisenetv2" and "pip install trainkit[segmentation]" in said(seen)
+
+
+def test_drawings_and_small_pictures_start_at_random(here):
+    weights(here)
+    scene_sets.camvid(here / "small", (4, 2), (48, 64))
+    assert said(copied("small")[2]) == "from scratch: pictures of 48 px are too small for a pretrained encoder"
+    table = np.array(scene_sets.COLOURS[:3], np.uint8)
+    for split in ("train", "val"):
+        for n in range(3):
+            mask = scene_sets.scene(n, SIZE, 3, ignored=False)[1]
+            scene_sets.put(here / "drawn" / split / f"{split}{n}.png", table[mask])
+            scene_sets.put(here / "drawn" / f"{split}annot" / f"{split}{n}.png", mask)
+    assert said(copied("drawn", new="other.yaml")[2]).startswith("from scratch: drawings, not photographs: 3 colours")
+
+
+# Masks of every form
+
+
+def test_cocos_json_without_splits_is_divided_by_lists_that_name_it(here):
+    named = []
+    for n in range(10):
+        scene_sets.put(here / "set" / "images" / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
+        named.append({"id": n, "file_name": f"p{n}.png", "height": SIZE[0], "width": SIZE[1]})
+    outline = [[0, 0, 80, 0, 80, 60, 0, 60]]
+    said = {
+        "images": named,
+        "annotations": [{"image_id": n, "category_id": 1 + n % 2, "segmentation": outline} for n in range(10)],
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+    }
+    (here / "set" / "labels.json").write_text(json.dumps(said))
+    for data in ("set", "set/labels.json"):
+        new = f"{len(data)}.yaml"
+        made, _, _ = copied(data, new=new)
+        assert made.data.names is None and made.data.root == "set"
+        opened = made.data.open(0)
+        assert (opened.train.size, opened.evaluations["val"].size) == (8, 2)
+        assert opened.meta.class_names == ("background", "cat", "dog")
+        lines = Path(new).with_name(f"{len(data)}_train.txt").read_text().splitlines()
+        assert lines[0].endswith(".png,labels.json") and lines[0].startswith("images/p")
+
+
+def test_a_file_for_each_class_without_splits_is_divided_by_lists_with_a_column_for_each(here):
+    for n in range(10):
+        scene_sets.put(here / "set" / "images" / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
+        covered = np.zeros(SIZE, np.uint8)
+        covered[:40] = 255
+        scene_sets.put(here / "set" / "masks" / ("cat" if n % 2 else "dog") / f"p{n}.png", covered)
+    made, text, _ = copied("set")
+    assert Path("mine_train.txt").read_text().startswith("image,class:cat,class:dog\n") and "names:" not in text
+    opened = made.data.open(0)
+    assert (opened.train.size, opened.evaluations["val"].size) == (8, 2)
+    assert opened.meta.class_names == ("background", "cat", "dog")
+
+
+def test_a_set_laid_out_as_voc_has_names_to_decide(here):
+    lists = here / "set" / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    for split in ("train", "val"):
+        for n in range(3):
+            picture, mask = scene_sets.scene(n + 10 * len(split), SIZE, 3)
+            scene_sets.put(here / "set" / "JPEGImages" / f"{split}{n}.jpg", picture)
+            scene_sets.put(here / "set" / "SegmentationClass" / f"{split}{n}.png", mask)
+        (lists / f"{split}.txt").write_text("".join(f"{split}{n}\n" for n in range(3)))
+    made, text, _ = copied("set")
+    assert made.data.names == ["class_0", "class_1", "class_2"]
+    assert "# <- the names of these values; what stands for no class goes into ignore" in text
+    (here / "set" / "classes.txt").write_text("field\nriver\nhouse\n")
+    made, text, _ = copied("set", new="other.yaml")
+    assert made.data.names is None and made.data.open(0).meta.class_names == ("field", "river", "house")
+
+
+# Folders a level off
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ("download", "download/unpacked/streets"),
+        ("download/unpacked", "download/unpacked/streets"),
+        ("download/unpacked/streets/images", "download/unpacked/streets"),
+        ("download/unpacked/streets/images/train", "download/unpacked/streets"),
+        ("download/unpacked/streets/masks", "download/unpacked/streets"),
+    ],
+)
+def test_a_folder_that_a_set_is_some_levels_off_is_recognised(here, given, taken):
+    scene_sets.folders(here / "download" / "unpacked" / "streets", 4, SIZE)
+    (here / "download" / "__MACOSX").mkdir()
+    (here / "download" / ".DS_Store").touch()
+    made, _, seen = copied(given)
+    assert (made.data.train, made.data.evaluate) == (f"{taken}#train", {"val": f"{taken}#val"})
+    assert seen[0] == f"{given} is no set of pictures and masks; {here / taken} is, and was taken"
+    with pytest.raises(UserError, match=rf"of unknown layout.*{taken} holds such a set: name that folder"):
+        sources.open_scenes(str(here / given))
+
+
+def test_a_folder_of_a_split_is_recognised_by_the_masks_beside_it(here):
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    assert copied("streets/train")[0].data.train == "streets#train"
+
+
+def test_what_is_near_no_set_is_refused_as_before(here):
+    (here / "some" / "images").mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(here / "some" / "images" / "a.png")
+    for place in ("some", "some/images"):
+        with pytest.raises(UserError, match=r"a folder of unknown layout; expected a list of"):
+            copied(place)

@@ -1,0 +1,244 @@
+"""Masks of COCO's JSON: what is painted, which classes there are, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scene_sets
+
+from trainkit.data.scenes import coco, files
+from trainkit.data.scenes.sources import open_scenes
+from trainkit.errors import UserError
+
+SIZE = (24, 32)
+CATEGORIES = [{"id": 7, "name": "car"}, {"id": 3, "name": "person"}]
+
+
+def box(x: float, y: float, width: float, height: float) -> list[float]:
+    """A rectangle as a polygon of COCO."""
+    return [x, y, x + width, y, x + width, y + height, x, y + height]
+
+
+def annotation(category: int = 3, image: int = 0, **said) -> dict:
+    return {"image_id": image, "category_id": category, "segmentation": [box(2, 3, 10, 5)], "iscrowd": 0} | said
+
+
+def content(annotations: list, images: int = 1, **said) -> dict:
+    named = [{"id": n, "file_name": f"p{n}.png", "height": SIZE[0], "width": SIZE[1]} for n in range(images)]
+    return {"images": named, "annotations": annotations, "categories": CATEGORIES} | said
+
+
+def written(folder: Path, said: object, name: str = "set.json") -> Path:
+    """A file of COCO's form, and the pictures that it may name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(4):
+        scene_sets.put(folder / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
+    (folder / name).write_text(said if isinstance(said, str) else json.dumps(said))
+    return folder / name
+
+
+def masks(file: Path) -> list[np.ndarray]:
+    source = open_scenes(str(file))
+    assert source.labels is not None
+    return [files.classes_of(scene, source.labels) for scene in source.scenes]
+
+
+def test_categories_are_classes_after_the_background_in_the_order_of_their_ids(tmp_path):
+    file = written(tmp_path, content([annotation(), annotation(7, segmentation=[box(20, 0, 4, 24)])], images=2))
+    source = open_scenes(str(file))
+    assert source.labels is not None and source.labels.names == ("background", "person", "car")
+    assert source.ids() == ["p0.png", "p1.png"] and file in source.files
+    first, empty = masks(file)
+    expected = np.zeros(SIZE, np.uint8)
+    expected[3:8, 2:12], expected[:, 20:24] = 1, 2
+    assert (first == expected).all() and not empty.any()
+
+
+def test_of_two_that_overlap_the_smaller_is_on_top_and_of_one_size_the_later(tmp_path):
+    large, small = annotation(7, segmentation=[box(0, 0, 20, 20)]), annotation(3, segmentation=[box(5, 5, 4, 4)])
+    for order in ([large, small], [small, large]):
+        (found,) = masks(written(tmp_path / "a", content(order)))
+        assert (found[5:9, 5:9] == 1).all() and (found == 2).sum() == 400 - 16
+    equal = [annotation(3, segmentation=[box(0, 0, 6, 6)]), annotation(7, segmentation=[box(3, 0, 6, 6)])]
+    (found,) = masks(written(tmp_path / "b", content(equal)))
+    assert (found[:6, 3:6] == 2).all() and (found[:6, :3] == 1).all()
+
+
+def test_crowds_and_boxes_without_an_outline_have_no_class_where_nothing_else_is(tmp_path):
+    crowd = annotation(7, iscrowd=1, segmentation={"size": list(SIZE), "counts": [0, 24 * 16, 24 * 16]})
+    boxed = annotation(7, segmentation=[], bbox=[20, 0, 5, 5])
+    file = written(tmp_path, content([crowd, annotation(), boxed]))
+    (found,) = masks(file)
+    expected = np.zeros(SIZE, np.uint8)
+    expected[:, :16], expected[:5, 20:25], expected[3:8, 2:12] = 255, 255, 1
+    assert (found == expected).all()
+    assert open_scenes(str(file)).left_out == ("1 object with a box and no outline: pixels in it have no class",)
+
+
+def test_a_category_called_background_is_class_0_and_the_rest_has_no_class(tmp_path):
+    named = [*CATEGORIES, {"id": 9, "name": "Background"}]
+    annotations = [annotation(), annotation(9, segmentation=[box(0, 0, 16, 24)])]
+    file = written(tmp_path, content(annotations, categories=named))
+    labels = open_scenes(str(file)).labels
+    assert labels is not None and labels.names == ("Background", "person", "car")
+    (found,) = masks(file)
+    assert (found[:, 16:] == 255).all() and (found[3:8, 2:12] == 1).all() and (found == 0).sum() == 16 * 24 - 50
+
+
+def test_the_category_that_others_are_under_is_no_class(tmp_path):
+    named = [{"id": 0, "name": "things", "supercategory": "none"}]
+    named += [{**one, "supercategory": "things"} for one in CATEGORIES]
+    labels = open_scenes(str(written(tmp_path, content([annotation()], categories=named)))).labels
+    assert labels is not None and labels.names == ("background", "person", "car")
+    used = content([annotation(), annotation(0)], categories=named)
+    labels = open_scenes(str(written(tmp_path / "used", used))).labels
+    assert labels is not None and labels.names == ("background", "things", "person", "car")
+
+
+def test_run_lengths_are_those_of_pycocotools():
+    # Made by pycocotools 2.0.11 of a polygon of 160 x 120 pixels.
+    text = "gS74b38H6J3M3N1O2N2O1N1O2O1O1N100000000000O101O00000O10001O1N2N2N2N2N2M4L5L5GcY7"
+    found = coco.decode_runs(text, (120, 160))
+    assert found.shape == (120, 160) and int(found.sum()) == 1019 and np.argwhere(found).min(0).tolist() == [73, 60]
+    lengths = np.array([5, 3, 24 * 32 - 8])
+    expected = np.zeros(SIZE, bool)
+    expected[5:8, 0] = True
+    assert (coco.decode_runs(lengths, SIZE) == expected).all()
+
+
+def test_a_pixel_is_inside_where_its_centre_is():
+    triangle = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
+    y, x = np.mgrid[:10, :10] + 0.5
+    assert (coco.fill(triangle, (10, 10)) == (x + y < 8)).all()
+    ring = np.array([[0, 0], [9, 0], [9, 9], [0, 9], [0, 0], [3, 3], [6, 3], [6, 6], [3, 6], [3, 3]], float)
+    found = coco.fill(ring, (10, 10))
+    assert int(found.sum()) == 81 - 9 and not found[3:6, 3:6].any()
+    assert not coco.fill(triangle - 100, (10, 10)).any() and coco.fill(triangle * 1e5 - 10, (10, 10)).all()
+
+
+def test_several_polygons_of_an_object_are_one_area(tmp_path):
+    parts = annotation(segmentation=[box(0, 0, 6, 6), box(4, 4, 6, 6), box(-50, -50, 20, 20)])
+    (found,) = masks(written(tmp_path, content([parts])))
+    assert int((found == 1).sum()) == 36 + 36 - 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "splits"),
+    [
+        ("roboflow", ("train", "valid")),
+        ("coco", ("train2017", "val2017")),
+        ("cvat", ("train", "val")),
+    ],
+)
+def test_folders_of_coco_are_found_with_their_splits(tmp_path, layout, splits):
+    for n, split in enumerate(splits):
+        pictures = {
+            "roboflow": tmp_path / split, "coco": tmp_path / split, "cvat": tmp_path / "images" / split,
+        }[layout]  # fmt: skip
+        file = {
+            "roboflow": pictures / "_annotations.coco.json",
+            "coco": tmp_path / "annotations" / f"instances_{split}.json",
+            "cvat": tmp_path / "annotations" / f"instances_{split}.json",
+        }[layout]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for k in range(2):
+            scene_sets.put(pictures / f"p{k}.png", scene_sets.scene(10 * n + k, SIZE)[0])
+        file.write_text(json.dumps(content([annotation(image=1)], images=2)))
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / "annotations" / f"person_keypoints_{split}.json").write_text(file.read_text())
+    for part in ("train", "val"):
+        source = open_scenes(str(tmp_path), part)
+        assert source.kind == "COCO's JSON" and len(source) == 2 and source.labels is not None
+        assert files.classes_of(source.scenes[1], source.labels).sum() == 50
+        assert open_scenes(f"{tmp_path}#{part}").where == source.where
+
+
+def test_one_file_beside_its_pictures_is_a_set_without_splits(tmp_path):
+    written(tmp_path / "a", content([annotation()]), "result.json")
+    (tmp_path / "a" / "info.json").write_text('{"images": 3}')
+    assert len(open_scenes(str(tmp_path / "a"))) == 1
+    written(tmp_path / "a", content([annotation()]), "second.json")
+    with pytest.raises(UserError, match=r"several files of masks: result\.json, second\.json; .*name the file itself"):
+        open_scenes(str(tmp_path / "a"))
+
+
+def test_lists_may_name_a_file_of_coco(tmp_path):
+    written(tmp_path, content([annotation(), annotation(7, image=2)], images=3))
+    (tmp_path / "some.txt").write_text("p2.png,set.json\np0.png,set.json\n")
+    source = open_scenes(str(tmp_path / "some.txt"))
+    assert source.ids() == ["p2.png", "p0.png"] and source.labels is not None
+    assert [files.classes_of(scene, source.labels).max() for scene in source.scenes] == [2, 1]
+    (tmp_path / "some.txt").write_text("p3.png,set.json\n")
+    with pytest.raises(UserError, match="1 line with a picture that its JSON does not name"):
+        open_scenes(str(tmp_path / "some.txt"))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ('["images", "annotations", "categories"]', "no lists `images`, `annotations` and `categories`"),
+        ('{"images": [], "annotations": [], "categories"', "cannot be read"),
+        ('["images", "annotations", "categories"' + "[" * 100_000, "cannot be read"),
+        (content([], images=0), "no images"),
+        (content([3]), r"annotations\[0\] is no object"),
+        (content([annotation(image=5)]), r"annotations\[0\]\.image_id is 5, which nothing has"),
+        (content([annotation(5)]), r"annotations\[0\]\.category_id is 5, which nothing has"),
+        (content([annotation(iscrowd=2)]), "iscrowd is neither 0 nor 1"),
+        (content([annotation(segmentation=[[1, 2, "x", 4, 5, 6]])]), "is not pairs of coordinates"),
+        (content([annotation(segmentation=[[1, 2, 3, 4, 5, 6, 7]])]), "is not pairs of coordinates"),
+        (content([annotation(segmentation=[[1, 2, 3, 4, 1e999, 6]])]), "is not pairs of coordinates within 1,000,000"),
+        (content([annotation(segmentation=[[1, 2, 3, 4, float("nan"), 6]])]), "is not pairs of coordinates"),
+        (content([annotation(segmentation="x")]), "is neither polygons nor run lengths"),
+        (content([annotation(segmentation={"counts": [1, -2]})]), "is neither a text nor a list of lengths"),
+        (content([annotation(segmentation={"counts": "\x01"})]), "characters that no run lengths have"),
+        (content([annotation(segmentation=[], bbox=[0, 0, 4, 4])]), "1 object with a box and none with an outline"),
+        (content([annotation()], images=9), "5 of 9 pictures are not there: p4.png"),
+        (content([], categories=[{"id": 1, "name": "a"}] * 2), r"categories\[1\]\.id is 1, as of another"),
+        (content([], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]), "two classes of one name: a"),
+        (content([], categories=[{"id": n, "name": f"c{n}"} for n in range(300)]), "301 classes; 2 to 255"),
+        (content([]) | {"images": [{"id": 1, "file_name": "../p0.png", "height": 4, "width": 4}]}, "below"),
+        (content([]) | {"images": [{"id": 1, "file_name": "/etc/x.png", "height": 4, "width": 4}]}, "below one folder"),
+        (content([]) | {"images": [{"id": 1, "file_name": "p0.png", "height": 0, "width": 4}]}, "height is 0"),
+        (content([]) | {"images": [{"id": 1, "file_name": 4, "height": 4, "width": 4}]}, "file_name is 4"),
+        (content([]) | {"images": [content([])["images"][0], {**content([])["images"][0], "id": 3}]}, "two images of"),
+    ],
+)  # fmt: skip
+def test_what_is_not_of_cocos_form_is_refused_in_one_message(tmp_path, said, message):
+    with pytest.raises(UserError, match=message) as caught:
+        open_scenes(str(written(tmp_path, said)))
+    assert len(str(caught.value)) < 2000 and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ({"counts": [5]}, "run lengths of 5 pixels for 32 x 24"),
+        ({"counts": "o"}, "run lengths that break off"),
+        ({"counts": "o" * 50}, "run lengths that no picture has"),
+        ([[0, 0, 5, 1e6] * 30_000], "an outline of 60000 points that crosses"),
+    ],
+)
+def test_outlines_that_do_not_fit_are_named_with_their_picture(tmp_path, segmentation, message):
+    file = written(tmp_path, content([annotation(segmentation=segmentation)]))
+    with pytest.raises(UserError, match=rf"image 0 \(p0\.png\): {message}"):
+        masks(file)
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path, monkeypatch):
+    file = written(tmp_path, content([annotation()]))
+    monkeypatch.setattr(coco, "LIMIT", 100)
+    for place in (file, tmp_path):
+        with pytest.raises(UserError, match=r"bytes; expected at most 100: masks in COCO's JSON"):
+            open_scenes(str(place))
+
+
+def test_a_picture_behind_a_link_out_of_the_set_is_refused(tmp_path):
+    file = written(tmp_path / "set", content([annotation()]))
+    outside = scene_sets.put(tmp_path / "outside.png", scene_sets.scene(0, SIZE)[0])
+    (tmp_path / "set" / "p0.png").unlink()
+    (tmp_path / "set" / "p0.png").symlink_to(outside)
+    with pytest.raises(UserError, match=r"1 link.? out of .*p0\.png"):
+        open_scenes(str(file))

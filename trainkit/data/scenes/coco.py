@@ -1,0 +1,398 @@
+"""Masks of COCO's JSON: outlines of objects as polygons or run lengths, with a category each, become classes.
+
+Classes are the background (0) and the categories in the order of their ids; see `composed` for what lies on top. A
+picture without an annotation is all background. Objects marked `iscrowd` enclose more than the objects, and those with
+a box and no outline as well: what nothing else covers of them has no class. A category that is only the common
+`supercategory` of others, as Roboflow writes one, is no class.
+
+Of polygons a pixel is inside where its centre is, by the even-odd rule; several polygons of an object are one area.
+Format: Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, and its API's `mask` for run lengths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit.data import folders
+from trainkit.data.formats.image_decode import PIXEL_CAP
+from trainkit.data.scenes import composed
+from trainkit.data.scenes.composed import Region
+from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.scenes.listed_paths import FileListing
+from trainkit.errors import UserError, few, number_of
+from trainkit.interfaces import IGNORED
+
+LIMIT = 512 << 20
+"""Largest file, in bytes. `instances_train2017.json` has 448 MB."""
+
+FAR = 1e6
+"""Largest coordinate of an outline, in pixels."""
+
+CROSSINGS = 1 << 20
+"""Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
+
+_LONGEST = 1 << 16
+"""Longest side of a picture, in pixels."""
+
+_OTHERS = ("captions_", "person_keypoints_", "panoptic_", "image_info_")
+"""Begin the names of COCO's files of other things."""
+
+_SPLIT = re.compile(r"(?:.*[_.-])?(train|training|val|valid|validation|dev|test|testing)(?:\d{4})?", re.IGNORECASE)
+
+_KEYS = ("images", "annotations", "categories")
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """One object of a picture: polygons, run lengths, or for lack of both a box."""
+
+    number: int
+    polygons: tuple[np.ndarray, ...] = ()
+    """float64 (n, 2) each, x and y in pixels."""
+    runs: str | np.ndarray | None = None
+    """Lengths of runs outside and inside in turn, down the columns: compressed, or int64."""
+    box: tuple[float, float, float, float] | None = None
+    """Left, top, width and height."""
+
+
+@dataclass(frozen=True, eq=False)
+class CocoMask:
+    """The objects of a picture, painted when they are read."""
+
+    file: Path
+    where: str
+    size: tuple[int, int]
+    outlines: tuple[Outline, ...]
+    empty: int
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The JSON file, which all masks of a set share."""
+        return (self.file,)
+
+    def shape(self) -> tuple[int, int]:
+        """Return height and width as the file says them."""
+        return self.size
+
+    def read(self) -> np.ndarray:
+        """Return classes, uint8 (height, width). Raises UserError for run lengths that do not fit the picture."""
+        regions = (region for outline in self.outlines if (region := self._region(outline)) is not None)
+        return composed.paint(self.size, regions, self.empty, self.where)
+
+    def _region(self, outline: Outline) -> Region | None:
+        try:
+            if outline.runs is not None:
+                return Region.of(outline.number, decode_runs(outline.runs, self.size))
+            polygons = outline.polygons
+            if outline.box is not None:
+                x, y, width, height = outline.box
+                polygons = (np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]]),)
+            return _filled(outline.number, polygons, self.size)
+        except ValueError as error:
+            raise UserError(self.where, str(error), "an outline of the picture's size") from None
+
+
+@dataclass(frozen=True)
+class Read:
+    """The content of a file."""
+
+    masks: dict[str, CocoMask]
+    """By the path of the picture as the file has it, `/` between its parts."""
+    labels: Labels
+    left_out: tuple[str, ...]
+
+
+def find(root: Path) -> dict[str, list[Path]]:
+    """Return the files of COCO's form in a folder, its `annotations` and the folders of its splits, by split.
+
+    Files whose names tell no split are under the name of nothing. Raises UserError for one that is too large.
+    """
+    inner = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found: dict[str, list[Path]] = {}
+    for folder in (root, *inner):
+        part = _SPLIT.fullmatch(folder.name) if folder != root else None
+        if folder != root and part is None and folder.name.lower() not in ("annotations", "labels"):
+            continue
+        for file in sorted(folder.glob("*.json")):
+            named = part or _SPLIT.fullmatch(file.stem)
+            if not file.name.startswith((".", *_OTHERS)) and is_coco(file):
+                found.setdefault(named[1].lower() if named else "", []).append(file)
+    return {name: [f for f in files if f.name.startswith("instances")] or files for name, files in found.items()}
+
+
+def is_coco(file: Path) -> bool:
+    """Return whether a JSON file names what COCO's has, without parsing it."""
+    size = folders.size_of(file, str(file), "COCO's JSON")
+    if size > LIMIT:
+        raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: masks in COCO's JSON")
+    wanted = [f'"{key}"'.encode() for key in _KEYS]
+    try:
+        with file.open("rb") as stream:
+            before = b""
+            while wanted and (block := stream.read(1 << 22)):
+                wanted = [word for word in wanted if word not in before + block]
+                before = block[-16:]
+    except OSError:
+        return False
+    return not wanted
+
+
+def read(file: Path) -> Read:
+    """Read masks and classes of a file. Decodes no run lengths.
+
+    Raises UserError for what is not of COCO's form, with the first place, and where no object has an outline.
+    """
+    said = folders.read_json(file, LIMIT, "masks in COCO's JSON")
+    if not isinstance(said, dict) or not all(isinstance(said.get(key), list) for key in _KEYS):
+        raise UserError(str(file), "no lists `images`, `annotations` and `categories`", "masks in COCO's JSON")
+    try:
+        pictures = _pictures(said["images"])
+        names = _categories(said["categories"], said["annotations"])
+        numbers, empty, labels = composed.numbering(list(names.values()))
+        classes = {id: numbers[name] for id, name in names.items()}
+        outlines, left_out = _outlines(said["annotations"], pictures, classes)
+    except ValueError as error:
+        raise UserError(str(file), str(error)[:300], "masks in COCO's JSON") from None
+    masks = {}
+    for id, (name, size) in pictures.items():
+        if name in masks:
+            raise UserError(str(file), f"two images of one file_name: {name[:200]}", "each once")
+        masks[name] = CocoMask(file, f"{file}, image {id} ({name[:200]})", size, tuple(outlines.get(id, ())), empty)
+    if not masks:
+        raise UserError(str(file), "no images", "pictures and their objects")
+    return Read(masks, labels, left_out)
+
+
+def _entries(some: list[Any], what: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for place, entry in enumerate(some):
+        where = f"{what}[{place}]"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where} is no object")
+        yield where, entry
+
+
+def _id(entry: Mapping[str, Any], key: str, where: str) -> int | str:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, str) and len(value) > 100):
+        raise ValueError(f"{where}.{key} is {value!r}"[:150] + "; a number is needed")
+    return value
+
+
+def _side(entry: Mapping[str, Any], key: str, where: str) -> int:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST:
+        raise ValueError(f"{where}.{key} is {value!r}"[:150] + f"; 1 to {_LONGEST} pixels are needed")
+    return value
+
+
+def _pictures(some: list[Any]) -> dict[int | str, tuple[str, tuple[int, int]]]:
+    found: dict[int | str, tuple[str, tuple[int, int]]] = {}
+    for where, entry in _entries(some, "images"):
+        name = entry.get("file_name")
+        if not isinstance(name, str) or not name or len(name) > 1000 or not folders.is_writable(name):
+            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; the path of a picture is needed")
+        if (id := _id(entry, "id", where)) in found:
+            raise ValueError(f"{where}.id is {id}, as of another image")
+        name = name.replace("\\", "/").removeprefix("./")
+        if {"", ".", ".."} & set(name.split("/")):
+            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; a path below one folder is needed")
+        found[id] = (name, (_side(entry, "height", where), _side(entry, "width", where)))
+    return found
+
+
+def _categories(some: list[Any], annotations: list[Any]) -> dict[int | str, str]:
+    """Return the name of each category by its id, in the order of ids, without one that only stands for others."""
+    found: dict[int | str, str] = {}
+    above: set[str] = set()
+    for where, entry in _entries(some, "categories"):
+        name = entry.get("name")
+        if not isinstance(name, str):
+            raise ValueError(f"{where}.name is {name!r}"[:150] + "; a name is needed")
+        if (id := _id(entry, "id", where)) in found:
+            raise ValueError(f"{where}.id is {id}, as of another category")
+        found[id] = name
+        if isinstance(parent := entry.get("supercategory"), str) and parent != name:
+            above.add(parent)
+    used = {str(entry.get("category_id")) for entry in annotations if isinstance(entry, dict)}
+    only_above = [id for id, name in found.items() if name in above and str(id) not in used]
+    ordered = sorted(found, key=lambda id: (isinstance(id, str), id if isinstance(id, int) else 0, str(id)))
+    return {id: found[id] for id in ordered if id not in only_above}
+
+
+def _outlines(
+    some: list[Any], pictures: Mapping[int | str, Any], classes: Mapping[int | str, int]
+) -> tuple[dict[int | str, list[Outline]], tuple[str, ...]]:
+    """Return the objects of each image, and sentences about those that cover nothing or have only a box."""
+    found: dict[int | str, list[Outline]] = {}
+    boxes = thin = drawn = 0
+    for where, entry in _entries(some, "annotations"):
+        image, category = _id(entry, "image_id", where), _id(entry, "category_id", where)
+        if image not in pictures or category not in classes:
+            key, value = ("image_id", image) if image not in pictures else ("category_id", category)
+            raise ValueError(f"{where}.{key} is {value}, which nothing has as its id")
+        if entry.get("iscrowd", 0) not in (0, 1, None):
+            raise ValueError(f"{where}.iscrowd is neither 0 nor 1")
+        number = IGNORED if entry.get("iscrowd") else classes[category]
+        outline = _outline(entry, number, where)
+        if outline is None:
+            thin += 1
+            continue
+        boxes, drawn = boxes + (outline.box is not None), drawn + (outline.box is None)
+        found.setdefault(image, []).append(outline)
+    if boxes and not drawn:
+        raise ValueError(f"{number_of(boxes, 'objects')} with a box and none with an outline (`segmentation`)")
+    said = []
+    if boxes:
+        said.append(f"{number_of(boxes, 'objects')} with a box and no outline: pixels in it have no class")
+    if thin:
+        said.append(f"{number_of(thin, 'objects')} whose outline covers nothing")
+    return found, tuple(said)
+
+
+def _outline(entry: Mapping[str, Any], number: int, where: str) -> Outline | None:
+    shape = entry.get("segmentation")
+    if isinstance(shape, dict):
+        return Outline(number, runs=_runs(shape.get("counts"), f"{where}.segmentation.counts"))
+    if shape in (None, []):
+        box = entry.get("bbox")
+        if box in (None, []):
+            return None
+        left, top, width, height = _numbers(box, 4, f"{where}.bbox").tolist()
+        return Outline(IGNORED, box=(left, top, width, height)) if width > 0 and height > 0 else None
+    if not isinstance(shape, list) or not all(isinstance(one, list) for one in shape):
+        raise ValueError(f"{where}.segmentation is neither polygons nor run lengths")
+    polygons = [_numbers(one, 0, f"{where}.segmentation") for one in shape]
+    polygons = [one.reshape(-1, 2) for one in polygons if len(one) >= 6]
+    return Outline(number, tuple(polygons)) if polygons else None
+
+
+def _numbers(some: Any, count: int, where: str) -> np.ndarray:
+    try:
+        values = np.array(some, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        values = np.empty((0, 0))
+    if values.ndim != 1 or (len(values) != count if count else len(values) % 2) or not (np.abs(values) <= FAR).all():
+        raise ValueError(f"{where} is not {count or 'pairs of'} coordinates within {FAR:,.0f} pixels")
+    return values
+
+
+def _runs(counts: Any, where: str) -> str | np.ndarray:
+    if isinstance(counts, str):
+        if not re.fullmatch("[0-o]+", counts):
+            raise ValueError(f"{where} holds characters that no run lengths have")
+        return counts
+    if not isinstance(counts, list) or not all(type(one) is int and 0 <= one <= PIXEL_CAP for one in counts):
+        raise ValueError(f"{where} is neither a text nor a list of lengths")
+    return np.array(counts, np.int64)
+
+
+def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Decode run lengths, compressed or int64, to bool of `size` (height, width).
+
+    Raises ValueError where they do not make up so many pixels, or that is more than any picture has.
+    """
+    if size[0] * size[1] > PIXEL_CAP:
+        raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are possible")
+    lengths = _unpacked(runs) if isinstance(runs, str) else runs
+    if (lengths < 0).any() or int(lengths.sum()) != size[0] * size[1]:
+        raise ValueError(f"run lengths of {int(lengths.sum())} pixels for {size[1]} x {size[0]}")
+    inside = np.arange(len(lengths)) % 2 == 1
+    return np.repeat(inside, lengths).reshape(size[1], size[0]).T
+
+
+def _unpacked(text: str) -> np.ndarray:
+    """Unpack lengths from a text: 5 bits a character, the sixth says that more follow; each after the third is told by
+    its difference from the last but one."""
+    lengths: list[int] = []
+    value = bits = 0
+    for code in text.encode():
+        code -= 48
+        value |= (code & 31) << bits
+        bits += 5
+        if bits > 50:
+            raise ValueError("run lengths that no picture has")
+        if code & 32:
+            continue
+        if code & 16:
+            value -= 1 << bits
+        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
+        value = bits = 0
+    if bits:
+        raise ValueError("run lengths that break off")
+    return np.clip(np.array(lengths, np.int64), -1, 2 * PIXEL_CAP)
+
+
+def _filled(number: int, polygons: Sequence[np.ndarray], size: tuple[int, int]) -> Region | None:
+    """Fill polygons into one region; None where they cover no pixel of a picture of `size` (height, width)."""
+    points = np.concatenate(polygons)
+    low = np.clip(np.floor(points.min(0)), 0, None).astype(int)
+    high = np.minimum(np.ceil(points.max(0)).astype(int), (size[1], size[0]))
+    width, height = (high - low).tolist()
+    if width < 1 or height < 1:
+        return None
+    covered = np.zeros((height, width), bool)
+    for polygon in polygons:
+        covered |= fill(polygon - low, (height, width))
+    return Region.of(number, covered, int(low[1]), int(low[0])) if covered.any() else None
+
+
+def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Fill a polygon, float64 (n, 2) of x and y: bool of `size` (height, width), true where a pixel's centre is inside.
+
+    Raises ValueError where its edges cross more rows than `CROSSINGS`.
+    """
+    height, width = size
+    x, y = polygon.T
+    x_end, y_end = np.roll(x, -1), np.roll(y, -1)
+    first = np.clip(np.ceil(np.minimum(y, y_end) - 0.5), 0, height).astype(np.int64)
+    last = np.clip(np.ceil(np.maximum(y, y_end) - 0.5), 0, height).astype(np.int64)
+    counts = last - first
+    total = int(counts.sum())
+    if total > CROSSINGS:
+        raise ValueError(f"an outline of {len(polygon)} points that crosses {total} rows")
+    edge = np.repeat(np.arange(len(x)), counts)
+    row = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
+    slope = (x_end - x)[edge] / (y_end - y)[edge]
+    column = np.ceil(x[edge] + (row + 0.5 - y[edge]) * slope - 0.5)
+    column = np.clip(column, 0, width).astype(np.int64)
+    turns = np.zeros((height, width + 1), np.int32)
+    np.add.at(turns, (row, column), 1)
+    return (np.cumsum(turns[:, :width], 1) & 1).astype(bool)
+
+
+def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:
+    """Return the folder that the paths of pictures in a file begin in: `root`, or the one that holds the most of them.
+
+    Looked at are the file's folder, the one above, and in these `images` and the file's split. Raises UserError where
+    pictures are not there, or lie outside of it behind a link.
+    """
+    there = FileListing()
+    places = [root] if root is not None else list(_places(file))
+    gone = {place: [name for name in names if not there.has(f"{place}/{name}")] for place in places}
+    best = min(places, key=lambda place: len(gone[place]))
+    if gone[best]:
+        looked = "" if root is not None else f" (looked in {few(map(str, places), 8)})"
+        found = f"{len(gone[best])} of {len(names)} pictures are not there: {few(gone[best])}{looked}"
+        raise UserError(str(file), found, "all that it names", "say in data.root where their paths begin")
+    if out := [name for name in names if there.leads_out(best, name)]:
+        raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "pictures in it")
+    return best
+
+
+def _places(file: Path) -> Iterator[Path]:
+    named = _SPLIT.fullmatch(file.stem)
+    tail = file.stem.rpartition("_")[2]
+    words = dict.fromkeys((tail, named[1] if named else tail))
+    for above in (file.parent, file.parent.parent):
+        yield above
+        yield from (above / word for word in words if (above / word).is_dir())
+        for inner in ("images", "JPEGImages"):
+            if (above / inner).is_dir():
+                yield above / inner
+                yield from (above / inner / word for word in words if (above / inner / word).is_dir())

@@ -1,0 +1,103 @@
+"""Masks that no single file holds: painted from outlines (`coco`), or from a file for each class (`class_files`).
+
+Regions that stand for no class lie lowest. The others are painted by their area, the largest first, so that the smaller
+of two that overlap is on top; of two of one area the later one. Pixels that no region covers are background, or where
+the set has a class called so have no class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from trainkit.data.scenes import label_maps
+from trainkit.data.scenes.label_maps import Labels
+from trainkit.errors import UserError
+from trainkit.interfaces import IGNORED
+
+BACKGROUND = "background"
+"""Class 0 of what no region covers."""
+
+_CALLED_BACKGROUND = frozenset({BACKGROUND, "_background_", "bg"})
+
+MEMORY = 1 << 30
+"""Most bytes of the regions of one picture, a bit for each pixel of their rectangles."""
+
+
+class ComposedMask(Protocol):
+    """A mask that is put together when it is read."""
+
+    @property
+    def where(self) -> str:
+        """Its place in words."""
+        ...
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files that it is made of."""
+        ...
+
+    def shape(self) -> tuple[int, int]:
+        """Return height and width. Raises UserError where the first of its files has no header."""
+        ...
+
+    def read(self) -> np.ndarray:
+        """Return classes, uint8 (height, width). Raises UserError for what cannot be read or painted."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Pixels of one class in a rectangle of a picture."""
+
+    number: int
+    """Of the class; `IGNORED` for none."""
+    top: int
+    left: int
+    area: int
+    """Pixels that are covered."""
+    size: tuple[int, int]
+    bits: np.ndarray
+    """uint8, 8 pixels a byte."""
+
+    @classmethod
+    def of(cls, number: int, covered: np.ndarray, top: int = 0, left: int = 0) -> Region:
+        """Make a region of the pixels `covered`, bool (h, w), whose first is at `top` and `left`."""
+        size = (covered.shape[0], covered.shape[1])
+        return cls(number, top, left, int(covered.sum()), size, np.packbits(covered))
+
+
+def paint(size: tuple[int, int], regions: Iterable[Region], empty: int, where: str) -> np.ndarray:
+    """Return classes, uint8 of `size` (height, width), `empty` where no region is.
+
+    Raises UserError where the regions take more than `MEMORY`.
+    """
+    kept: list[Region] = []
+    used = 0
+    for region in regions:
+        used += len(region.bits)
+        if used > MEMORY:
+            raise UserError(where, f"more than {MEMORY >> 20} MB of regions in one mask", "fewer or smaller ones")
+        kept.append(region)
+    made = np.full(size, empty, np.uint8)
+    for region in sorted(kept, key=lambda region: (region.number != IGNORED, -region.area)):
+        height, width = region.size
+        covered = np.unpackbits(region.bits, count=height * width).reshape(height, width).astype(bool)
+        made[region.top : region.top + height, region.left : region.left + width][covered] = region.number
+    return made
+
+
+def numbering(classes: Sequence[str]) -> tuple[dict[str, int], int, Labels]:
+    """Return the number of each class, that of uncovered pixels, and the labels, whose class 0 is the background.
+
+    Where one of `classes` is called background it is class 0, and uncovered pixels have no class. Raises ValueError as
+    `Labels` does.
+    """
+    own = next((name for name in classes if name.lower() in _CALLED_BACKGROUND), None)
+    names = (BACKGROUND if own is None else own, *(name for name in classes if name != own))
+    labels = label_maps.numbered(names)
+    return {name: number for number, name in enumerate(names)}, 0 if own is None else IGNORED, labels
