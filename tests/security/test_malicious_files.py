@@ -47,6 +47,7 @@ from trainkit.data.people.records import Rows
 from trainkit.data.scenes import files
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
+from trainkit.data.volumes import clinical
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.environment import process
 from trainkit.errors import UserError
@@ -94,7 +95,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
     "scene_sources._named": scene_sources._named,
     "volume_sources.open_volumes": volume_sources.open_volumes,
-    "volume_sources._table": volume_sources._table,
+    "clinical.read": clinical.read,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
     "tokens.read_merges": tokenizer.read_merges,
@@ -538,8 +539,8 @@ DOORS: dict[str, set[str]] = {
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
-    "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
-    "volume_sources._table": {"data/volumes/sources.py csv.reader"},
+    "volumes of the Decathlon": {"data/volumes/layouts.py json.loads"},
+    "clinical.read": {"data/volumes/clinical.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
     "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile"},
     "dataset_files.open_table": {"data/formats/dataset_files.py datasets.load_dataset_builder",
