@@ -48,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is looked for."""
+    """Request for cases."""
 
     labelled: bool
     """Cases with label maps alone."""
