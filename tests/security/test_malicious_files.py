@@ -34,6 +34,7 @@ from trainkit.data.formats import (
     arrow_tables,
     cvlface,
     dataset_files,
+    dicom,
     ijb,
     image_decode,
     insightface_bin,
@@ -98,6 +99,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "clinical.read": clinical.read,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
+    "dicom._read": lambda path: dicom._read(path, pixels=True),
     "tokens.read_merges": tokenizer.read_merges,
     "hashed.mapped": hashed_folder.mapped,
     "duplicates._kept": lambda path: leakage._kept(path, np.arange(1)),
@@ -521,7 +523,7 @@ PARSERS = {
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "decode_jpeg", "read_feather", "load_model", "download_artifacts", "imread",
         "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
-        "load_state_dict_from_url")  # fmt: skip
+        "load_state_dict_from_url", "dcmread", "read_file_meta_info")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
 DOORS: dict[str, set[str]] = {
@@ -539,6 +541,8 @@ DOORS: dict[str, set[str]] = {
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
+    "dicom._read": {"data/formats/dicom.py pydicom.dcmread",
+                    "data/formats/dicom.py pydicom.filereader.read_file_meta_info"},
     "volumes of the Decathlon": {"data/volumes/layouts.py json.loads"},
     "clinical.read": {"data/volumes/clinical.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},

@@ -74,7 +74,9 @@ def test_lists_of_dataset_json_may_have_a_file_for_each_channel(tmp_path):
     dataset_json(tmp_path, training=listed, modality={"0": "CT", "1": "CT"})
     source = open_volumes(tmp_path)
     assert files(source) == NUMBERED and source.channels == ("CT 0", "CT 1") and source.left_out == ()
-    pairs = [{**entry, "image": [f"imagesTr/{name}" for name in NUMBERED[id]]} for id, entry in zip(IDS, listed, strict=True)]
+    pairs = [
+        {**entry, "image": [f"imagesTr/{name}" for name in NUMBERED[id]]} for id, entry in zip(IDS, listed, strict=True)
+    ]
     dataset_json(tmp_path, training=pairs)
     assert files(open_volumes(tmp_path)) == NUMBERED
 
