@@ -61,8 +61,8 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     said = command("cp", "hippocampus", "mine.yaml", "--data", hippocampus / "imagesTr")
     text = Path("mine.yaml").read_text()
     assert "channels: [MRI, edges]" in text and "labels Anterior, Posterior" in said
-    words = ["train.length=60 steps", "evaluations.val={at_end: true}", "evaluations.few=null", "checkpoints={}"]
-    words += ["evaluations.pictures={split: val.overlays, at_end: true}", "best=null", "log.ceilings=off"]
+    evaluations = "{val: {at_end: true}, pictures: {split: val.overlays, at_end: true}}"
+    words = ["train.length=60 steps", f"evaluations={evaluations}", "train.schedule={name: constant}", "best=null"]
     ran = run(*words, recipe=Path("mine.yaml"))
     assert ran.code == 0 and np.isfinite(ran.series("val/dice_mean")).all()
     assert ran.series("train/loss")[-1] < ran.series("train/loss")[0]
