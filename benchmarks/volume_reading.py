@@ -264,7 +264,7 @@ def compare(kept: list, packed: Path, shape: Shape) -> list:
     data, found = PackedVolumes(packed), set()
     for image, mask, case, start in kept:
         at = tuple(slice(s, s + p) for s, p in zip(start, shape.patch, strict=True))
-        held, labels = data.image(case)[at], data.label(case)[at]
+        held, labels = data.image(case)[(0, *at)], data.label(case)[at]
         if image.shape != held.shape or np.abs(image - held).max() > CLOSE or not np.array_equal(mask, labels):
             raise ValueError(f"volume {case} at {start}: not the voxels of the prepared set")
         found.add((*image.shape, str(image.dtype), str(mask.dtype)))

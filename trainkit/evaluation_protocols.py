@@ -172,6 +172,8 @@ class Segmentation:
     """Whole cases in millimetres; patches by their voxels; or whole cases with pictures of some."""
     clinical: Mapping[str, tuple] = field(default_factory=dict)
     """Columns that stand beside the scores of each row: name to a value (text, a number or None) for each."""
+    shown: str = ""
+    """Name of the channel that pictures show; empty where there is but one."""
 
     def __post_init__(self):
         columns = {"ids": self.ids, "patients": self.patients, **self.clinical}

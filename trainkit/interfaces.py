@@ -79,6 +79,8 @@ class DatasetInfo:
     """Red, green and blue of each class in label maps; empty where the data has no colours of its own."""
     distances: bool = False
     """True where training batches have `distance`."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels of volumes, in order; empty where there is but one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,6 +227,27 @@ def test_volumes_of_other_spacings_are_resampled_to_the_median(here):
     assert data.patch[0] <= 12 and data.patch[1] <= 20 and data.patch[2] <= 24
 
 
+def test_channels_of_volumes_and_values_of_labels_are_filled_in(here):
+    pytest.importorskip("nibabel")
+    for n in range(4):
+        image, labels = organ_volumes.volume(n)
+        for word, array in (("T1w", image), ("FLAIR", image**2)):
+            organ_volumes.put(here / "scans" / "images" / f"sub-{n}_{word}.nii.gz", array)
+        values = np.asarray([0, 205, 420], np.float32)
+        organ_volumes.put(here / "scans" / "labels" / f"sub-{n}.nii.gz", values[labels])
+    recipe, text = fitted("hippocampus", "scans/images")
+    data = recipe.data
+    assert data.train == "scans" and data.channels == ["FLAIR", "T1w"] and data.names is None
+    assert data.labels == {"label 205": 205, "label 420": 420}
+    assert "# <- label maps hold 205, 420: their names, in the order of the classes" in text
+    opened = data.open(0)
+    assert opened.meta.shape == (2, *data.patch) and opened.meta.channels == ("FLAIR", "T1w")
+    assert opened.meta.class_names == ("background", "label 205", "label 420")
+    (here / "scans" / "images" / "sub-1_T1w.nii.gz").unlink()
+    _, text = fitted("hippocampus", "scans", "other.yaml")
+    assert "# <- 1 case without one of them" in text
+
+
 def fitting_multiple(patch, spacing, most):
     from trainkit.models.patch_geometry import levels_for
 

@@ -166,7 +166,7 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
     out = tmp_path / "out"
     out.mkdir()
     (out / image.name).write_text("kept")
-    monkeypatch.setattr("trainkit.data.formats.nifti.read_image", None)
+    monkeypatch.setattr("trainkit.data.volumes.reader.read_image", None)
     with pytest.raises(UserError, match=rf"{image.name}: is there already; name another folder"):
         predict.predict(name, sets / "val", out)
     with pytest.raises(UserError, match="is there already and 1 more"):
@@ -178,10 +178,10 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
 
 
 def test_what_was_interrupted_goes_on(name, sets, tmp_path, monkeypatch):
-    from trainkit.data.formats import nifti
+    from trainkit.data.volumes import reader
 
     whole = predict.predict(name, sets / "val", tmp_path / "whole").written
-    real, seen = nifti.read_image, []
+    real, seen = reader.read_image, []
 
     def stops(path):
         seen.append(path)
@@ -191,11 +191,11 @@ def test_what_was_interrupted_goes_on(name, sets, tmp_path, monkeypatch):
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.formats.nifti.read_image", stops)
+        patch.setattr("trainkit.data.volumes.reader.read_image", stops)
         with pytest.raises(KeyboardInterrupt):
             predict.predict(name, sets / "val", out)
     assert len(list(out.glob("*.nii.gz"))) == 1
-    monkeypatch.setattr("trainkit.data.formats.nifti.read_image", lambda path: (seen.append(path), real(path))[1])
+    monkeypatch.setattr("trainkit.data.volumes.reader.read_image", lambda path: (seen.append(path), real(path))[1])
     done = predict.predict(name, sets / "val", out)
     assert len(seen) == 3 and [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
     assert {file.name for file in out.iterdir()} == {file.name for file in whole}

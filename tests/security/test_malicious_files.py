@@ -34,6 +34,7 @@ from trainkit.data.formats import (
     arrow_tables,
     cvlface,
     dataset_files,
+    dicom,
     ijb,
     image_decode,
     insightface_bin,
@@ -47,6 +48,7 @@ from trainkit.data.people.records import Rows
 from trainkit.data.scenes import coco, files, label_files
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
+from trainkit.data.volumes import clinical
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.environment import process
 from trainkit.errors import UserError
@@ -95,9 +97,10 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "coco.read": coco.read,
     "label_files.read": label_files.read,
     "volume_sources.open_volumes": volume_sources.open_volumes,
-    "volume_sources._table": volume_sources._table,
+    "clinical.read": clinical.read,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
+    "dicom._read": lambda path: dicom._read(path, pixels=True),
     "tokens.read_merges": tokenizer.read_merges,
     "hashed.mapped": hashed_folder.mapped,
     "duplicates._kept": lambda path: leakage._kept(path, np.arange(1)),
@@ -522,7 +525,7 @@ PARSERS = {
 ENDS = ("read_table", "read_schema", "read_metadata", "ParquetFile", "open_stream", "open_file", "memory_map",
         "read_csv", "frombuffer", "fromstring", "decode_jpeg", "read_feather", "load_model", "download_artifacts",
         "imread", "from_pretrained", "RestrictedUnpickler", "Unpickler", "array_from_file",
-        "load_state_dict_from_url")  # fmt: skip
+        "load_state_dict_from_url", "dcmread", "read_file_meta_info")  # fmt: skip
 """Calls that make something of the bytes of a file, by full name or by their last word."""
 
 DOORS: dict[str, set[str]] = {
@@ -542,8 +545,10 @@ DOORS: dict[str, set[str]] = {
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
-    "volumes of the Decathlon": {"data/volumes/sources.py json.loads"},
-    "volume_sources._table": {"data/volumes/sources.py csv.reader"},
+    "dicom._read": {"data/formats/dicom.py pydicom.dcmread",
+                    "data/formats/dicom.py pydicom.filereader.read_file_meta_info"},
+    "volumes of the Decathlon": {"data/volumes/layouts.py json.loads"},
+    "clinical.read": {"data/volumes/clinical.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
     "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile"},
     "dataset_files.open_table": {"data/formats/dataset_files.py datasets.load_dataset_builder",

@@ -1,10 +1,10 @@
-"""Fitting recipes of volumes: labels, spacing, patch, and folds where nothing splits a set."""
+"""Fitting recipes of volumes: channels, labels, spacing, patch, and folds where nothing splits a set."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -13,16 +13,16 @@ from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
-from trainkit.data.sources import HELD_OUT
+from trainkit.data.sources import HELD_OUT, split_of
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import threads
 from trainkit.data.storage.map_store import each
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import importer, sources
+from trainkit.data.volumes import channels, importer, label_names, layouts, reader, sources
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.models.patch_geometry import levels_for
 from trainkit.paths import locate
 
@@ -34,7 +34,7 @@ FOLDS = 5
 UNLIKE = 1.5
 """Factor between the spacings of the cases from which resampling is filled in."""
 
-_LOST = ("names", "spacing", "patient", "clinical", "fold", "folds")
+_LOST = ("names", "labels", "channels", "spacing", "patient", "clinical", "fold", "folds")
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Looked:
     """int64 (cases, 3), voxels along depth, height and width."""
     spacings: np.ndarray
     """float64 (cases, 3), mm from voxel to voxel along them."""
+    channels: tuple[str, ...] = ()
+    """Names of the channels; empty where there is one."""
 
 
 def look(source: VolumeSource) -> Looked:
@@ -53,12 +55,19 @@ def look(source: VolumeSource) -> Looked:
 
     Raises UserError at the first that cannot be read.
     """
-    headers = list(each(lambda case: nifti.read_header(case.image), source.cases, threads()))
+    headers = list(each(reader.read_header, source.cases, threads()))
+    counts = Counter(header.channels for header in headers)
+    usual = len(source.channels) or counts.most_common(1)[0][0]
+    for header in headers:
+        if header.channels != usual:
+            found = f"{number_of(header.channels, 'channels')}, others have {usual}"
+            raise UserError(str(header.path), found, "as many in each case", "leave it out")
     axes = importer.order(headers)
     grids = [volume_grid.orientation(header.affine, axes) for header in headers]
     shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
     spacings = [grid.spacing(header) for header, grid in zip(headers, grids, strict=True)]
-    return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
+    names = source.channels or channels.numbered(usual)
+    return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64), names)
 
 
 def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
@@ -67,19 +76,22 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.refuse_sample(text)
     fit.refuse_hub(text, "volumes")
     fit.refuse(text, "volumes (NIfTI)", volumes=False)
+    text = _root(fitted, text)
     train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
     if packed := volume_store.is_packed(locate(train)):
         data = PackedVolumes(locate(train))
         infos = [data.case(case) for case in range(len(data))]
         shapes, spacings = [info.shape for info in infos], [info.spacing for info in infos]
-        looked = Looked(data.axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64))
+        looked = Looked(data.axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64), data.channel_names)
+        numbers: tuple[int, ...] = ()
         names, known, patients, count = data.names[1:], True, len(set(data.patients())), len(data)
         left_out: tuple[str, ...] = ()
     else:
-        source = sources.open_volumes(locate(train))
+        source = _whole(fitted, sources.open_volumes(locate(train)))
         looked = look(source)
         known = source.names is not None
-        names = _numbered(source) if source.names is None else source.names[1:]
+        numbers = _values(source) if source.names is None else ()
+        names = tuple(f"label {number}" for number in numbers) if source.names is None else source.names[1:]
         patients, count = len({case.patient for case in source.cases}), len(source.cases)
         left_out = source.left_out
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
@@ -88,9 +100,17 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if block.augment.swap:
         fitted.drop("data.augment.swap")
     fitted.put("data.train", train)
-    if not known:
+    if not known and numbers == tuple(range(1, len(numbers) + 1)):
         fitted.put("data.names", list(names))
         fitted.decide("data.names", f"what the labels 1 to {len(names)} are")
+    elif not known:
+        fitted.put("data.labels", dict(zip(names, numbers, strict=True)))
+        said = ", ".join(map(str, numbers))
+        fitted.decide("data.labels", f"label maps hold {said}: their names, in the order of the classes")
+    if looked.channels:
+        fitted.put("data.channels", list(looked.channels))
+        if channels.automatic(looked.channels):
+            fitted.decide("data.channels", "nothing names them: the names that they have, in this order")
     count = count if sets else _fold(fitted, sets, patients, count, text)
     spacing = np.median(looked.spacings, axis=0)
     shape = np.median(looked.shapes, axis=0)
@@ -103,7 +123,8 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.measure(fitted, count * block.patches)
     voxels, mm = _by(np.median(looked.shapes, axis=0)), _by(np.median(looked.spacings, axis=0))
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
-    fitted.seen.append(f"{text}: {said}; labels {few(names, 12)}")
+    of = f" of the channels {few(looked.channels, 12)}" if looked.channels else ""
+    fitted.seen.append(f"{text}: {said}{of}; labels {few(names, 12)}")
     fitted.seen += [f"left out: {sentence}" for sentence in left_out]
 
 
@@ -116,17 +137,38 @@ def _sides(fitted: Fitted, names: Sequence[str]) -> None:
         fitted.decide("data.augment", "left_right in flips: labels of a left and a right go into swap, as [a, b]")
 
 
-def _numbered(source: VolumeSource) -> tuple[str, ...]:
-    """Names for labels that nothing names, up to the largest that some of the label maps hold."""
+def _root(fitted: Fitted, text: str) -> str:
+    """The folder of the set that was meant, where the one that was named is a level above or below it."""
+    place, split = split_of(locate(text))
+    if split is not None or not place.is_dir() or volume_store.is_packed(place):
+        return text
+    if (root := layouts.root_of(place)) == place:
+        return text
+    fitted.seen.append(f"{text}: the set is {root}, which is taken")
+    return fit.as_named(root)
 
-    def highest(label: Path) -> int:
-        return int(nifti.read_labels(label)[0].max())
 
+def _whole(fitted: Fitted, source: VolumeSource) -> VolumeSource:
+    """Have cases without one of the channels named; a run refuses them."""
+    for sentence in source.incomplete:
+        fitted.seen.append(f"not complete: {sentence}")
+    if source.incomplete:
+        what = f"{number_of(len(source.incomplete), 'cases')} without one of them: leave out the cases or the channel"
+        fitted.notes["data", "channels"] = fit.Note(what, True)
+    return source
+
+
+def _values(source: VolumeSource) -> tuple[int, ...]:
+    """Values of labels that nothing names, in some of the label maps; all up to the largest where few are missing."""
     read = [case.label for case in fit.spread(source.cases, len(source.cases), READ) if case.label is not None]
-    most = max(each(highest, read, threads()), default=0)
-    if not most:
+    found = sorted({value for one in each(nifti.label_values, read, threads()) for value in one})
+    values = tuple(value for value in found if value)
+    if not values:
         raise UserError(source.where, f"no voxel is labelled in {len(read)} cases", "label maps with labels above 0")
-    return tuple(f"label {number}" for number in range(1, most + 1))
+    if values[0] < 0 or len(values) >= volume_store.LABEL_LIMIT or values[-1] >= label_names.VALUE_LIMIT:
+        expected = f"1 to {volume_store.LABEL_LIMIT - 1} labels above 0"
+        raise UserError(source.where, f"labels {few(map(str, values))} in {len(read)} cases", expected)
+    return values
 
 
 def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int, where: str) -> int:

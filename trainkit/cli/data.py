@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +38,7 @@ def data() -> None:
 @click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in a picture's path, in (...).")
 @click.option("--volumes", is_flag=True, help="Volumes (NIfTI) with label maps, prepared for segmentation.")
 @click.option("--spacing", metavar="DxHxW", help="Volumes: mm to resample to, depth x height x width, as 3.85x0.5x0.5.")
-@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...")
+@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
 @click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
 @click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
 @click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
@@ -143,8 +144,12 @@ def _columns(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _label_names(text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
+def _label_names(text: str | None) -> list[str] | dict[str, int] | None:
+    """Read `kidney,tumour`, or with the values of label maps `kidney=205,tumour=420`."""
+    words = None if text is None else text.split(",")
+    if words is None or not all(re.fullmatch(r"[^=]+=[0-9]{1,9}", word) for word in words):
+        return words
+    return {name: int(value) for name, _, value in (word.partition("=") for word in words)}
 
 
 def _spacing(text: str | None) -> tuple[float, float, float] | None:
@@ -257,8 +262,6 @@ def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
 
     Pictures are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
     """
-    import re
-
     from trainkit.data.storage import export_tables
 
     if not re.fullmatch(r"\w[\w.]*", split):

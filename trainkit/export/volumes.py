@@ -45,7 +45,7 @@ class Deployed(NamedModule):
         self.net = net
 
     def forward(self, voxels: Tensor) -> tuple[Tensor]:
-        """Patches (B, 1, D, H, W) to logits (B, classes, D, H, W), float32."""
+        """Patches (B, C, D, H, W) to logits (B, classes, D, H, W), float32."""
         return (self.net(voxels).float(),)
 
 
@@ -93,7 +93,7 @@ def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: P
 
 
 def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
-    """Cut the middle out of a prepared volume, float32 (1, 1, *patch); smaller ones get zeros, their mean, around."""
+    """Cut the middle out of a prepared volume, float32 (1, C, *patch); smaller ones get zeros, their mean, around."""
     image = split.on_device(split.fetch(np.array([row]), 0))["image"]
     for axis, side in enumerate(patch, start=2):
         have = image.shape[axis]
@@ -109,20 +109,22 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
     grid = f"voxels of {mm} mm" if meta.resampled else f"voxels as they are in the files, of {mm} mm in the median"
-    sides = ", ".join(map(str, patch))
+    sides, channels = ", ".join(map(str, patch)), int(meta.shape[0])
+    called = f"; channels {', '.join(meta.channels)}" if meta.channels else ""
+    each = "each channel of the volume" if channels > 1 else "the volume"
     return {
         "takes": "voxels",
         "of": "volumes",
-        "input": f"voxels: a patch of a prepared volume, float32 (B, 1, {sides})",
+        "input": f"voxels: a patch of a prepared volume, float32 (B, {channels}, {sides}){called}",
         "output": f"logits: float32 (B, {meta.classes}, {sides}); the largest is the class",
         "outputs": {"logits": f"float32 (B, {meta.classes}, {sides})"},
         "names": list(meta.class_names or map(str, range(meta.classes))),
         "normalised": (
-            "before: clipped to the percentiles {:g} and {:g} of the volume, less the mean, divided by the deviation "
-            "of what is left"
-        ).format(*PERCENTILES),
+            "before: clipped to the percentiles {:g} and {:g} of {}, less the mean, divided by the deviation of what "
+            "is left"
+        ).format(*PERCENTILES, each),
         "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; windows that overlap by "
         f"{100 * window.overlap:g} %, weighed {window.weight}",
-        "shape": [1, 1, *patch],
+        "shape": [1, channels, *patch],
         "size": patch,
     }

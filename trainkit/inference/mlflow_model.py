@@ -134,7 +134,9 @@ def _example(recipe: Recipe, meta: DatasetInfo) -> bytes:
     """Make an encoded sample of the right size: a ramp, since a picture of the data could be anybody's."""
     if meta.axes:
         mm = meta.resampled or meta.spacing or (1.0, 1.0, 1.0)
-        return samples.nifti_bytes(np.arange(16.0**3).reshape(16, 16, 16), mm, "example")
+        ramp = np.arange(16.0**3).reshape(16, 16, 16)
+        channels = meta.shape[0]
+        return samples.nifti_bytes(ramp if channels == 1 else np.stack([ramp] * channels, axis=3), mm, "example")
     height, width = _side(recipe)
     ramp = np.linspace(0, 255, height * width).reshape(height, width).astype(np.uint8)
     return image_decode.encode(np.stack([ramp, ramp[::-1], ramp[:, ::-1]], axis=2))
@@ -155,7 +157,8 @@ def _preprocessing(recipe: Recipe, meta: DatasetInfo) -> dict[str, Any]:
     if meta.axes:
         from trainkit.data.volumes.preprocess import PERCENTILES
 
-        return {"axes": meta.axes, "spacing": list(meta.resampled) or None, "clip_percentiles": list(PERCENTILES)}
+        found = {"axes": meta.axes, "spacing": list(meta.resampled) or None, "clip_percentiles": list(PERCENTILES)}
+        return found | ({"channels": list(meta.channels)} if meta.channels else {})
     data, prepared = recipe.data, preprocess.of(recipe.data)
     if isinstance(data, Scenes):
         return {"size": list(data.size) if data.size else None, "mean": list(data.mean), "std": list(data.std)}

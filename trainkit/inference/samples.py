@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Seen = TypeVar("Seen")
 
 _PICTURE = "an encoded picture as bytes or base64, or pixels uint8 (height, width, 3)"
-_VOLUME = "a NIfTI file by its path or as bytes, or an array of 3 axes with its spacing in mm"
+_VOLUME = "a NIfTI file by its path or as bytes, or an array of 3 axes (or 4, the last of channels) with its mm"
 
 
 def pixels(sample: Any, where: str) -> np.ndarray:
@@ -62,13 +62,14 @@ def from_base64(text: str, where: str) -> bytes:
 
 
 def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
-    """Return the voxels of a volume, float32 in its own axes, and its header. Raises UserError for what is none.
+    """Return the voxels of a volume, float32 (channels, *its own axes), and its header. Raises UserError for what is
+    none.
 
     It may be a NIfTI file, by its path or as bytes, or a pair of an array of 3 axes, which run to the right, to the
-    front and up, and the mm from voxel to voxel along each.
+    front and up, and the mm from voxel to voxel along each. A 4th axis is that of the channels.
     """
     if isinstance(sample, str | Path):
-        return nifti.read_image(sample)
+        return nifti.read_channels(sample)
     if isinstance(sample, bytes | bytearray | memoryview):
         data = bytes(sample)
     elif isinstance(sample, Sequence) and len(sample) == 2:
@@ -79,7 +80,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
         file = Path(folder, "volume.nii")
         file.write_bytes(data)
         try:
-            return nifti.read_image(file)
+            return nifti.read_channels(file)
         except UserError as error:
             raise UserError(where, error.found, error.expected, error.remedy) from None
 
@@ -103,9 +104,9 @@ def each(samples: Iterable[Any], label: Callable[[Any, str], np.ndarray]) -> Col
 
 
 def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
-    """Encode an array as a NIfTI file whose axes run to the right, to the front and up.
+    """Encode an array as a NIfTI file whose axes run to the right, to the front and up, perhaps with one of channels.
 
-    Raises UserError naming `where` for an array of other than 3 axes, and a spacing that is none.
+    Raises UserError naming `where` for an array of other than 3 or 4 axes, and a spacing that is none.
     """
     import nibabel
 
@@ -115,7 +116,7 @@ def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
         mm = np.zeros(0)
     if mm.shape != (3,) or not (np.isfinite(mm) & (mm > 0)).all():
         raise UserError(where, f"spacing {spacing!r}"[:200], "three numbers above 0, in mm")
-    if array.ndim != 3 or array.dtype.kind not in "fiu":
+    if array.ndim not in (3, 4) or array.dtype.kind not in "fiu":
         raise UserError(where, f"an array {array.dtype} of shape {array.shape}", _VOLUME)
     if array.size > VOXEL_LIMIT:
         raise UserError(where, f"{array.size:,} voxels", f"at most {VOXEL_LIMIT:,} voxels")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, rebuilt
@@ -34,23 +34,24 @@ def predict(asked: Request) -> Predicted | None:
     long. None where the run's task makes no label maps of volumes.
     """
     from trainkit.data.formats import nifti
-    from trainkit.data.volumes import sources
+    from trainkit.data.volumes import reader, sources
 
     meta, out, task = asked.meta, asked.out, asked.recipe.task
     if not (isinstance(task, LabelsVolumes) and meta.axes):
         return None
-    found = sources.open_volumes(asked.source, labelled=False)
+    found = sources.open_volumes(asked.source, labelled=False, channels=meta.channels)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
     folder = ResumableFolder(asked)
     check_free(out, folder.missing(targets.values()))
     how = _preparation(meta)
-    headers, damaged, notes = _headers(found.cases)
+    headers, damaged, notes = _headers(found.cases, meta)
+    damaged = [*found.incomplete, *damaged]
     notes = [*found.left_out, *notes, *_odd_spacings(headers, how, meta)]
     with rebuilt(asked.folder, asked.recipe, meta) as made:
         out.mkdir(parents=True, exist_ok=True)
 
         def label(case: Case) -> tuple[np.ndarray, Header]:
-            array, header = nifti.read_image(case.image)
+            array, header = reader.read_image(case)
             return _label(array, header, how, task, made, asked.mirror), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
@@ -69,6 +70,8 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     def predict(volumes: Sequence[Any], mirror: bool) -> Columns:
         def label(sample: Any, where: str) -> np.ndarray:
             array, header = samples.volume(sample, where)
+            if (wrong := _wrong_channels(header, made.meta)) is not None:
+                raise UserError(where, *wrong)
             return _label(array, header, how, task, made, mirror)
 
         return samples.each(volumes, label)
@@ -76,15 +79,26 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     return predict
 
 
-def _headers(cases: tuple[Case, ...]) -> tuple[dict[str, Header], list[str], list[str]]:
-    """Read the headers by id; return also sentences about those that cannot be read, and about odd ones."""
-    from trainkit.data.formats import nifti
+def _wrong_channels(header: Header, meta: DatasetInfo) -> tuple[str, str] | None:
+    """Say what was found and expected where a volume has not the channels that the network was trained on."""
+    if header.channels == meta.shape[0]:
+        return None
+    names = f": {', '.join(meta.channels)}" if meta.channels else ""
+    return number_of(header.channels, "channels"), f"{meta.shape[0]}, as the network was trained on{names}"
+
+
+def _headers(cases: tuple[Case, ...], meta: DatasetInfo) -> tuple[dict[str, Header], list[str], list[str]]:
+    """Read the headers by id; return also sentences about those that cannot be used, and about odd ones."""
+    from trainkit.data.volumes import reader
 
     headers, damaged, notes = {}, [], []
     for case in cases:
         try:
-            headers[case.id] = nifti.read_header(case.image)
-            notes += [f"{case.image}: {note}" for note in headers[case.id].notes]
+            header = reader.read_header(case)
+            if (wrong := _wrong_channels(header, meta)) is not None:
+                raise UserError(str(case.image), *wrong)
+            headers[case.id] = header
+            notes += [f"{case.image}: {note}" for note in header.notes]
         except UserError as error:
             damaged.append(str(error))
     return headers, damaged, notes
@@ -125,7 +139,7 @@ def _label(
     from trainkit.data.volumes.preprocess import prepare
 
     prepared, runtime = prepare(array, header, how), made.runtime
-    image = torch.from_numpy(prepared.image)[None, None].to(runtime.device).float()
+    image = torch.from_numpy(prepared.image)[None].to(runtime.device).float()
     with torch.no_grad(), runtime.accelerator.autocast():
         labels = task.label_map(made.net, image, prepared.original_shape, (mirror,) * 3).cpu().numpy()
     return prepared.orientation.undo(labels)

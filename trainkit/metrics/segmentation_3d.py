@@ -260,6 +260,7 @@ def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: S
         "organ_dice": dice[shown],
         "names": list(protocol.names[1:]),
         "total": len(protocol),
+        "shown": protocol.shown,
     }
 
 

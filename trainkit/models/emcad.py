@@ -232,7 +232,7 @@ def build(spec: EmcadSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
         encoder = timm.create_model(
             name,
             features_only=True,
-            in_chans=2 * spec.neighbours + 1,
+            in_chans=meta.shape[0] * (2 * spec.neighbours + 1),
             out_indices=tuple(i for i, stride in enumerate(strides) if stride in STRIDES),
             **given,
         )

@@ -72,21 +72,21 @@ class Slices(nn.Module):
         self.net, self.neighbours = net, neighbours
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); a list where the network gives one."""
+        """Volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); a list where the network gives one."""
         count, depth = image.shape[0], image.shape[2]
         out = self.net(with_neighbours(image, self.neighbours))
         return [_volumes(x, count, depth) for x in out] if isinstance(out, list) else _volumes(out, count, depth)
 
 
 def with_neighbours(image: Tensor, neighbours: int) -> Tensor:
-    """Volumes (B, 1, D, H, W) to pictures (B*D, 2*neighbours+1, H, W): each slice between those beside it.
+    """Volumes (B, C, D, H, W) to pictures (B*D, C*(2*neighbours+1), H, W): each slice between those beside it.
 
-    At either end the last slice is repeated.
+    At either end the last slice is repeated. The channels of one slice lie side by side.
     """
     depth = image.shape[2]
     at = torch.arange(depth, device=image.device)
-    beside = [image[:, 0, (at + k).clamp(0, depth - 1)] for k in range(-neighbours, neighbours + 1)]
-    return torch.stack(beside, 2).flatten(0, 1)
+    beside = [image[:, :, (at + k).clamp(0, depth - 1)] for k in range(-neighbours, neighbours + 1)]
+    return torch.cat(beside, 1).transpose(1, 2).flatten(0, 1)
 
 
 def _volumes(scores: Tensor, count: int, depth: int) -> Tensor:
@@ -95,7 +95,7 @@ def _volumes(scores: Tensor, count: int, depth: int) -> Tensor:
 
 def build(spec: SlicesSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     """The network of `spec`, with random weights, and what is to be said about it."""
-    channels, depth = 2 * spec.neighbours + 1, 5 if spec.filters is None else len(spec.filters)
+    channels, depth = meta.shape[0] * (2 * spec.neighbours + 1), 5 if spec.filters is None else len(spec.filters)
     check_patch(spec.name, meta.shape[1:], (1, 2**depth, 2**depth))
     require("segmentation_models_pytorch")
     import segmentation_models_pytorch as smp
@@ -123,12 +123,12 @@ def about_slices(neighbours: int, multiple: int) -> str:
 def probe(net: nn.Module, meta: DatasetInfo, encoder: str) -> None:
     """Refuse a network that does not give a class for every voxel of a patch, by trying it on one slice."""
     net.eval()
-    slice_of = (1, 1, 1, *meta.shape[2:])
+    slice_of = (1, meta.shape[0], 1, *meta.shape[2:])
     try:
         out = net(torch.zeros(slice_of, device=next(net.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
         raise misfit(f"{encoder} on slices of {format_sides(meta.shape[2:])} voxels", error) from error
-    if tuple(out.shape) != (1, meta.classes, *slice_of[2:]):
+    if tuple(out.shape) != (1, meta.classes, 1, *meta.shape[2:]):
         raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
     net.train()
 

@@ -1,6 +1,6 @@
 """Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and those of slices.
 
-Every network maps float volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
+Every network maps float volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
 supervision gives a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s to
 import, so nothing here imports it before a network is made.
 """
@@ -114,7 +114,7 @@ def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
 
 
 def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> tuple[nn.Module, list[str]]:
-    """The network of `spec` for patches of `meta.shape` (1, D, H, W), and sentences about what was derived.
+    """The network of `spec` for patches of `meta.shape` (C, D, H, W), and sentences about what was derived.
 
     `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too
     small or does not fit the strides, or the weights are of another network.
@@ -199,7 +199,7 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> Tensor:
-        """Volumes (B, 1, D, H, W) to class scores (B, classes, D, H, W)."""
+        """Volumes (B, C, D, H, W) to class scores (B, classes, D, H, W)."""
         return self.model(image)
 
 
@@ -245,7 +245,7 @@ class Dynamic(nn.Module):
         self.deep_supervision_heads = net.deep_supervision_heads if net.deep_supervision else nn.ModuleList()
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        """Volumes (B, C, D, H, W) to class scores; in training with deep supervision a list, finest first."""
         passed = [self.input_block(image)]
         for block in self.downsamples:
             passed.append(block(passed[-1]))
@@ -311,7 +311,7 @@ class SegResNet(nn.Module):
             self.up_layers.append(nn.ModuleDict({"upsample": up, "blocks": residual(i, 1), "head": head}))
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Volumes (B, 1, D, H, W) to class scores; in training with deep supervision a list, finest first."""
+        """Volumes (B, C, D, H, W) to class scores; in training with deep supervision a list, finest first."""
         x, passed, outputs = self.encoder.conv_init(image), [], []
         for level in self.encoder.layers:
             passed.append(level["blocks"](x))

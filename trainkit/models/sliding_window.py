@@ -58,14 +58,15 @@ def sliding_probabilities(
     They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, channels, *window) to class
     scores (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also
     seen mirrored along every combination of them. What is smaller than a window is padded on both sides with `fill`,
-    or its lowest value. Beside the result one window's weights and a map of their sums are held in memory.
+    or the lowest value of each channel. Beside the result one window's weights and a map of their sums are in memory.
     """
     window, size = tuple(window), tuple(image.shape[2:])
     missing = [max(0, w - s) for w, s in zip(window, size, strict=True)]
     before = [m // 2 for m in missing]
     if any(missing):
         sides = [side for b, m in zip(reversed(before), reversed(missing), strict=True) for side in (b, m - b)]
-        image = F.pad(image, sides, value=float(image.min()) if fill is None else fill)
+        fills = [float(channel.min()) if fill is None else fill for channel in image[0]]
+        image = torch.cat([F.pad(image[:, c : c + 1], sides, value=value) for c, value in enumerate(fills)], 1)
     corners = [window_starts(s, w, overlap) for s, w in zip(image.shape[2:], window, strict=True)]
     places = [tuple(slice(a, a + w) for a, w in zip(c, window, strict=True)) for c in product(*corners)]
     weigh = window_weights(window, weight, image.device)

@@ -94,7 +94,8 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
     if kind == "overlays":
         from trainkit.plots import volumes
 
-        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}")
+        channel = f"; channel {arrays['shown']}" if arrays.get("shown") else ""
+        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}{channel}")
     if kind == "ranked":
         from trainkit.plots import ranked_lists
 

@@ -133,7 +133,7 @@ class Segment3d:
     ) -> Tensor:
         """The class of every voxel, uint8 (D0, H0, W0), on the original grid of `shape`, of one prepared volume.
 
-        `image` (1, 1, D, H, W) is seen through windows of the size of a training patch, and mirrored along `mirrors`.
+        `image` (1, C, D, H, W) is seen through windows of the size of a training patch, and mirrored along `mirrors`.
         `net` is in evaluation mode; `build` has been called.
         """
         window = self.window

@@ -40,12 +40,12 @@ def write(out, cases=3, spacing=None, names=NAMES):
                 spacing=(3.0 + number, 1.0, 0.5),
                 original_shape=original,
                 original_spacing=(6.0, 1.0, 0.5),
-                floor=float(image.min()),
+                floors=(float(image.min()),),
                 volumes_mm3=(10.0, 2.0, 1.5),
                 clinical={"Age": 50.0 + number, "Sex": None},
                 facts={"mean": 1.0},
             )
-            writer.add(info, image, labels, truth, 2**63 + number)
+            writer.add(info, image[None], labels, truth, 2**63 + number)
         return writer.finish(names=names, made_from="a test")
 
 
@@ -74,7 +74,7 @@ def test_what_goes_in_comes_out(tmp_path, spacing):
             assert opened.label(number).dtype == np.uint8 and (opened.label(number) == labels).all()
             truth = labels if spacing is None else drawn(number + 50, (2, 3 + number, 4))[1]
             assert (opened.truth(number) == truth).all() and opened.truth(number).shape == truth.shape
-            assert opened.case(number).floor == image.min()
+            assert opened.case(number).floors == (image.min(),)
             assert opened.case(number).volumes_mm3 == (10.0, 2.0, 1.5, 0.0)
             assert opened.case(number).clinical == {"Age": 50.0 + number, "Sex": None}
             for label in range(1, 4):
@@ -85,7 +85,7 @@ def test_what_goes_in_comes_out(tmp_path, spacing):
 
 
 def test_views_are_of_the_file_and_cannot_be_written(made):
-    image = made.image(1)
+    image = made.image(1)[0]
     assert image.base is not None and not image.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
         image[0, 0, 0] = 1
@@ -265,8 +265,8 @@ def test_the_writer_refuses_what_it_could_not_give_back(tmp_path, made):
         with pytest.raises(ValueError, match="of a case of"):
             writer.add(info, image.astype(np.float32), labels, None, 0)
         with pytest.raises(ValueError, match="only there"):
-            writer.add(info, image, labels, labels, 0)
-        writer.add(info, image, labels, None, 0)
+            writer.add(info, image[None], labels, labels, 0)
+        writer.add(info, image[None], labels, None, 0)
         with pytest.raises(ValueError, match="2 names"):
             writer.finish(names=("background", "a"))
 

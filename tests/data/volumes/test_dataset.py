@@ -72,11 +72,11 @@ def pack(
                 spacing=spacing or SPACING,
                 original_shape=shape if truth is None else truth.shape,
                 original_spacing=original,
-                floor=float(image.min()) - 0.1,
+                floors=(float(image.min()) - 0.1,),
                 volumes_mm3=tuple(float((label == k).sum()) for k in range(len(names))),
                 clinical=(clinical or {}).get(name.split("_")[0], {}),
             )
-            writer.add(info, image, label, truth, first + number)
+            writer.add(info, image[None], label, truth, first + number)
         writer.finish(names=names)
     return out
 
@@ -98,7 +98,7 @@ def block(path: Path | str, **more) -> Volumes:
 def expected_patch(packed: PackedVolumes, case: int, start: np.ndarray, size: tuple) -> tuple[np.ndarray, np.ndarray]:
     """Voxel by voxel along each axis, through a padded copy."""
     room = [(s, s) for s in size]
-    image = np.pad(packed.image(case), room, constant_values=np.float16(packed.case(case).floor))
+    image = np.pad(packed.image(case)[0], room, constant_values=np.float16(packed.case(case).floors[0]))
     label = np.pad(packed.label(case), room)
     here = tuple(slice(s + p, s + 2 * p) for s, p in zip(start, size, strict=True))
     return image[here], label[here]
@@ -338,7 +338,7 @@ def test_volumes_smaller_than_the_patch_are_filled_with_their_floor(tmp_path):
         image, label = expected_patch(packed, case, starts[row], split.patch)
         assert (batch["image"][row, 0].numpy() == image).all() and (batch["mask"][row].numpy() == label).all()
         outside = math.prod(split.patch) - math.prod(np.minimum(packed.case(case).shape, split.patch))
-        assert (batch["image"][row] == np.float16(packed.case(case).floor)).sum() == outside
+        assert (batch["image"][row] == np.float16(packed.case(case).floors[0])).sum() == outside
 
 
 @settings(max_examples=60, deadline=None)
@@ -352,7 +352,10 @@ def test_a_patch_lies_inside_or_holds_all(shapes, patch, seed):
         return np.arange(0, math.prod(shapes[case]), 11, dtype=np.int32) if case % 2 == 0 else np.empty(0, np.int32)
 
     packed = SimpleNamespace(
-        case=lambda case: SimpleNamespace(shape=shapes[case], floor=0.0), foreground=known, names=("background", "x")
+        case=lambda case: SimpleNamespace(shape=shapes[case], floors=(0.0,)),
+        foreground=known,
+        names=("background", "x"),
+        channels=1,
     )
     cases = np.arange(len(shapes))
     split = PatchSplit("train", packed, cases, Shelf(packed, cases, "disk"), seed, patch, 8, 0.5, VolumeAugment())
@@ -704,8 +707,8 @@ def test_one_volume_under_two_names_leaks_from_fold_to_fold(tmp_path):
         for name in names:
             shape = (12, 24, 32)
             image, label = volume(marks[name], shape)
-            info = CaseInfo(name, name.split("_")[0], shape, SPACING, shape, SPACING, -5.0, (1.0, 1.0, 1.0, 1.0))
-            writer.add(info, image, label, None, marks[name])
+            info = CaseInfo(name, name.split("_")[0], shape, SPACING, shape, SPACING, (-5.0,), (1.0, 1.0, 1.0, 1.0))
+            writer.add(info, image[None], label, None, marks[name])
         writer.finish(names=NAMES)
     with pytest.raises(UserError, match=f"volumes are in data.train: ({inside} = {outside}|{outside} = {inside})"):
         block(tmp_path / "set", fold=0, folds=2).open(0)

@@ -44,7 +44,7 @@ def test_a_set_is_written_as_it_was_prepared(files, packed):
         expected = preprocess.prepare(read, header, Preparation("zyx"))
         case = data.case(number)
         assert (case.id, case.patient) == (f"p{number:02d}",) * 2
-        assert (data.image(number) == expected.image).all() and case.floor == expected.image.min()
+        assert (data.image(number) == expected.image).all() and case.floors == (expected.image.min(),)
         assert (data.label(number) == labels.transpose(2, 1, 0)).all()
         # mm3 by hand: voxels of 1 x 1.5 x 4 mm.
         assert case.volumes_mm3 == pytest.approx([(labels == label).sum() * 6.0 for label in range(3)])

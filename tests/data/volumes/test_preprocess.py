@@ -31,10 +31,11 @@ def test_an_image_is_turned_clipped_and_normalised_by_its_own_numbers(tmp_path):
     low, high = np.percentile(image.astype(np.float64), [0.5, 99.5])
     clipped = np.clip(image.astype(np.float64), low, high)
     expected = ((clipped - clipped.mean()) / clipped.std()).transpose(2, 1, 0)
-    assert ready.image.dtype == np.float16 and ready.image.shape == (9, 18, 20) == ready.shape == ready.original_shape
-    np.testing.assert_allclose(ready.image.astype(np.float64), expected, atol=2e-3)
+    assert ready.image.dtype == np.float16 and ready.image.shape == (1, 9, 18, 20)
+    assert ready.shape == ready.original_shape == (9, 18, 20)
+    np.testing.assert_allclose(ready.image[0].astype(np.float64), expected, atol=2e-3)
     assert ready.spacing == ready.original_spacing == pytest.approx((4.0, 1.5, 1.0))
-    assert ready.facts == pytest.approx(
+    assert ready.facts[0] == pytest.approx(
         {
             "lowest": -1e6,
             "highest": 1e6,
@@ -45,7 +46,7 @@ def test_an_image_is_turned_clipped_and_normalised_by_its_own_numbers(tmp_path):
         },
         rel=1e-5,
     )
-    assert ready.floor == ready.image.min() < -1
+    assert ready.floors == (ready.image.min(),) and ready.image.min() < -1
     assert abs(float(ready.image.astype(np.float64).mean())) < 1e-3
     assert float(ready.image.astype(np.float64).std()) == pytest.approx(1, abs=1e-3)
 
@@ -71,7 +72,7 @@ def test_the_same_body_gives_the_same_bits_however_its_file_is_stored(tmp_path, 
         assert a.image.tobytes() == b.image.tobytes() and a.spacing == pytest.approx(b.spacing)
         label_a = preprocess.prepare_labels(labels, plain[1], how)
         label_b = preprocess.prepare_labels(np.ascontiguousarray(places), other[1], how)
-        assert (label_a == label_b).all() and label_a.shape == a.shape == a.image.shape
+        assert (label_a == label_b).all() and label_a.shape == a.shape == a.image.shape[1:]
     assert (a.orientation.undo(a.orientation.apply(labels)) == labels).all()
     assert (b.orientation.undo(a.orientation.apply(labels)) == places).all()
 

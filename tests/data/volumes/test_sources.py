@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.volumes.sources import named_labels, open_volumes
+from trainkit.data.volumes.label_names import named_labels
+from trainkit.data.volumes.sources import open_volumes
 from trainkit.errors import UserError
 
 PLAIN = nibabel.Nifti1Image(np.zeros((2, 3, 4), np.uint8), np.eye(4)).to_bytes()
@@ -260,7 +261,7 @@ ENTRY = {"image": "imagesTr/liver_2.nii.gz", "label": "labelsTr/liver_2.nii.gz"}
         ({"training": [ENTRY, ENTRY]}, "two images of the id 'liver_2': liver_2.nii.gz twice"),
         ({"training": [{"image": "../../etc/passwd", "label": "x"}]}, "training 0: '../../etc/passwd'"),
         ({"training": [{"image": "/etc/passwd", "label": "x"}]}, "a path inside"),
-        ({"training": [{"image": ["a.nii", "b.nii"], "label": "x"}]}, "paths of one image"),
+        ({"training": [{"image": ["a.nii", 2], "label": "x"}]}, "paths of one image"),
         ({"training": [{"image": "x" * 5000 + ".nii", "label": "x"}]}, "cannot be read (File name too long)"),
         ({"training": [{"image": "a\0.nii", "label": "x"}]}, "'a\\x00.nii'; expected a path inside"),
         ({"training": [{"image": "\ud800.nii", "label": "x"}]}, "a path inside"),
@@ -268,7 +269,7 @@ ENTRY = {"image": "imagesTr/liver_2.nii.gz", "label": "labelsTr/liver_2.nii.gz"}
         ({"training": [7]}, "training 0: 7; expected paths"),
         ({"training": [{"label": "x"}]}, "expected paths"),
         ({"training": []}, "no labelled volumes"),
-        ({"labels": {"0": "background", "2": "Liver"}}, "labels 0, 2"),
+        ({"labels": {"1": "Tumour", "2": "Liver"}}, "labels 1, 2; expected 0, the background"),
         ({"labels": {"0": "background", "1": "Liver", "01": "Tumour"}}, "label 01 twice"),
         ({"labels": {"background": 0, "whole": [1, 2]}}, "label 'whole'"),
         ({"labels": ["a"]}, "labels ['a']"),
@@ -300,7 +301,9 @@ def test_nnunets_layout_of_one_channel(tmp_path):
     volume(tmp_path / "labelsTs" / "c.nii.gz")
     assert ids(open_volumes(f"{tmp_path}#test")) == ["c"]
     volume(tmp_path / "imagesTr" / "a_0001.nii.gz")
-    assert "a_0001.nii.gz: channel 1 of a; expected images of one channel" in refused(tmp_path)
+    source = open_volumes(tmp_path)
+    assert ids(source) == ["a"] and source.channels == ("channel 0", "channel 1")
+    assert source.incomplete == ("b: no channel channel 1 (there: b_0000.nii.gz)",)
 
 
 JSON = st.recursive(

@@ -12,7 +12,7 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from trainkit.data.formats import nifti_header
 from trainkit.data.formats.nifti_header import Header, by
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.files import write_aside
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -54,14 +54,19 @@ def stem(path: Path | str) -> str:
     return next((name[: -len(suffix)] for suffix in SUFFIXES if name.lower().endswith(suffix)), name)
 
 
-def read_header(path: Path | str) -> Header:
+class UnknownLabels(UserError):
+    """Label map with whole numbers that are no class: the classes may have other values than 1, 2, ..."""
+
+
+def read_header(path: Path | str, *, channels: bool = False) -> Header:
     """Read the header of a file, `.nii` or `.nii.gz`, NIfTI-1 or 2 of either byte order, and check it.
 
-    Raises UserError naming the file when it cannot be read, is none, is damaged, is not of 3 axes, says nothing usable
-    of orientation or spacing, holds complex numbers or colours, or claims more than VOXEL_LIMIT or than it can hold.
+    With `channels` a 4th axis is taken for that of the channels. Raises UserError naming the file when it cannot be
+    read, is none, is damaged, is not of 3 axes, says nothing usable of orientation or spacing, holds complex numbers or
+    colours, or claims more than VOXEL_LIMIT or than it can hold.
     """
     with _opened(Path(path)) as (stream, size, most):
-        return nifti_header.read(Path(path), stream, size, most)
+        return nifti_header.read(Path(path), stream, size, most, channels=channels)
 
 
 def read_image(path: Path | str) -> tuple[np.ndarray, Header]:
@@ -70,9 +75,19 @@ def read_image(path: Path | str) -> tuple[np.ndarray, Header]:
     Raises UserError as `read_header`, and when voxels are missing, too many, NaN or infinite (with their number and the
     first one), or a checksum of gzip is wrong. Memory: 4 bytes a voxel and one chunk.
     """
-    with _opened(Path(path)) as (stream, size, most):
-        header = nifti_header.read(Path(path), stream, size, most)
-        flat = np.empty(header.voxels, np.float32)
+    array, header = _read(Path(path), channels=False)
+    return array[0], header
+
+
+def read_channels(path: Path | str) -> tuple[np.ndarray, Header]:
+    """Read a volume of 3 or 4 axes as float32 (channels, *axes of the file), and its header; raises as `read_image`."""
+    return _read(Path(path), channels=True)
+
+
+def _read(path: Path, channels: bool) -> tuple[np.ndarray, Header]:
+    with _opened(path) as (stream, size, most):
+        header = nifti_header.read(path, stream, size, most, channels=channels)
+        flat = np.empty(header.voxels * header.channels, np.float32)
         bad = _Bad(header)
         for begin, stored in _chunks(stream, header):
             part = flat[begin : begin + len(stored)]
@@ -81,43 +96,83 @@ def read_image(path: Path | str) -> tuple[np.ndarray, Header]:
                 bad.add(begin, ~np.isfinite(part), part)
         _check_end(stream, header)
     bad.refuse("", "finite intensities")
-    return flat.reshape(header.shape, order="F"), header
+    # The first axis of the file runs fastest, that of the channels slowest.
+    return np.moveaxis(flat.reshape((*header.shape, header.channels), order="F"), 3, 0), header
 
 
-def read_labels(path: Path | str, classes: int | None = None) -> tuple[np.ndarray, Header]:
+def read_labels(
+    path: Path | str, classes: int | None = None, values: Sequence[int] | None = None
+) -> tuple[np.ndarray, Header]:
     """Read a label map as uint8, in the axes of the file, and its header.
 
     Labels that are stored as floats must be whole numbers up to LABEL_TOLERANCE: 0.99999997 is 1 and 1.5 is an error.
-    Raises UserError as `read_image`, and for labels that are not whole, below 0, above 255, or not below `classes`,
-    with the values found. Memory: 1 byte a voxel and one chunk.
+    `values` are those that classes 1, 2, ... have in the file; None: 1, 2, ... Raises UserError as `read_image`, and
+    for labels that are not whole; UnknownLabels for those below 0, above 255, or of no class, with the values found.
+    Memory: 1 byte a voxel and one chunk.
     """
     top = MAX_LABEL if classes is None else classes - 1
+    table = None if values is None else np.asarray([0, *values], np.float64)
     with _opened(Path(path)) as (stream, size, most):
         header = nifti_header.read(Path(path), stream, size, most)
         flat = np.empty(header.voxels, np.uint8)
         broken, outside = _Bad(header), _Bad(header)
         for begin, stored in _chunks(stream, header):
-            whole = stored
-            if stored.dtype.kind == "f" or header.scaled:
-                values = np.empty(len(stored), np.float64)
-                _scale(stored, header, values)
-                with np.errstate(invalid="ignore"):
-                    whole = np.rint(values)
-                    wrong = ~(np.abs(values - whole) <= LABEL_TOLERANCE)
-                if wrong.any():
-                    broken.add(begin, wrong, values)
-                    whole[wrong] = 0
-            if whole.min() < 0 or whole.max() > top:
+            whole = _whole(begin, stored, header, broken)
+            if table is not None:
+                numbers, known = _numbered(whole, table)
+                if not known.all():
+                    outside.add(begin, ~known, whole)
+                flat[begin : begin + len(whole)] = numbers
+            elif whole.min() < 0 or whole.max() > top:
                 outside.add(begin, (whole < 0) | (whole > top), whole)
             else:
                 flat[begin : begin + len(whole)] = whole
         _check_end(stream, header)
     expected = f"whole numbers from 0 to {top}"
-    if classes is not None:
+    if table is not None:
+        expected = few((f"{value:.0f}" for value in table), _NAMED)
+    elif classes is not None:
         expected += f", for {classes} classes with the background"
     broken.refuse("labels ", expected)
-    outside.refuse("labels ", expected)
+    outside.refuse("labels ", expected, UnknownLabels)
     return flat.reshape(header.shape, order="F"), header
+
+
+def label_values(path: Path | str) -> dict[int, int]:
+    """Count the voxels of each value of a label map, ascending. Raises as `read_labels`, but for no value."""
+    found: dict[int, int] = {}
+    with _opened(Path(path)) as (stream, size, most):
+        header = nifti_header.read(Path(path), stream, size, most)
+        broken = _Bad(header)
+        for begin, stored in _chunks(stream, header):
+            values, counts = np.unique(_whole(begin, stored, header, broken), return_counts=True)
+            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+                found[int(value)] = found.get(int(value), 0) + count
+        _check_end(stream, header)
+    broken.refuse("labels ", "whole numbers")
+    return dict(sorted(found.items()))
+
+
+def _whole(begin: int, stored: np.ndarray, header: Header, broken: _Bad) -> np.ndarray:
+    """Return labels as whole numbers; those that are none are noted, and become 0."""
+    if stored.dtype.kind != "f" and not header.scaled:
+        return stored
+    values = np.empty(len(stored), np.float64)
+    _scale(stored, header, values)
+    with np.errstate(invalid="ignore"):
+        whole = np.rint(values)
+        wrong = ~(np.abs(values - whole) <= LABEL_TOLERANCE)
+    if wrong.any():
+        broken.add(begin, wrong, values)
+        whole[wrong] = 0
+    return whole
+
+
+def _numbered(whole: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the place of each value in the table, uint8, and whether it is there."""
+    order = np.argsort(table)
+    at = order[np.searchsorted(table, whole, sorter=order).clip(max=len(table) - 1)]
+    return at.astype(np.uint8), table[at] == whole
 
 
 def write_labels(path: Path | str, labels: np.ndarray, like: Header) -> None:
@@ -166,15 +221,15 @@ class _Bad:
             some = np.unique(values[wrong])[: _NAMED + 1]
             self.values |= {f"{value:.9g}" if value.dtype.kind == "f" else str(value) for value in some}
 
-    def refuse(self, noun: str, expected: str) -> None:
-        """Raise UserError where there are any."""
+    def refuse(self, noun: str, expected: str, kind: type[UserError] = UserError) -> None:
+        """Raise an error of `kind` where there are any."""
         if self.count:
             listed = sorted(self.values, key=lambda text: (math.isnan(float(text)), float(text)))
             more = " and more" if len(listed) > _NAMED else ""
-            x, y, z = (int(i) for i in np.unravel_index(self.first, self.header.shape, order="F"))
-            of = f"{self.count} of {self.header.voxels} voxels"
+            x, y, z = (int(i) for i in np.unravel_index(self.first % self.header.voxels, self.header.shape, order="F"))
+            of = f"{self.count} of {self.header.voxels * self.header.channels} voxels"
             found = f"{noun}{', '.join(listed[:_NAMED])}{more} in {of}, the first at ({x}, {y}, {z})"
-            raise UserError(str(self.header.path), found, expected)
+            raise kind(str(self.header.path), found, expected)
 
 
 @contextmanager
@@ -211,15 +266,16 @@ def _chunks(stream: io.BufferedIOBase, header: Header) -> Iterator[tuple[int, np
     from nibabel.volumeutils import array_from_file
 
     size = header.dtype.itemsize
-    for begin in range(0, header.voxels, _CHUNK):
-        count = min(_CHUNK, header.voxels - begin)
+    voxels = header.voxels * header.channels
+    for begin in range(0, voxels, _CHUNK):
+        count = min(_CHUNK, voxels - begin)
         try:
             yield begin, array_from_file((count,), header.dtype, stream, header.offset + begin * size, mmap=False)
         except OSError as error:
             if error.errno is not None or isinstance(error, gzip.BadGzipFile):
                 raise
             found = f"truncated: {max(0, stream.tell() - header.offset):,} bytes of voxels"
-            expected = f"{header.voxels * size:,}, as its header says"
+            expected = f"{voxels * size:,}, as its header says"
             raise UserError(str(header.path), found, expected, "copy it again") from None
 
 

@@ -33,6 +33,9 @@ SPACING_LIMITS = (1e-4, 1e3)
 ORIGIN_LIMIT = 1e6
 """mm from the origin of the world, likewise."""
 
+CHANNEL_LIMIT = 64
+"""Most channels of a file of 4 axes."""
+
 MAGIC = {348: (b"n+1\0", 344), 540: (b"n+2\0", 4)}
 """By length of the header, of NIfTI-1 and 2: the magic and its place."""
 
@@ -74,10 +77,12 @@ class Header:
     """Sentences about oddities that do not keep the file from being read."""
     raw: bytes = field(default=b"", repr=False)
     """The header as it is in the file."""
+    channels: int = 1
+    """Channels of a voxel: the length of the 4th axis, or the number of files."""
 
     @property
     def voxels(self) -> int:
-        """Number of voxels."""
+        """Number of voxels, of one channel."""
         return math.prod(self.shape)
 
     @property
@@ -86,10 +91,10 @@ class Header:
         return (self.slope, self.inter) != (1.0, 0.0)
 
 
-def read(path: Path, stream: io.BufferedIOBase, size: int, most: int) -> Header:
+def read(path: Path, stream: io.BufferedIOBase, size: int, most: int, *, channels: bool = False) -> Header:
     """Read and check the header of a file of `size` bytes, at most `most` when it is unpacked.
 
-    Raises UserError naming the file.
+    With `channels` a 4th axis is taken for that of the channels. Raises UserError naming the file.
     """
     where = str(path)
     raw = stream.read(4)
@@ -107,14 +112,16 @@ def read(path: Path, stream: io.BufferedIOBase, size: int, most: int) -> Header:
             raise UserError(where, "the header of a pair of files (.hdr and .img)", "one file", "convert it to .nii.gz")
         raise UserError(where, f"no NIfTI magic ({found!r})", f"{magic!r}", "Analyze files must be converted")
     fields = parsed(raw)
-    shape = _shape(where, fields["dim"].tolist())
+    shape, layers = _shape(where, fields["dim"].tolist(), channels)
     dtype = _dtype(where, int(fields["datatype"]), int(fields["bitpix"]), order)
     offset = float(fields["vox_offset"])
     least = length + 4  # behind the header come 4 bytes more; of a 0 here one program makes 0, others 348 or 352
     if not (math.isfinite(offset) and offset.is_integer() and least <= offset <= least + _EXTENSIONS):
         raise UserError(where, f"voxels that begin at byte {offset:g}", f"{least} or a little more")
-    voxels, claimed = math.prod(shape), int(offset) + math.prod(shape) * dtype.itemsize
-    found = f"the header claims {by(shape)} voxels ({_bytes(claimed)}), the file has {_bytes(size)}"
+    voxels = math.prod(shape) * layers
+    claimed = int(offset) + voxels * dtype.itemsize
+    sides = shape if layers == 1 else (*shape, layers)
+    found = f"the header claims {by(sides)} voxels ({_bytes(claimed)}), the file has {_bytes(size)}"
     if voxels > VOXEL_LIMIT:
         raise UserError(where, found, f"at most {VOXEL_LIMIT:,} voxels")
     if claimed > most:  # true of any file that was cut short, and of headers that a few bytes of zeros stand behind
@@ -126,7 +133,8 @@ def read(path: Path, stream: io.BufferedIOBase, size: int, most: int) -> Header:
         raise UserError(where, f"voxels scaled by {slope:g} and {inter:g} (scl_slope, scl_inter)", "finite numbers")
     affine, placed, notes = _affine(where, fields, shape)
     first, second, third = np.linalg.norm(affine[:3, :3], axis=0).tolist()
-    return Header(path, shape, dtype, affine, (first, second, third), int(offset), slope, inter, placed, notes, raw)
+    spacing = first, second, third
+    return Header(path, shape, dtype, affine, spacing, int(offset), slope, inter, placed, notes, raw, layers)
 
 
 def byte_order(raw: bytes) -> str | None:
@@ -143,7 +151,8 @@ def parsed(raw: bytes) -> Nifti1Header:
     return kind(raw, endianness=byte_order(raw), check=False)
 
 
-def _shape(where: str, dim: list[int]) -> tuple[int, int, int]:
+def _shape(where: str, dim: list[int], channels: bool) -> tuple[tuple[int, int, int], int]:
+    """Return the voxels along the three axes, and the channels."""
     axes, sizes = dim[0], dim[1:]
     if not 1 <= axes <= 7:
         raise UserError(where, f"{axes} axes", "3", "the header is damaged")
@@ -152,10 +161,15 @@ def _shape(where: str, dim: list[int]) -> tuple[int, int, int]:
         sizes.pop()
     if min(sizes) < 1:
         raise UserError(where, f"{by(sizes)} voxels", "1 or more along each axis", "the header is damaged")
+    layers = 1
+    if channels and len(sizes) in (4, 5) and (len(sizes) == 4 or sizes[3] == 1):  # vectors have an axis of time of 1
+        layers, sizes = sizes[-1], sizes[:3]
+        if layers > CHANNEL_LIMIT:
+            raise UserError(where, f"{layers} volumes along its 4th axis", f"at most {CHANNEL_LIMIT} channels")
     if len(sizes) != 3:
         remedy = "take one of the volumes out of it" if len(sizes) > 3 else ""
         raise UserError(where, f"{len(sizes)} axes ({by(sizes)} voxels)", "3", remedy)
-    return sizes[0], sizes[1], sizes[2]
+    return (sizes[0], sizes[1], sizes[2]), layers
 
 
 def _dtype(where: str, code: int, bits: int, order: str) -> np.dtype:

@@ -4,7 +4,7 @@ A folder with
 
 | file             | content                                                                                     |
 |------------------|---------------------------------------------------------------------------------------------|
-| `images.bin`     | float16, the prepared images end to end, each (depth, height, width)                        |
+| `images.bin`     | float16, the prepared images end to end, each (channels, depth, height, width)              |
 | `labels.bin`     | uint8, their labels on the same grids                                                       |
 | `originals.bin`  | only where volumes were resampled: uint8, the labels as annotated, on the grids of the files |
 | `foreground.bin` | int32, for every case and organ the places of its voxels in the flattened prepared grid      |
@@ -59,7 +59,7 @@ def is_packed(path: Path) -> bool:
 
 
 def fingerprint(array: np.ndarray) -> int:
-    """Compute 64 bits of BLAKE2b over the shape and float32 values of a volume in `zyx` order.
+    """Compute 64 bits of BLAKE2b over the shape and float32 values of a volume in `zyx` order, channels before it.
 
     Equal for one volume in two sets, however its axes were stored or resampled there.
     """
@@ -98,13 +98,14 @@ class CaseInfo:
     """mm, of the prepared grid."""
     original_shape: tuple[int, int, int]
     original_spacing: tuple[float, float, float]
-    floor: float
-    """Lowest value of the prepared image, which stands for what lies outside."""
+    floors: tuple[float, ...]
+    """Lowest value of each channel of the prepared image, which stands for what lies outside."""
     volumes_mm3: tuple[float, ...]
     """Of each label, 0 included, as annotated: voxels of the original grid times their volume."""
     clinical: dict[str, Json] = field(default_factory=dict)
     facts: dict[str, Json] = field(default_factory=dict)
-    """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more."""
+    """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more; those of the
+    second and further channels are in the list `also`."""
 
 
 class PackedVolumes(HashedFolder):
@@ -119,6 +120,16 @@ class PackedVolumes(HashedFolder):
     def names(self) -> tuple[str, ...]:
         """Names of the labels from 0, which is `background`."""
         return tuple(self.manifest["names"])
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return max(1, len(self.channel_names))
+
+    @property
+    def channel_names(self) -> tuple[str, ...]:
+        """Names of the channels, in order; empty where there is but one."""
+        return tuple(self.manifest.get("channels", ()))
 
     @property
     def axes(self) -> str:
@@ -158,8 +169,9 @@ class PackedVolumes(HashedFolder):
         return f"{self.path}, case {i} ({self._cases[i].id})"
 
     def image(self, i: int) -> np.ndarray:
-        """Return the prepared image of case `i`, float16 (depth, height, width), a view of the file."""
-        return self._images[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
+        """Return the prepared image of case `i`, float16 (channels, depth, height, width), a view of the file."""
+        part = slice(self._voxels[i] * self.channels, self._voxels[i + 1] * self.channels)
+        return self._images[part].reshape((self.channels, *self._cases[i].shape))
 
     def label(self, i: int) -> np.ndarray:
         """Return the labels of case `i` on the grid of its prepared image, uint8, a view of the file."""
@@ -210,7 +222,7 @@ class PackedVolumes(HashedFolder):
             if not isinstance(entries, list) or len(entries) != len(self):
                 raise ValueError(f"not a list of {len(self)} cases")
             classes = len(self.names)
-            self._cases = [_case(entry, classes) for entry in entries]
+            self._cases = [_case(entry, classes, self.channels) for entry in entries]
             counts = [_counts(entry["foreground"], classes) for entry in entries]
             self._fingerprints = np.asarray([int(entry["fingerprint"], 16) for entry in entries], np.uint64)
             expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
@@ -221,7 +233,8 @@ class PackedVolumes(HashedFolder):
         self._voxels = _ends(math.prod(case.shape) for case in self._cases)
         self._annotated = _ends(math.prod(case.original_shape) for case in self._cases)
         self._places = _ends(count for case in counts for count in case)
-        sizes = {"images.bin": self._voxels[-1], "labels.bin": self._voxels[-1], "foreground.bin": self._places[-1]}
+        images = self._voxels[-1] * self.channels
+        sizes = {"images.bin": images, "labels.bin": self._voxels[-1], "foreground.bin": self._places[-1]}
         if self.resampled:
             sizes[_ORIGINALS] = self._annotated[-1]
         elif self._annotated != self._voxels:
@@ -240,12 +253,14 @@ class PackedVolumes(HashedFolder):
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return names and grid of a set; not from where it came."""
-        return [json.dumps([manifest[key] for key in ("cases", "names", "axes", "spacing", "resampled")])]
+        keys = ("cases", "names", "axes", "spacing", "resampled", *(["channels"] if "channels" in manifest else []))
+        return [json.dumps([manifest[key] for key in keys])]
 
     def _check_manifest(self, manifest: dict[str, Json]) -> list[str]:
         wrong = {
             "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
             "names": not _is_names(manifest.get("names")),
+            "channels": not _is_names(manifest.get("channels", ["image", "other"])),
             "axes": manifest.get("axes") not in AXES,
             "spacing": not _is_spacing(manifest.get("spacing")),
             "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
@@ -265,8 +280,9 @@ class Writer(FolderWriter):
     def add(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
     ) -> None:
-        """Add one case: its image float16 and labels uint8 on the prepared grid, and, where resampled, as annotated."""
-        if image.shape != case.shape or label.shape != case.shape or image.dtype != np.float16:
+        """Add one case: its image float16 (channels, D, H, W) and labels uint8 (D, H, W) on the prepared grid, and,
+        where resampled, labels as annotated."""
+        if image.shape != (len(case.floors), *case.shape) or label.shape != case.shape or image.dtype != np.float16:
             raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
         if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
             raise ValueError("labels as annotated are needed where volumes are resampled, and only there")
@@ -289,7 +305,7 @@ class Writer(FolderWriter):
                 "spacing": list(case.spacing),
                 "original_shape": list(case.original_shape),
                 "original_spacing": list(case.original_spacing),
-                "floor": case.floor,
+                "floor": case.floors[0] if len(case.floors) == 1 else list(case.floors),
                 "volumes_mm3": list(case.volumes_mm3),
                 "foreground": [len(own) for own in found],
                 "fingerprint": f"{fingerprint:016x}",
@@ -299,10 +315,11 @@ class Writer(FolderWriter):
             }
         )
 
-    def finish(self, *, names: Sequence[str], made_from: str = "") -> PackedVolumes:
+    def finish(self, *, names: Sequence[str], channels: Sequence[str] = (), made_from: str = "") -> PackedVolumes:
         """Write everything but the volumes, make it durable, and give it its name.
 
-        `names` are those of the labels from 0. Raises ValueError where a case has a label without a name.
+        `names` are those of the labels from 0, `channels` those of the channels, where there are several. Raises
+        ValueError where a case has a label without a name.
         """
         for entry in self._entries:
             for key in ("volumes_mm3", "foreground"):
@@ -319,6 +336,8 @@ class Writer(FolderWriter):
             "spacing": np.median([entry["spacing"] for entry in self._entries], axis=0).tolist(),
             "resampled": None if self.how.spacing is None else list(self.how.spacing),
             "made_from": made_from,
+            # Sets of one channel are as they were before there were others: their digest does not change.
+            **({"channels": list(channels)} if channels else {}),
         }
         self.publish(PackedVolumes, manifest)
         return PackedVolumes(self.out)
@@ -338,10 +357,13 @@ def _is_spacing(value: object) -> bool:
     )
 
 
-def _case(entry: Json, classes: int) -> CaseInfo:
+def _case(entry: Json, classes: int, channels: int) -> CaseInfo:
     volumes = tuple(float(volume) for volume in entry["volumes_mm3"])
     if len(volumes) != classes:
         raise ValueError(f"volumes of {len(volumes)} labels")
+    floors = tuple(map(float, entry["floor"])) if channels > 1 else (float(entry["floor"]),)
+    if len(floors) != channels:
+        raise ValueError(f"lowest values of {len(floors)} channels")
     return CaseInfo(
         id=str(entry["id"]),
         patient=str(entry["patient"]),
@@ -349,7 +371,7 @@ def _case(entry: Json, classes: int) -> CaseInfo:
         spacing=_spacing(entry["spacing"]),
         original_shape=_shape(entry["original_shape"]),
         original_spacing=_spacing(entry["original_spacing"]),
-        floor=float(entry["floor"]),
+        floors=floors,
         volumes_mm3=volumes,
         clinical=dict(entry["clinical"]),
         facts=dict(entry["facts"]),

@@ -4,6 +4,8 @@ Shape changes come first and are interpolated once, all together: rotation, scal
 mirrors, which pick voxels and exchange the labels of left and right. Then intensities, in the order in which a scanner
 makes them: bias field, blur, low resolution, noise; and at last gamma, gain and shift, as scanners differ in these.
 
+Changes of shape are one for all channels of a patch; those of intensity are drawn for each.
+
 What happens to a sample is a function of seed, epoch and row of the split alone, whatever its batch. On a CPU the work
 is done for the samples that are drawn for it; on a GPU for all, and the others keep what they had, because to know
 which are drawn the host would have to wait for the device.
@@ -111,9 +113,11 @@ class VolumeAugment:
         spacing: Sequence[float],
         axes: str,
         names: Sequence[str] = (),
+        channels: int = 1,
     ) -> dict[str, np.ndarray]:
         """Draw how each of `rows` of an epoch changes: arrays with one entry a row, for `apply`; none where all is off.
 
+        Of several channels those of intensities are (rows, channels, ...).
         `patch` in voxels and `spacing` in mm are in stored order, which `axes` names; `spacing` is one for the whole
         set. `names` are those of all labels, the background first; needed with `swap`.
         """
@@ -123,11 +127,19 @@ class VolumeAugment:
             out |= augment_spatial.numbers(draw, self.rotate, self.scale, self.elastic)
         if self.flips:
             out |= self._mirrors(draw, axes, names)
+        further = [Draws(seed, epoch, rows, patch, spacing, channel) for channel in range(1, channels)]
+        each = [self._intensities(one) for one in (draw, *further)]
+        out |= each[0] if channels == 1 else {name: np.stack([own[name] for own in each], 1) for name in each[0]}
+        return {f"augment_{name}": values for name, values in out.items()}
+
+    def _intensities(self, draw: Draws) -> dict[str, np.ndarray]:
+        """Draw the changes of the intensities of one channel."""
+        out: dict[str, np.ndarray] = {}
         for block in (self.bias_field, self.blur, self.low_resolution, self.noise, self.gamma):
             out |= block.numbers(draw) if block else {}
         if self.contrast or self.brightness:
             out |= augment_intensity.gain_and_shift(draw, self.contrast, self.brightness)
-        return {f"augment_{name}": values for name, values in out.items()}
+        return out
 
     def _mirrors(self, draw: Draws, axes: str, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Draw the stored axes along which each row is mirrored, bool (N, 3), and what each label becomes then."""
@@ -147,9 +159,9 @@ class VolumeAugment:
     def apply(
         self, image: Tensor, mask: Tensor, numbers: Mapping[str, Tensor], patch: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Return augmented patches, float32 (B, 1, D, H, W), and their masks, uint8 (B, D, H, W), of size `patch`.
+        """Return augmented patches, float32 (B, C, D, H, W), and their masks, uint8 (B, D, H, W), of size `patch`.
 
-        `image`, float (B, 1, D', H', W'), and `mask`, uint8 (B, D', H', W'), reach beyond it by `margin`; they are
+        `image`, float (B, C, D', H', W'), and `mask`, uint8 (B, D', H', W'), reach beyond it by `margin`; they are
         not changed. `numbers` are those of `numbers`; a whole batch may hold them among others.
         """
         at = {name.removeprefix("augment_"): each for name, each in numbers.items() if name.startswith("augment_")}

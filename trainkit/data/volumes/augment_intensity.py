@@ -167,7 +167,11 @@ def _some(
 
 
 def apply(image: Tensor, at: Mapping[str, Tensor]) -> Tensor:
-    """Return patches after all changes of intensity; on a CPU they are changed in place."""
+    """Return patches (B, C, D, H, W) after all changes of intensity, each channel by its own numbers; on a CPU they are
+    changed in place."""
+    if image.shape[1] > 1:
+        own = {name: each.flatten(0, 1) for name, each in at.items() if name not in augment_spatial.NAMES}
+        return apply(image.view(-1, 1, *image.shape[2:]), own).view(image.shape)
     if "bias" in at:
         image = _some(image, at["bias"].flatten(1).ne(0).any(1), at, _bias)
     if any(f"blur_{axis}" in at for axis in range(3)):

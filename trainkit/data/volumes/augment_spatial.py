@@ -25,6 +25,9 @@ DRAWS = (
 )  # fmt: skip
 """One draw in [0, 1) for each, in this order: what a setting draws does not depend on the other settings."""
 
+NAMES = frozenset({"warp", "matrix", "elastic", "elastic_cell", "flip", "labels"})
+"""Numbers of changes of shape, which are one for all channels."""
+
 FLAT = 3.0
 """Slices farther apart than this many times the voxels within them are not mixed: shape changes stay in the plane
 (nnU-Net's threshold, Isensee et al. 2021)."""
@@ -94,12 +97,16 @@ class Elastic:
 
 
 class Draws:
-    """Draws of rows of an epoch: a function of seed, epoch and row. `patch` in voxels, `spacing` in mm of its grid."""
+    """Draws of rows of an epoch: a function of seed, epoch, row and channel. `patch` in voxels, `spacing` in mm of its
+    grid."""
 
-    def __init__(self, seed: int, epoch: int, rows: np.ndarray, patch: Sequence[int], spacing: Sequence[float]):
+    def __init__(
+        self, seed: int, epoch: int, rows: np.ndarray, patch: Sequence[int], spacing: Sequence[float], channel: int = 0
+    ):
+        self.stream = f"{STREAM}-channel-{channel}" if channel else STREAM
         self.at, self.rows, self.count = (seed, epoch), np.asarray(rows), len(rows)
         self.patch, self.mm = patch, np.asarray(spacing, float)
-        draws = rng.uniform(seed, STREAM, epoch, self.rows[:, None], np.arange(len(DRAWS)))
+        draws = rng.uniform(seed, self.stream, epoch, self.rows[:, None], np.arange(len(DRAWS)))
         self.values: dict[str, np.ndarray] = dict(zip(DRAWS, draws.T, strict=True))
 
     def below(self, name: str, p: float) -> np.ndarray:
@@ -121,7 +128,7 @@ class Draws:
         counts = [math.ceil(size / step) + 3 for size, step in zip(self.patch[axes], cell, strict=True)]
         out = np.zeros((self.count, channels, *counts))
         places = np.arange(channels * math.prod(counts))
-        draws = rng.uniform(seed, f"{STREAM}-{name}", epoch, self.rows[chosen][:, None], places)
+        draws = rng.uniform(seed, f"{self.stream}-{name}", epoch, self.rows[chosen][:, None], places)
         out[chosen] = (draws * 2 - 1).reshape(-1, channels, *counts)
         return out, np.tile(cell.astype(np.float32), (self.count, 1))
 
@@ -210,9 +217,9 @@ def _cropped(whole: Tensor, patch: Sequence[int]) -> Tensor:
 
 
 def _channels(whole: Tensor, patch: Sequence[int], axes: int) -> Tensor:
-    """Volumes (B, D', H', W') as (B, channels, *source) with as many axes in the source as are interpolated: with two,
-    the slices of the patch are channels."""
-    return whole[:, None] if axes == 3 else _cropped(whole, (patch[0], *whole.shape[2:]))
+    """Volumes (B, C, D', H', W') as (B, channels, *source) with as many axes in the source as are interpolated: with
+    two, the slices of the patch are channels too."""
+    return whole if axes == 3 else _cropped(whole, (patch[0], *whole.shape[3:])).flatten(1, 2)
 
 
 def _shaped(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], patch: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -220,11 +227,11 @@ def _shaped(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], patch: Sequen
     out, labels = _cropped(image, patch).float(), _cropped(mask, patch)
     if "warp" in at:
         axes, warp = at["matrix"].shape[1], at["warp"].view(-1, 1, 1, 1, 1)
-        source = _channels(image[:, 0], patch, axes).float()
+        source = _channels(image, patch, axes).float()
         grid = _grid(at, patch[-axes:], source.shape[2:])
         moved = torch.nn.functional.grid_sample(source, grid, "bilinear", "border", align_corners=False)
         out = torch.where(warp, moved.view_as(out), out)
-        source = _channels(mask, patch, axes).float()
+        source = _channels(mask[:, None], patch, axes).float()
         moved = torch.nn.functional.grid_sample(source, grid, "nearest", "border", align_corners=False)
         labels = torch.where(warp[:, 0], moved.view_as(labels).to(mask.dtype), labels)
     if "flip" in at:
@@ -243,25 +250,25 @@ def _shaped_by_sample(
     image: Tensor, mask: Tensor, at: Mapping[str, Tensor], patch: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """As `apply`, with work for the samples alone that need it, written where the batch will be."""
-    out = torch.empty(len(image), 1, *patch)
+    out = torch.empty(len(image), image.shape[1], *patch)
     labels = torch.empty(len(mask), *patch, dtype=mask.dtype)
     axes = at["matrix"].shape[1] if "warp" in at else 3
     for i in range(len(image)):
         flips = at["flip"][i].nonzero().view(-1).tolist() if "flip" in at else []
-        one, its_labels = out[i, 0], labels[i]
+        one, its_labels = out[i], labels[i]
         if "warp" in at and at["warp"][i]:
             _interpolate(
-                _channels(image[i : i + 1, 0], patch, axes)[0].float(),
-                _channels(mask[i : i + 1], patch, axes)[0],
+                _channels(image[i : i + 1], patch, axes)[0].float(),
+                _channels(mask[i : i + 1, None], patch, axes)[0],
                 {name: at[name][i] for name in ("matrix", "elastic", "elastic_cell") if name in at},
                 one.view(-1, *patch[-axes:]),
                 its_labels.view(-1, *patch[-axes:]),
             )
             if flips:
-                one.copy_(one.flip(flips))
+                one.copy_(one.flip([axis + 1 for axis in flips]))
                 its_labels.copy_(its_labels.flip(flips))
         else:
-            one.copy_(_cropped(image[i, 0], patch).flip(flips))
+            one.copy_(_cropped(image[i], patch).flip([axis + 1 for axis in flips]))
             its_labels.copy_(_cropped(mask[i], patch).flip(flips))
         if "labels" in at:
             table = at["labels"][i]
@@ -292,7 +299,7 @@ def _offsets(patch: Sequence[int], axis: int, device: torch.device) -> Tensor:
 
 def _interpolate(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], out: Tensor, labels: Tensor) -> None:
     """One sample on a CPU: linear interpolation of `image` (channels, *source) into `out` (channels, *patch), and the
-    nearest voxel of `mask` into `labels`; beyond the border the outermost voxel.
+    nearest voxel of `mask` (slices or 1, *source) into `labels`; beyond the border the outermost voxel.
 
     Three times as fast as grid_sample on one thread: neighbours are picked from the flat volume with one index for
     all eight, by slabs whose places and shares stay in the cache, and the mask shares the places.
@@ -333,6 +340,7 @@ def _interpolate(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], out: Ten
         for channel in range(len(image)):
             value = _mixed(pixels[channel], first, shares, strides)
             out[channel, slab] = value.view(-1, *patch[1:])
+        for channel in range(len(mask)):
             labels[channel, slab] = marks[channel].index_select(0, nearest).view(-1, *patch[1:])
 
 

@@ -24,7 +24,7 @@ from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
-from trainkit.data.volumes import importer, residency
+from trainkit.data.volumes import importer, label_names, residency
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.residency import Shelf
@@ -63,6 +63,12 @@ class Volumes:
     """Name of a set that is scored to its place, as `train`; `held_out`: the fold that is kept from training."""
     names: list[str] | None = None
     """Names of the labels 1, 2, ...; None: what the source says."""
+    labels: dict[str, int] | None = field(default=None, metadata={"hash": "set"})
+    """In place of `names`, where label maps hold other values than 1, 2, ...: names of the classes, in the order in
+    which they are numbered, with their values, as {kidney: 205, tumour: 420}. 0 is the background."""
+    channels: list[str] | None = field(default=None, metadata={"hash": "set"})
+    """Names of the channels, in the order in which networks see them: ends of file names (`T1w`, `FLAIR`), of which
+    some may be chosen, or names for those that files number; None: all, as the source says."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     """mm from voxel to voxel along depth, height and width, to which volumes are resampled once; None: as they are."""
     patch: tuple[Side, Side, Side]
@@ -99,6 +105,12 @@ class Volumes:
         different = {name.lower() for name in self.names or ()}
         if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
             raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
+        if self.labels is not None:
+            if self.names is not None:
+                raise ValueError("names and labels name the same classes; give one of them")
+            label_names.check_values(self.labels)
+        if self.channels is not None and (not self.channels or len(set(self.channels)) < len(self.channels)):
+            raise ValueError("channels must be different names, at least one")
         if self.patient is not None:
             try:
                 sources.finding(self.patient, "patient")
@@ -126,18 +138,19 @@ class Volumes:
             _check_fit(f"data.evaluate.{name}", whole, packed)
         self._check_leaks(train, scored)
         self.augment.checked(whole.names, whole.axes)
-        place, told = residency.decide(self.cache, sum(math.prod(info.shape) for info in train.infos))
+        place, told = residency.decide(self.cache, sum(math.prod(info.shape) for info in train.infos), whole.channels)
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)
         meta = DatasetInfo(
             len(whole.names),
-            (1, *self.patch),
+            (whole.channels, *self.patch),
             train.digest,
             whole.names,
             spacing=whole.spacing,
             axes=whole.axes,
             resampled=whole.preparation.spacing or (),
+            channels=whole.channel_names,
         )
         training = self._patches("train", train, Shelf(whole, kept, place), seed, "train")
         others = self._other_spacings(whole, scored)
@@ -149,9 +162,9 @@ class Volumes:
         also = {"data.clinical": f"{locate(self.clinical or '')} does not exist" if absent else None}
         return missing(self.train, self.evaluate, also=also)
 
-    def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, list[str] | None]:
+    def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, importer.Names]:
         """Find what a path leads to: an imported set, or files and the names of their labels."""
-        clinical, names = None if self.clinical is None else locate(self.clinical), self.names
+        clinical, names = None if self.clinical is None else locate(self.clinical), self.labels or self.names
         if text.startswith(SAMPLE):
             drawn = _sample(text)
             path = f"{drawn.folder()}#{part}"
@@ -160,10 +173,11 @@ class Volumes:
             path = locate(text)
             if volume_store.is_packed(path):
                 return PackedVolumes(path)
-        return volume_sources.open_volumes(path, patient=self.patient, clinical=clinical), names
+        found = volume_sources.open_volumes(path, patient=self.patient, clinical=clinical, channels=self.channels)
+        return found, names
 
     def _packed(
-        self, found: PackedVolumes | tuple[VolumeSource, list[str] | None], like: PackedVolumes | None = None
+        self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
     ) -> PackedVolumes:
         """Import files where they are not yet; to be scored, as the training set `like` was imported."""
         if not isinstance(found, PackedVolumes):
@@ -171,11 +185,18 @@ class Volumes:
             if like is not None:
                 axes, spacing = like.axes, like.preparation.spacing
                 names = names or (list(like.names) if source.names is None else None)
+                if source.channels == () and like.channel_names:
+                    source = replace(source, channels=like.channel_names)
             return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
         where = str(found.path)
         again = "import the files again with what the recipe says, or name the files in the recipe"
-        if self.names is not None and volume_sources.named_labels(self.names, "data.names") != found.names:
-            raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(self.names, 20)} (data.names)", again)
+        said = self.labels or self.names
+        if said is not None and label_names.named_labels(said, "data.names") != found.names:
+            key = "data.labels" if self.labels else "data.names"
+            raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
+        if self.channels is not None and tuple(self.channels) != (found.channel_names or tuple(self.channels[:1])):
+            held = few(found.channel_names, 20) if found.channel_names else "one channel"
+            raise UserError(where, held, f"{few(self.channels, 20)} (data.channels)", again)
         asked = found.preparation.spacing
         if self.spacing is not None and not _same(asked, self.spacing):
             raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
@@ -298,14 +319,15 @@ class _Cases(Split):
         columns = dict.fromkeys(name for info in infos for name in info.clinical)
         clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
         ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
-        return Segmentation(ids, patients, self.packed.names, kind, clinical)
+        shown = self.packed.channel_names[0] if self.packed.channel_names else ""
+        return Segmentation(ids, patients, self.packed.names, kind, clinical, shown)
 
 
 @dataclass(frozen=True, eq=False)
 class CaseSplit(_Cases):
     """Whole cases of an imported set, read one by one.
 
-    Keys: image, float16 (1, 1, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
+    Keys: image, float16 (1, C, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
     (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
     wanted, overlay, bool (1,).
     """
@@ -362,7 +384,7 @@ class CaseSplit(_Cases):
             self._checked.add(case)
         batch = {
             # Copied: torch warns of arrays that must not be written to, and pinning takes a copy anyway.
-            "image": torch.from_numpy(np.array(self.packed.image(case)))[None, None],
+            "image": torch.from_numpy(np.array(self.packed.image(case)))[None],
             "mask": torch.from_numpy(np.array(self.packed.truth(case)))[None],
             "spacing": torch.tensor([self.packed.case(case).original_spacing], dtype=torch.float64),
             "mirrors": torch.full((1, 3), self.mirrored),
@@ -385,7 +407,7 @@ class CaseSplit(_Cases):
 class PatchSplit(_Cases):
     """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
 
-    Keys after `on_device`: image, float32 (B, 1, *patch); mask, uint8 (B, *patch); index, view. Before, image is
+    Keys after `on_device`: image, float32 (B, C, *patch); mask, uint8 (B, *patch); index, view. Before, image is
     float16 and both are larger by `margin` on each side; or, where volumes are on the device, there is `start`, int64
     (B, 3), the first voxel of each. And the numbers of the augmentation, `augment_*`.
     """
@@ -494,7 +516,7 @@ class PatchSplit(_Cases):
         else:
             batch["image"], batch["mask"] = self.shelf.patches(indices // self.patches, starts, self._region)
         if self._augmented:
-            where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names)
+            where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names, self.packed.channels)
             numbers = self.augment.numbers(self.seed, epoch, indices, *where)
             batch |= {key: torch.from_numpy(value) for key, value in numbers.items()}
         return batch
@@ -550,6 +572,9 @@ def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
     if other.axes != train.axes:
         found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
         raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
+    if other.channel_names != train.channel_names:
+        found, expected = (few(one.channel_names, 20) or "none" for one in (other, train))
+        raise UserError(place, f"channels {found}", f"those of data.train: {expected}", "data.channels names them")
     if not _same(other.preparation.spacing, train.preparation.spacing):
         found, expected = (_grid(one.preparation.spacing) for one in (other, train))
         raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
+from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.errors import few, number_of
@@ -41,6 +42,13 @@ class Record:
     info: CaseInfo
     fingerprint: int
     """`packed_volumes.fingerprint` of the image as it was in its file."""
+
+
+def of(array: np.ndarray, header: Header) -> int:
+    """Compute `volume_store.fingerprint` of an image (channels, *axes of its file)."""
+    grid = volume_grid.orientation(header.affine, "zyx")
+    channels = [grid.apply(channel) for channel in array]
+    return volume_store.fingerprint(channels[0] if len(channels) == 1 else np.stack(channels))
 
 
 def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict[str, dict[str, float]]:
@@ -107,8 +115,11 @@ def tilt(header: Header) -> float:
     return round(math.degrees(math.acos(min(1.0, min(aligned)))), 2)
 
 
-def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) -> list[str]:
-    """Tabulate a set: shape, spacing and intensities over the cases, then each organ's size, place and brightness."""
+def describe(
+    names: Sequence[str], records: Sequence[Record], how: Preparation, channels: Sequence[str] = ()
+) -> list[str]:
+    """Tabulate a set: shape, spacing and intensities over the cases, of each of the `channels` where there are several,
+    then each organ's size, place and brightness."""
     infos = [record.info for record in records]
     facts = [info.facts for info in infos]
     patients = len({info.patient for info in infos})
@@ -123,8 +134,10 @@ def describe(names: Sequence[str], records: Sequence[Record], how: Preparation) 
         rows.append((f"{side} ({how.axes[axis]}), voxels", [info.original_shape[axis] for info in infos], "{:.0f}"))
     for axis, side in enumerate(("depth", "height", "width")):
         rows.append((f"{side} ({how.axes[axis]}), mm/voxel", [info.original_spacing[axis] for info in infos], "{:.4g}"))
-    for key, word in _INTENSITIES.items():
-        rows.append((word, [fact[key] for fact in facts], "{:.4g}"))
+    for place, channel in enumerate(channels or [""]):
+        of = f"{channel}: " if channel else ""
+        each = [fact if place == 0 else fact["also"][place - 1] for fact in facts]
+        rows += [(f"{of}{word}", [fact[key] for fact in each], "{:.4g}") for key, word in _INTENSITIES.items()]
     head = ["", "least", "5 %", "median", "95 %", "most"]
     lines += ["", *aligned([head, *([word, *_five(values, form)] for word, values, form in rows)])]
     head = ["organ", "cases", "mm3: least", "5 %", "median", "95 %", "most", "share", "slices", "pieces", "cut", "grey"]
@@ -232,7 +245,7 @@ def _odd_grids(infos: Sequence[CaseInfo]) -> list[str]:
 
 def _odd_intensities(infos: Sequence[CaseInfo]) -> list[str]:
     facts = [info.facts for info in infos]
-    flat = [info.id for info in infos if info.facts["std"] == 0]
+    flat = [info.id for info in infos if any(fact["std"] == 0 for fact in (info.facts, *info.facts.get("also", ())))]
     notes = _listed(flat, "images", "without contrast between its percentiles")
     width = np.asarray([fact["clip_high"] - fact["clip_low"] for fact in facts])
     if (seen := width[width > 0]).size and seen.max() > 10 * seen.min():

@@ -6,8 +6,8 @@ import logging
 import math
 import os
 import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from trainkit.data.sources import split_of
 from trainkit.data.storage import cache, image_store, volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
-from trainkit.data.volumes import fingerprint, preprocess, sources
+from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.residency import size
@@ -30,6 +30,8 @@ from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, listing, number_of
 
 Damaged = Literal["fail", "skip"]
+Names = Sequence[str] | Mapping[str, int] | None
+"""Names of labels 1, 2, ...; or with the values that they have in label maps."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -40,6 +42,9 @@ _NAMED = 20
 _MEMORY = 2 << 30
 """Bytes that the volumes in flight may take together; one volume is always read."""
 _LOOKED_AT = 5000
+_OFFERED = 64
+"""Most values of label maps for which a mapping to classes is offered."""
+_OFFERED_FROM = 200
 _PER_VOXEL = 24
 """Bytes that preparing takes at its peak."""
 
@@ -74,7 +79,7 @@ def import_volumes(
     source: Path | str | VolumeSource,
     out: Path | str,
     *,
-    names: Sequence[str] | None = None,
+    names: Names = None,
     spacing: Sequence[float] | None = None,
     patient: str | None = None,
     clinical: Path | str | None = None,
@@ -85,38 +90,44 @@ def import_volumes(
 ) -> VolumeReport:
     """Prepare volumes and their label maps once, into the packed form at `out`, which must not exist yet.
 
-    `names` are those of labels 1, 2, ... (a first `background` is understood), None what the source says, or where it
-    says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what volumes are resampled to; None leaves
-    them as they are. `patient` and `clinical` as `volume_sources.open_volumes` takes them. `axes` is the order in which
-    axes are stored, None what fits the set: one that is scored must be stored as the one that was trained on.
+    `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
+    None what the source says, or where it says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what
+    volumes are resampled to; None leaves them as they are. `patient` and `clinical` as `sources.open_volumes` takes
+    them. `axes` is the order in which axes are stored, None what fits the set: one that is scored must be stored as the
+    one that was trained on.
     `damaged: skip` leaves unusable cases out and names them in the report, up to the share `damaged_most` of all.
 
     Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is
-    read. Memory is that of a few volumes.
+    read. Where label maps hold values that are no class, it shows the mapping to write. Memory is that of a few
+    volumes.
     """
     out = Path(out)
     if not isinstance(source, VolumeSource):
         if volume_store.is_packed(Path(source)) or image_store.is_packed(Path(source)):
             raise UserError(str(source), "is imported already", "NIfTI files", "use it as it is")
         source = sources.open_volumes(source, patient=patient, clinical=clinical)
-    known = known_names(source, names)
+    known, classes = known_names(source, names), classes_of(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
         found = f"{number_of(len(unlabelled), 'images')} without a label map: {few(unlabelled)}"
         raise UserError(source.where, found, "a label map for each", "predict for them with trainkit predict")
     pairs, bad = read_headers(source)
-    most = damaged_most * len(source.cases) if damaged == "skip" else 0
+    most = damaged_most * (len(source.cases) + len(source.incomplete)) if damaged == "skip" else 0
     _check_bad(source, bad, most, len(pairs))
     how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else three(spacing))
     with Writer(out, how=how) as writer:
         _check_space(out, pairs, how)
-        records = _write(source, pairs, None if known is None else len(known), writer, bad, damaged, on_progress)
-        _check_bad(source, bad, most, len(records))
+        unknown: list[UserError] = []
+        records = _write(source, pairs, classes, writer, bad, damaged, on_progress, unknown)
+        offer = _offered(source, known) if unknown and damaged == "fail" else ""
+        _check_bad(source, bad, most, len(records), offer)
         data = writer.finish(
-            names=known or numbered_names(source, records), made_from=f"{source.kind} {Path(source.where).name}"
+            names=known or numbered_names(source, records),
+            channels=channel_names(source, pairs),
+            made_from=f"{source.kind} {Path(source.where).name}",
         )
     records = records_of(data)
     notes = [*_capped("left out", [*bad, *source.left_out]), *fingerprint.oddities(data.names, records)]
-    table = fingerprint.describe(data.names, records, data.preparation)
+    table = fingerprint.describe(data.names, records, data.preparation, data.channel_names)
     return VolumeReport(
         out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table
     )
@@ -125,17 +136,20 @@ def import_volumes(
 def _write(
     source: VolumeSource,
     pairs: Sequence[_Pair],
-    classes: int | None,
+    classes: Classes,
     writer: Writer,
     bad: list[str],
     damaged: Damaged,
     on_progress: Progress | None,
+    unknown: list[UserError],
 ) -> list[Record]:
-    """Prepare and write cases, and add sentences about unusable ones to `bad`: with `fail` at most `_NAMED`."""
+    """Prepare and write cases, and add sentences about unusable ones to `bad`: with `fail` at most `_NAMED`; and errors
+    about labels that are no class to `unknown`."""
     records: list[Record] = []
     for seen, made in enumerate(prepare_all(pairs, writer.how, classes), start=len(bad) + 1):
         if isinstance(made, UserError):
             bad.append(str(made))
+            unknown += [made] if isinstance(made, nifti.UnknownLabels) else []
             if damaged == "fail" and len(bad) == _NAMED:
                 break
         elif damaged == "skip" or not bad:
@@ -149,7 +163,7 @@ def _write(
 def pack_volumes_once(
     source: VolumeSource,
     *,
-    names: Sequence[str] | None = None,
+    names: Names = None,
     spacing: Sequence[float] | None = None,
     axes: str | None = None,
 ) -> PackedVolumes:
@@ -162,6 +176,10 @@ def pack_volumes_once(
     named = None if (known := known_names(source, names)) is None else list(known)
     versions = volume_store.FORMAT, volume_store.VERSION, preprocess.VERSION, volume_store.FOREGROUND_CAP
     made = [*versions, source.kind, source.where, named, asked, axes, cases]
+    # Nothing for sets of one channel and labels 1, 2, ...: what was prepared before there were others is found again.
+    values, further = classes_of(source, names).values, [[str(file) for file in case.further] for case in source.cases]
+    if values or source.channels or source.incomplete or any(further):
+        made.append([values, source.channels, source.incomplete, further])
     folder = cache.place(f"volumes-{cache.key(made, source.files)}")
 
     def make() -> None:
@@ -218,6 +236,16 @@ class _Pair:
 
 
 @dataclass(frozen=True)
+class Classes:
+    """Labels that label maps may hold."""
+
+    count: int | None = None
+    """With the background; None: any."""
+    values: tuple[int, ...] | None = None
+    """Of labels 1, 2, ... in label maps; None: 1, 2, ..."""
+
+
+@dataclass(frozen=True)
 class _Made:
     """A case, prepared."""
 
@@ -240,48 +268,65 @@ def attempt(work: Callable[[_T], _R]) -> Callable[[_T], _R | UserError]:
 
 
 def _headers(case: Case) -> _Pair:
-    image = nifti.read_header(case.image)
-    label = None if case.label is None else nifti.read_header(case.label)
-    if label is not None and (differs := volume_grid.same_grid(label, image)) is not None:
-        raise UserError(str(case.label), differs, f"the grid of {case.image}")
+    image = reader.read_header(case)
+    label = None if case.label is None else reader.read_label_header(case.label, image)
     return _Pair(case, image, label)
 
 
 def read_headers(source: VolumeSource) -> tuple[list[_Pair], list[str]]:
-    """Read the headers of all cases; those that are well, and sentences about the others."""
+    """Read the headers of all cases; those that are well, and sentences about the others.
+
+    All have as many channels as the source names, or else as most cases have.
+    """
     found = list(in_order(attempt(_headers), source.cases, threads()))
-    return [one for one in found if isinstance(one, _Pair)], [str(one) for one in found if isinstance(one, UserError)]
+    pairs = [one for one in found if isinstance(one, _Pair)]
+    counts = Counter(pair.image.channels for pair in pairs)
+    usual = len(source.channels) or (max(counts, key=lambda count: (counts[count], count)) if counts else 1)
+    said = few(source.channels) if source.channels else "as most cases have"
+    odd = [
+        f"{pair.case.image}: {number_of(pair.image.channels, 'channels')}; expected {usual}, {said}"
+        for pair in pairs
+        if pair.image.channels != usual
+    ]
+    bad = [str(one) for one in found if isinstance(one, UserError)]
+    return [pair for pair in pairs if pair.image.channels == usual], [*source.incomplete, *bad, *odd]
 
 
-def prepare_all(pairs: Sequence[_Pair], how: Preparation, classes: int | None) -> Iterator[_Made | UserError]:
+def channel_names(source: VolumeSource, pairs: Sequence[_Pair]) -> tuple[str, ...]:
+    """Return the names of the channels; empty where there is but one."""
+    return source.channels or channels.numbered(pairs[0].image.channels)
+
+
+def prepare_all(pairs: Sequence[_Pair], how: Preparation, classes: Classes) -> Iterator[_Made | UserError]:
     """Read and prepare cases, as many at once as fit into memory; a UserError in place of one that is unusable."""
     return in_order(attempt(partial(_prepared, how=how, classes=classes)), pairs, _workers(pairs, how))
 
 
-def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
+def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
     """Read and prepare one case. Raises UserError naming the file."""
     case = pair.case
     if case.label is None or pair.label is None:
         raise UserError(str(case.image), "an image without a label map")
-    labels, _ = nifti.read_labels(case.label, classes)
-    array, header = nifti.read_image(case.image)
+    labels = reader.read_labels(case.label, pair.image, classes.count, classes.values)
+    array, header = reader.read_image(case)
     if volume_grid.same_grid(pair.image, header) is not None:
         raise UserError(str(case.image), "changed while it was read")
     ready = preprocess.prepare(array, header, how)
-    print_ = volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
-    at_top = float(np.count_nonzero(array == ready.facts["highest"])) / array.size
+    print_ = fingerprint.of(array, header)
+    at_top = float(np.count_nonzero(array[0] == ready.facts[0]["highest"])) / array[0].size
     del array
     truth = np.ascontiguousarray(ready.orientation.apply(labels))
     label = truth if how.spacing is None else preprocess.prepare_labels(labels, header, how)
     volumes = np.trim_zeros(fingerprint.counted(truth), "b") * math.prod(ready.original_spacing)
     facts = {
-        **ready.facts,
+        **ready.facts[0],
+        **({"also": list(ready.facts[1:])} if len(ready.facts) > 1 else {}),
         "at_highest": at_top,
         "type": header.dtype.name,
         "stored": fingerprint.codes(header),
         "tilt": fingerprint.tilt(header),
         "notes": [*header.notes, *(f"label map: {note}" for note in pair.label.notes if note not in header.notes)],
-        "organs": fingerprint.seen_organs(truth, label, ready.image),
+        "organs": fingerprint.seen_organs(truth, label, ready.image[0]),
     }
     info = CaseInfo(
         id=case.id,
@@ -290,7 +335,7 @@ def _prepared(pair: _Pair, how: Preparation, classes: int | None) -> _Made:
         spacing=ready.spacing,
         original_shape=ready.original_shape,
         original_spacing=ready.original_spacing,
-        floor=ready.floor,
+        floors=ready.floors,
         volumes_mm3=tuple(volumes.tolist()),
         clinical=dict(case.clinical),
         facts=facts,
@@ -304,14 +349,21 @@ def records_of(data: PackedVolumes) -> list[Record]:
     return [Record(data.case(i), prints[i]) for i in range(len(data))]
 
 
-def known_names(source: VolumeSource, names: Sequence[str] | None) -> tuple[str, ...] | None:
+def known_names(source: VolumeSource, names: Names) -> tuple[str, ...] | None:
     """Return names for labels 0, 1, ...: those that were asked for, else those of the source, if it has any."""
     if names is None:
         return source.names
-    known = sources.named_labels(names, "names")
+    known = label_names.named_labels(names, "names")
     if len(known) > volume_store.LABEL_LIMIT:
         raise UserError("names", f"{len(known) - 1} labels", f"at most {volume_store.LABEL_LIMIT - 1}")
     return known
+
+
+def classes_of(source: VolumeSource, names: Names) -> Classes:
+    """Return what label maps may hold: values that were asked for, else those of the source."""
+    known = known_names(source, names)
+    values = tuple(names.values()) if isinstance(names, Mapping) else source.values if names is None else None
+    return Classes(None if known is None else len(known), values)
 
 
 def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...]:
@@ -322,24 +374,47 @@ def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str
     if present[-1] > 2 * len(present):
         having = [record.info.id for record in records if len(record.info.volumes_mm3) > present[-1]]
         found = f"labels {few(map(str, present))}, which nothing names; {present[-1]} is in {few(having)}"
-        raise UserError(source.where, found, "labels 1, 2, ... or names for all up to the largest", "number them anew")
-    return (sources.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
+        expected = "labels 1, 2, ... or names for all up to the largest"
+        raise UserError(source.where, found, expected, _write_mapping(label_names.mapping(present)))
+    return (label_names.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
 
 
-def _check_bad(source: VolumeSource, bad: Sequence[str], most: float, usable: int) -> None:
+def _offered(source: VolumeSource, names: Sequence[str] | None) -> str:
+    """Return the sentence with the mapping of values to classes for the label maps of a source, or none.
+
+    Reads up to `_OFFERED_FROM` label maps. What has more values than classes are likely is an image, not a label map.
+    """
+    maps = [case.label for case in source.cases if case.label is not None]
+    step = max(1, len(maps) // _OFFERED_FROM)
+    found: set[int] = set()
+    for one in in_order(attempt(nifti.label_values), maps[::step], threads()):
+        found |= set() if isinstance(one, UserError) else set(one)
+    values = sorted(value for value in found if value > 0)
+    if not values or len(values) > _OFFERED or min(found) < 0 or max(found) >= label_names.VALUE_LIMIT:
+        return ""
+    return _write_mapping(label_names.mapping(values, () if names is None else names[1:]))
+
+
+def _write_mapping(mapping: str) -> str:
+    return f"where these are classes, write `labels: {mapping}` in the block data, with your names"
+
+
+def _check_bad(source: VolumeSource, bad: Sequence[str], most: float, usable: int, offer: str = "") -> None:
     """Raise UserError where more than `most` cases are unusable, or none is left."""
     if not bad or (len(bad) <= most and usable):
         return
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
     remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+    remedy = f"{offer}; else {remedy}" if offer else remedy
     found = f"{min(len(bad), _NAMED)}{more} unusable {'case' if len(bad) == 1 else 'cases'}:{listing(bad[:_NAMED])}\n"
     raise UserError(source.where, found, remedy=remedy)
 
 
 def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
-    """Refuse before any work what would not fit on the disk: 3 bytes a voxel, and 1 more as annotated."""
+    """Refuse before any work what would not fit on the disk: 2 bytes a voxel of each channel, 1 for its label, and 1
+    more as annotated."""
     annotated = sum(pair.image.voxels for pair in pairs) if how.spacing is not None else 0
-    need = annotated + int(3 * sum(_voxels(pair, how) for pair in pairs))
+    need = annotated + int(sum((2 * pair.image.channels + 1) * _voxels(pair, how) for pair in pairs))
     free = shutil.disk_usage(out.parent).free
     if need > free:
         found = f"{size(free)} are free"
@@ -354,7 +429,7 @@ def _voxels(pair: _Pair, how: Preparation) -> float:
 
 def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     """Return how many volumes may be prepared at once, from the memory that the largest takes."""
-    largest = max(max(pair.image.voxels, _voxels(pair, how)) for pair in pairs)
+    largest = max(max(pair.image.voxels, _voxels(pair, how)) * pair.image.channels for pair in pairs)
     return max(1, min(threads(), int(_MEMORY / (largest * _PER_VOXEL))))
 
 

@@ -69,7 +69,7 @@ class Prepared:
     """A prepared volume, and how to get back from it."""
 
     image: np.ndarray
-    """float16 (depth, height, width), mean 0 and deviation 1 before rounding."""
+    """float16 (channels, depth, height, width), each channel of mean 0 and deviation 1 before rounding."""
     orientation: Orientation
     """Between the axes of the file and the stored ones."""
     original_shape: tuple[int, int, int]
@@ -78,32 +78,35 @@ class Prepared:
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float]
     """mm between voxels of `image`; near what was asked for, since the extent is kept."""
-    facts: dict[str, float]
-    """`lowest` and `highest` value of the file, `clip_low` and `clip_high`, and `mean` and `std` between these."""
+    facts: tuple[dict[str, float], ...]
+    """Of each channel `lowest` and `highest` value, `clip_low` and `clip_high`, and `mean` and `std` between these."""
 
     @property
-    def floor(self) -> float:
-        """The lowest value of `image`, which stands for what lies outside."""
-        return float(self.image.min())
+    def floors(self) -> tuple[float, ...]:
+        """The lowest value of each channel of `image`, which stands for what lies outside."""
+        return tuple(float(channel.min()) for channel in self.image)
 
 
 def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
-    """Prepare an image, float32 in the axes of its file.
+    """Prepare an image, float32 in the axes of its file, perhaps with the channels before these, each on its own.
 
-    A volume without contrast between its percentiles becomes zeros, with `std` 0 in its facts.
+    A channel without contrast between its percentiles becomes zeros, with `std` 0 in its facts.
     Raises UserError when the volume would have more voxels than `nifti_header.VOXEL_LIMIT` at the spacing asked for.
     """
     orientation = volume_grid.orientation(header.affine, how.axes)
-    # In one order in memory, so that sums do not depend on how the axes of the file run.
-    oriented = np.ascontiguousarray(orientation.apply(array), np.float32)
+    channels = array if array.ndim == 4 else array[None]
+    depth, height, width = original = orientation.apply(channels[0]).shape
     spacing = three(orientation.spacing(header))
-    shape = _shape(oriented.shape, spacing, header, how)
-    resampled = resample(oriented, shape, kernels(oriented.shape, spacing, shape, "cubic"))
-    image, facts = normalise(resampled)
-    facts = {"lowest": float(array.min()), "highest": float(array.max()), **facts}
-    reached = three(s * n / m for s, n, m in zip(spacing, oriented.shape, shape, strict=True))
-    depth, height, width = oriented.shape
-    return Prepared(image, orientation, (depth, height, width), spacing, shape, reached, facts)
+    shape = _shape(original, spacing, header, how)
+    along = kernels(original, spacing, shape, "cubic")
+    image, facts = np.empty((len(channels), *shape), np.float16), []
+    for place, channel in enumerate(channels):
+        # In one order in memory, so that sums do not depend on how the axes of the file run.
+        oriented = np.ascontiguousarray(orientation.apply(channel), np.float32)
+        image[place], used = normalise(resample(oriented, shape, along))
+        facts.append({"lowest": float(channel.min()), "highest": float(channel.max()), **used})
+    reached = three(s * n / m for s, n, m in zip(spacing, original, shape, strict=True))
+    return Prepared(image, orientation, (depth, height, width), spacing, shape, reached, tuple(facts))
 
 
 def prepare_labels(labels: np.ndarray, header: Header, how: Preparation) -> np.ndarray:

@@ -27,16 +27,13 @@ DEVICE_SHARE = 0.4
 RAM_SHARE = 0.5
 """Most of the machine's free memory that `auto` gives to the volumes of all its processes."""
 
-_VOXEL_BYTES = 3
-"""float16 of the image and uint8 of the mask."""
 
-
-def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int) -> tuple[Place, str]:
+def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int, channels: int = 1) -> tuple[Place, str]:
     """Choose where so many voxels go, and a sentence that says so with the numbers it rests on.
 
     Raises UserError where `ram` or `device` was asked for and there is not that much memory.
     """
-    needed, processes = voxels * _VOXEL_BYTES, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    needed, processes = voxels * _voxel_bytes(channels), int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if asked == "disk":
         return "disk", f"cache disk: {size(needed)} of volumes stay memory-mapped"
     gpu, ram = _free_on_gpu(), _free_in_memory()
@@ -94,8 +91,8 @@ class Shelf:
         infos = [packed.case(case) for case in cases.tolist()]
         self.shapes = np.asarray([info.shape for info in infos], np.int64).reshape(-1, 3)
         """int64 (N, 3)."""
-        self.floors = np.asarray([info.floor for info in infos], np.float16)
-        """float16 (N,): what stands for the surroundings of each."""
+        self.floors = np.asarray([info.floors for info in infos], np.float16).reshape(-1, packed.channels)
+        """float16 (N, channels): what stands for the surroundings of each."""
         sizes = self.shapes.prod(1)
         self._begins, self._voxels = np.cumsum(sizes) - sizes, int(sizes.sum())
         self._start()
@@ -105,10 +102,11 @@ class Shelf:
         self._tensors: dict[torch.device, tuple[Tensor, ...]] = {}
         self._memory: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
         if self.place == "ram":
-            block = mmap.mmap(-1, max(1, self._voxels * _VOXEL_BYTES + len(self.cases)))
-            images = np.frombuffer(block, np.float16, self._voxels)
-            labels = np.frombuffer(block, np.uint8, self._voxels, self._voxels * 2)
-            there = np.frombuffer(block, np.bool_, len(self.cases), self._voxels * _VOXEL_BYTES)
+            voxels, numbers = self._voxels, self._voxels * self.packed.channels
+            block = mmap.mmap(-1, max(1, 2 * numbers + voxels + len(self.cases)))
+            images = np.frombuffer(block, np.float16, numbers)
+            labels = np.frombuffer(block, np.uint8, voxels, 2 * numbers)
+            there = np.frombuffer(block, np.bool_, len(self.cases), 2 * numbers + voxels)
             self._memory = images, labels, there
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +118,7 @@ class Shelf:
         self._start()
 
     def read(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return image, float16, and mask, uint8, of a case, (D, H, W) each; not to be written to.
+        """Return image, float16 (channels, D, H, W), and mask, uint8 (D, H, W), of a case; not to be written to.
 
         Raises UserError where it is not what was packed.
         """
@@ -136,8 +134,9 @@ class Shelf:
             return self.packed.image(case), self.packed.label(case)
         images, labels, there = self._memory
         shape, begin = self.shapes[number], int(self._begins[number])
-        part = slice(begin, begin + int(shape.prod()))
-        image, label = images[part].reshape(shape), labels[part].reshape(shape)
+        end, count = begin + int(shape.prod()), self.packed.channels
+        image = images[begin * count : end * count].reshape((count, *shape))
+        label = labels[begin:end].reshape(shape)
         if not there[number]:  # two processes that come at once write the same bytes
             self.packed.check(case)
             image[...], label[...] = self.packed.image(case), self.packed.label(case)
@@ -145,16 +144,17 @@ class Shelf:
         return image, label
 
     def patches(self, numbers: np.ndarray, starts: np.ndarray, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Cut windows of cases, from memory or disk: float16 (B, 1, *size) and uint8 (B, *size).
+        """Cut windows of cases, from memory or disk: float16 (B, channels, *size) and uint8 (B, *size).
 
         `starts`, int64 (B, 3), may lie outside, where the image is the case's floor and the mask 0.
         """
-        images = torch.empty((len(numbers), 1, *size), dtype=torch.float16)
+        images = torch.empty((len(numbers), self.packed.channels, *size), dtype=torch.float16)
         masks = torch.empty((len(numbers), *size), dtype=torch.uint8)
         to_image, to_mask = images.numpy(), masks.numpy()
         for place, (number, start) in enumerate(zip(numbers.tolist(), starts.tolist(), strict=True)):
             image, label = self.read(number)
-            cut(image, start, to_image[place, 0], float(self.floors[number]))
+            for channel, volume in enumerate(image):
+                cut(volume, start, to_image[place, channel], float(self.floors[number, channel]))
             cut(label, start, to_mask[place], 0)
         return images, masks
 
@@ -172,22 +172,30 @@ class Shelf:
         rows = along[1] * shape[:, 2, None]
         index = planes[:, :, None, None] + rows[:, None, :, None] + along[2][:, None, None, :]
         known = inside[0][:, :, None, None] & inside[1][:, None, :, None] & inside[2][:, None, None, :]
-        image = torch.where(known, images[index], floor[:, None, None, None])
-        return image[:, None], labels[index] * known
+        channels = self.packed.channels
+        apart = begin[:, None] * (channels - 1) + torch.arange(channels, device=begin.device) * shape.prod(1)[:, None]
+        found = images[index[:, None] + apart[:, :, None, None, None]]
+        return torch.where(known[:, None], found, floor[:, :, None, None, None]), labels[index] * known
 
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
         if device not in self._tensors:
-            images = torch.empty(self._voxels, dtype=torch.float16, device=device)
+            images = torch.empty(self._voxels * self.packed.channels, dtype=torch.float16, device=device)
             labels = torch.empty(self._voxels, dtype=torch.uint8, device=device)
             for number, case in enumerate(self.cases.tolist()):
                 self.packed.check(case)
-                part = slice(int(self._begins[number]), int(self._begins[number] + self.shapes[number].prod()))
+                begin, end = int(self._begins[number]), int(self._begins[number] + self.shapes[number].prod())
                 # Copied first: torch warns of arrays that must not be written to.
-                images[part] = torch.from_numpy(np.array(self.packed.image(case))).view(-1)
-                labels[part] = torch.from_numpy(np.array(self.packed.label(case))).view(-1)
+                image = torch.from_numpy(np.array(self.packed.image(case))).view(-1)
+                images[begin * self.packed.channels : end * self.packed.channels] = image
+                labels[begin:end] = torch.from_numpy(np.array(self.packed.label(case))).view(-1)
             tables = (torch.from_numpy(table).to(device) for table in (self._begins, self.shapes, self.floors))
             self._tensors[device] = (images, labels, *tables)
         return self._tensors[device]
+
+
+def _voxel_bytes(channels: int) -> int:
+    """float16 of each channel of the image and uint8 of the mask."""
+    return 2 * channels + 1
 
 
 def _free_on_gpu() -> int | None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.formats import nifti, volume_grid
+from trainkit.data.formats import volume_grid
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import fingerprint, importer, sources
+from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
 from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.data.volumes.sources import Case, VolumeSource
@@ -32,6 +32,7 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
             "cases": len(data),
             "patients": len(set(data.patients())),
             "labels": ", ".join(f"{number} {name}" for number, name in enumerate(data.names)),
+            **({"channels": ", ".join(data.channel_names)} if data.channel_names else {}),
             "axes": f"{data.axes} ({PLANES[data.axes]} slices)",
             "spacing": f"{by(data.spacing)} mm" + ("" if asked is None else ", resampled"),
             "bytes": data.bytes,
@@ -48,6 +49,8 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
     }
     if source.names is not None:
         facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
+    if pairs and (channels := importer.channel_names(source, pairs)):
+        facts["channels"] = ", ".join(channels)
     if pairs:
         axes = importer.order(pair.image for pair in pairs)
         grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
@@ -69,14 +72,14 @@ def lines(path: Path | str) -> list[str]:
     if not volume_store.is_packed(Path(path)):
         return facts
     data = PackedVolumes(path)
-    return facts + fingerprint.describe(data.names, importer.records_of(data), data.preparation)
+    return facts + fingerprint.describe(data.names, importer.records_of(data), data.preparation, data.channel_names)
 
 
 def verify(
     path: Path | str,
     *,
     against: Sequence[Path | str] = (),
-    names: Sequence[str] | None = None,
+    names: importer.Names = None,
     patient: str | None = None,
     on_progress: Progress | None = None,
 ) -> list[str]:
@@ -89,7 +92,7 @@ def verify(
     compared with the others.
     """
     path = Path(path)
-    splits = sources.splits_below(path) if path.is_dir() and not _is_one(path, patient) else []
+    splits = layouts.splits_below(path) if path.is_dir() and not _is_one(path, patient) else []
     if not splits:
         return _verify(path, against, names, patient, on_progress)
     found: list[str] = []
@@ -123,7 +126,7 @@ def _is_one(path: Path, patient: str | None) -> bool:
 def _verify(
     path: Path | str,
     against: Sequence[Path | str],
-    names: Sequence[str] | None,
+    names: importer.Names,
     patient: str | None,
     on_progress: Progress | None,
 ) -> list[str]:
@@ -144,7 +147,7 @@ def _verify(
     if isinstance(own, PackedVolumes):
         problems, named, records, odd = _verify_packed(own, step), own.names, importer.records_of(own), []
     else:
-        problems, named, records = _verify_files(own, importer.known_names(own, names), step)
+        problems, named, records = _verify_files(own, names, step)
         odd = [f"not used: {text}" for text in own.left_out]
     odd += fingerprint.oddities(named, records) if records else []
     for other in others:
@@ -185,15 +188,16 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
 
 
 def _verify_files(
-    source: VolumeSource, names: tuple[str, ...] | None, step: Callable[[], None]
+    source: VolumeSource, asked: importer.Names, step: Callable[[], None]
 ) -> tuple[list[str], tuple[str, ...], list[Record]]:
+    names, classes = importer.known_names(source, asked), importer.classes_of(source, asked)
     pairs, problems = importer.read_headers(source)
     for _ in problems:
         step()
     records: list[Record] = []
     if pairs:
         how = Preparation(importer.order(pair.image for pair in pairs))
-        for found in importer.prepare_all(pairs, how, None if names is None else len(names)):
+        for found in importer.prepare_all(pairs, how, classes):
             if isinstance(found, UserError):
                 problems.append(str(found))
             else:
@@ -216,8 +220,7 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
         where, patients, prints = other.where, {case.patient for case in other.cases}, {}
 
         def look(case: Case) -> int:
-            array, header = nifti.read_image(case.image)
-            return volume_store.fingerprint(volume_grid.orientation(header.affine, "zyx").apply(array))
+            return fingerprint.of(*reader.read_image(case))
 
         for case, value in zip(
             other.cases, importer.in_order(importer.attempt(look), other.cases, threads()), strict=True

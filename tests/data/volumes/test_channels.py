@@ -1,0 +1,271 @@
+"""Volumes of several channels in each layout, from files to patches; and label maps with values of their own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from organ_volumes import affine, put, put_set, volume
+
+from trainkit.data.formats import nifti
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import importer, preprocess, verify
+from trainkit.data.volumes.augment import VolumeAugment
+from trainkit.data.volumes.augment_intensity import Gamma, Noise
+from trainkit.data.volumes.augment_spatial import Elastic, Rotate
+from trainkit.data.volumes.dataset import Volumes
+from trainkit.data.volumes.preprocess import Preparation
+from trainkit.data.volumes.residency import Shelf
+from trainkit.data.volumes.sources import open_volumes
+from trainkit.errors import UserError
+
+IDS = ("a", "b")
+
+
+def second(image: np.ndarray) -> np.ndarray:
+    """Another channel of the same body, on a scale of its own."""
+    return (np.sqrt(np.abs(image)) * 30 + 5).astype(np.float32)
+
+
+def write(root, name: str, number: int = 0, ids=IDS, labels: str = "labels") -> None:
+    """Two channels of each case, by the pattern `name`, and its label map at `labels/<id>.nii.gz`."""
+    for place, id in enumerate(ids):
+        image, label = volume(number + place)
+        for channel, (word, array) in enumerate((("T1w", image), ("FLAIR", second(image)))):
+            put(root / name.format(id=id, channel=channel, word=word), array)
+        put(root / (labels if "{id}" in labels else f"{labels}/{{id}}.nii.gz").format(id=id), label)
+
+
+def dataset_json(root, **said) -> None:
+    (root / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "left": 1, "right": 2}} | said))
+
+
+def files(source):
+    return {case.id: [file.name for file in case.images] for case in source.cases}
+
+
+NUMBERED = {id: [f"{id}_0000.nii.gz", f"{id}_0001.nii.gz"] for id in IDS}
+
+
+def test_nnunets_numbers_are_channels_with_and_without_dataset_json(tmp_path):
+    write(tmp_path, "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
+    source = open_volumes(tmp_path)
+    assert files(source) == NUMBERED and source.channels == ("channel 0", "channel 1") and not source.left_out
+    dataset_json(tmp_path, channel_names={"0": "T1w", "1": "FLAIR"})
+    source = open_volumes(tmp_path)
+    assert files(source) == NUMBERED and source.channels == ("T1w", "FLAIR") and source.names[1:] == ("left", "right")
+    assert len(source.files) == 2 * 3 + 1
+    # To predict for, images alone: as many channels as the network has.
+    new = open_volumes(tmp_path / "imagesTr", labelled=False, channels=("T1w", "FLAIR"))
+    assert files(new) == NUMBERED and new.channels == ("T1w", "FLAIR")
+    assert len(open_volumes(tmp_path / "imagesTr", labelled=False).cases) == 4
+    with pytest.raises(UserError, match=r"channels T1w, FLAIR; expected FLAIR, T1w"):
+        open_volumes(tmp_path, channels=("FLAIR", "T1w"))
+    put(tmp_path / "imagesTr" / "a_0002.nii.gz", volume(0)[0])
+    with pytest.raises(UserError, match=r"a_0002\.nii\.gz: channel 2 of a; .* 2: T1w, FLAIR"):
+        open_volumes(tmp_path)
+
+
+def test_lists_of_dataset_json_may_have_a_file_for_each_channel(tmp_path):
+    write(tmp_path, "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
+    listed = [{"image": f"./imagesTr/{id}.nii.gz", "label": f"./labelsTr/{id}.nii.gz"} for id in IDS]
+    dataset_json(tmp_path, training=listed, modality={"0": "CT", "1": "CT"})
+    source = open_volumes(tmp_path)
+    assert files(source) == NUMBERED and source.channels == ("CT 0", "CT 1") and source.left_out == ()
+    pairs = [
+        {**entry, "image": [f"imagesTr/{name}" for name in NUMBERED[id]]} for id, entry in zip(IDS, listed, strict=True)
+    ]
+    dataset_json(tmp_path, training=pairs)
+    assert files(open_volumes(tmp_path)) == NUMBERED
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        ("images/sub-{id}_{word}.nii.gz", "labels/sub-{id}_dseg.nii.gz"),
+        ("sub-{id}/anat/sub-{id}_{word}.nii.gz", "derivatives/drawn/sub-{id}/anat/sub-{id}_desc-x_dseg.nii.gz"),
+        ("sub-{id}/sub-{id}_{word}.nii.gz", "sub-{id}/sub-{id}_seg.nii.gz"),
+        ("sub-{id}_{word}.nii.gz", "sub-{id}_mask.nii.gz"),
+        ("sub-{id}/{word}.nii.gz", "sub-{id}/seg.nii.gz"),
+        ("train/sub-{id}/scan_{word}.nii.gz", "train/sub-{id}/scan_seg.nii.gz"),
+    ],
+)
+def test_words_at_the_end_of_names_are_channels(tmp_path, images, labels):
+    write(tmp_path, images, labels=labels)
+    place = f"{tmp_path}#train" if images.startswith("train") else tmp_path
+    source = open_volumes(place)
+    assert source.channels == ("FLAIR", "T1w") and [case.id for case in source.cases] == ["sub-a", "sub-b"]
+    for case in source.cases:
+        assert [file.name.split(".")[0].split("_")[-1] for file in case.images] == ["FLAIR", "T1w"]
+        assert case.label is not None and case.label.is_file()
+    source = open_volumes(place, channels=("T1w", "FLAIR"))
+    assert source.channels == ("T1w", "FLAIR") and "T1w" in source.cases[0].image.name
+    one = open_volumes(place, channels=("T1w",))
+    assert one.channels == () and all(len(case.images) == 1 and "T1w" in case.image.name for case in one.cases)
+    with pytest.raises(UserError, match="no image of the channel T2w; expected some of FLAIR, T1w"):
+        open_volumes(place, channels=("T1w", "T2w"))
+
+
+def test_a_missing_channel_is_named_and_refused_or_its_case_left_out(tmp_path):
+    write(tmp_path / "set", "images/{id}_{word}.nii.gz")
+    (tmp_path / "set" / "images" / "b_FLAIR.nii.gz").unlink()
+    said = r"b: no channel FLAIR \(there: b_T1w\.nii\.gz\)"
+    with pytest.raises(UserError, match=said):
+        importer.import_volumes(tmp_path / "set", tmp_path / "out")
+    report = importer.import_volumes(tmp_path / "set", tmp_path / "out", damaged="skip")
+    assert report.cases == 1 and any("b: no channel FLAIR" in note for note in report.notes)
+    assert any("b: no channel FLAIR" in line for line in verify.verify(tmp_path / "set"))
+    assert len(open_volumes(tmp_path / "set", channels=("T1w",)).cases) == 2
+
+
+def test_channels_on_another_grid_and_files_of_other_numbers_of_channels_are_named(tmp_path):
+    write(tmp_path / "set", "images/{id}_{word}.nii.gz")
+    put(tmp_path / "set" / "images" / "b_T1w.nii.gz", volume(1)[0], affine(origin=(0.0, 0.0, 0.0)))
+    with pytest.raises(UserError, match=r"b_T1w\.nii\.gz: lies elsewhere .* the first channel"):
+        importer.import_volumes(tmp_path / "set", tmp_path / "out")
+    four_axes(tmp_path / "many", {"a": 2, "b": 2, "c": 3})
+    with pytest.raises(UserError, match=r"c\.nii\.gz: 3 channels; expected 2, as most cases have"):
+        importer.import_volumes(tmp_path / "many", tmp_path / "out")
+
+
+def four_axes(root, counts):
+    for number, (id, count) in enumerate(counts.items()):
+        image, label = volume(number)
+        put(root / "imagesTr" / f"{id}.nii.gz", np.stack([image, second(image), image, image][:count], 3))
+        put(root / "labelsTr" / f"{id}.nii.gz", label)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Two channels in files of four axes, as the Decathlon has them."""
+    root = tmp_path_factory.mktemp("decathlon")
+    four_axes(root / "set", dict.fromkeys(IDS, 2))
+    listed = [{"image": f"./imagesTr/{id}.nii.gz", "label": f"./labelsTr/{id}.nii.gz"} for id in IDS]
+    dataset_json(root / "set", training=listed, modality={"0": "T1w", "1": "FLAIR"})
+    return importer.import_volumes(root / "set", root / "packed")
+
+
+def test_each_channel_is_prepared_as_it_would_be_alone(packed, tmp_path):
+    data = PackedVolumes(packed.out)
+    assert (data.channels, data.channel_names) == (2, ("T1w", "FLAIR"))
+    for number in range(2):
+        image = volume(number)[0]
+        for channel, array in enumerate((image, second(image))):
+            alone = preprocess.prepare(*nifti.read_image(put(tmp_path / "one.nii.gz", array)), Preparation("zyx"))
+            assert data.image(number)[channel].tobytes() == alone.image[0].tobytes()
+            assert data.case(number).floors[channel] == alone.image.min()
+        assert data.case(number).facts["also"][0]["highest"] == second(image).max()
+    text = "\n".join(packed.lines())
+    assert "T1w: 99.5th percentile" in text and "FLAIR: 99.5th percentile" in text
+    assert any("channels       T1w, FLAIR" in line for line in verify.lines(packed.out))
+    assert [line for line in verify.verify(packed.out) if not line.startswith("warning")] == []
+
+
+def test_files_of_each_layout_give_one_digest(packed, tmp_path):
+    write(tmp_path / "nnunet", "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
+    dataset_json(tmp_path / "nnunet", channel_names={"0": "T1w", "1": "FLAIR"})
+    again = importer.import_volumes(tmp_path / "nnunet", tmp_path / "a")
+    write(tmp_path / "bids", "{id}/{id}_{word}.nii.gz", labels="{id}/{id}_seg.nii.gz")
+    source = open_volumes(tmp_path / "bids", channels=("T1w", "FLAIR"))
+    third = importer.import_volumes(source, tmp_path / "b", names=["left", "right"])
+    assert again.digest == third.digest == packed.digest
+    turned = open_volumes(tmp_path / "bids", channels=("FLAIR", "T1w"))
+    assert importer.import_volumes(turned, tmp_path / "c", names=["left", "right"]).digest != packed.digest
+
+
+def recipe(packed, **changes) -> Volumes:
+    settings = {"train": str(packed.out), "patch": (4, 6, 6), "fold": 0, "folds": 2, "evaluate": {"val": "held_out"}}
+    return Volumes(**settings | changes)
+
+
+def test_patches_have_all_channels_wherever_volumes_are(packed):
+    data = PackedVolumes(packed.out)
+    numbers = np.array([0, 1, 1])
+    starts = np.array([[0, 0, 0], [-2, 3, 8], [1, 2, 3]])  # the second lies partly outside
+    found = [Shelf(data, np.arange(2), place).patches(numbers, starts, (4, 6, 6)) for place in ("disk", "ram")]
+    on_device = Shelf(data, np.arange(2), "device")
+    found.append(on_device.patches_on(torch.from_numpy(numbers), torch.from_numpy(starts), (4, 6, 6)))
+    for image, mask in found:
+        assert image.shape == (3, 2, 4, 6, 6) and torch.equal(image, found[0][0]) and torch.equal(mask, found[0][1])
+    assert (found[0][0][2].numpy() == data.image(1)[:, 1:5, 2:8, 3:9]).all()
+    floors = torch.tensor(data.case(1).floors, dtype=torch.float16)
+    assert torch.equal(found[0][0][1, :, 0, 0, 0], floors)
+    opened = recipe(packed).open(0)
+    assert opened.meta.shape == (2, 4, 6, 6) and opened.meta.channels == ("T1w", "FLAIR")
+    assert opened.evaluations["val"].fetch(np.array([0]), 0)["image"].shape == (1, 2, 6, 10, 12)
+    assert opened.evaluations["val.overlays"].protocol.shown == "T1w"
+    with pytest.raises(UserError, match=r"T1w, FLAIR; expected FLAIR, T1w \(data\.channels\)"):
+        recipe(packed, channels=["FLAIR", "T1w"]).open(0)
+
+
+def test_changes_of_shape_are_one_for_all_channels_and_those_of_intensity_are_not(packed):
+    image, mask = torch.randn(6, 1, 8, 12, 12), torch.zeros(6, 8, 12, 12, dtype=torch.uint8)
+    both, patch, spacing, rows = image.repeat(1, 2, 1, 1, 1), (6, 8, 8), (1.0, 1.0, 1.0), np.arange(6)
+
+    def changed(augment, tensor, channels):
+        numbers = augment.numbers(3, 1, rows, patch, spacing, "zyx", channels=channels)
+        given = {name: torch.from_numpy(each) for name, each in numbers.items()}
+        return augment.apply(tensor, mask, given, patch)[0]
+
+    shape = VolumeAugment(rotate=Rotate(p=1.0), elastic=Elastic(p=1.0), flips=["left_right", "down_up"])
+    found = changed(shape, both, 2)
+    assert torch.equal(found[:, 0], found[:, 1]) and torch.equal(found[:, :1], changed(shape, image, 1))
+    grey = VolumeAugment(gamma=Gamma(p=1.0), noise=Noise(p=1.0), flips=["left_right"])
+    found = changed(grey, both, 2)
+    assert torch.equal(found[:, :1], changed(grey, image, 1)), "the first channel has the draws of a single one"
+    assert all(not torch.equal(one[0], one[1]) for one in found)
+
+
+# Values of labels
+
+
+def test_values_that_are_no_classes_are_offered_as_a_mapping_and_read_by_it(tmp_path):
+    root = put_set(tmp_path / "set", 3)
+    for number in range(3):
+        labels = volume(number)[1]
+        put(root / "label" / f"p{number:02d}.nii.gz", np.asarray([0, 205, 420], np.float32)[labels])
+    with pytest.raises(UserError, match=r"(?s)labels 420 .*write `labels: \{label 205: 205, label 420: 420\}` in"):
+        importer.import_volumes(root, tmp_path / "out")
+    with pytest.raises(UserError, match=r"write `labels: \{kidney: 205, tumour: 420\}` in"):
+        importer.import_volumes(root, tmp_path / "out", names=["kidney", "tumour"])
+    report = importer.import_volumes(root, tmp_path / "out", names={"tumour": 420, "kidney": 205})
+    data = PackedVolumes(report.out)
+    assert data.names == ("background", "tumour", "kidney")
+    assert (data.label(1) == np.asarray([0, 2, 1])[volume(1)[1]].transpose(2, 1, 0)).all()
+    with pytest.raises(UserError, match=r"p00\.nii\.gz: labels 420 in \d+ of 720 voxels.*expected 0, 205"):
+        importer.import_volumes(root, tmp_path / "none", names={"kidney": 205})
+    assert Volumes(train="x", patch=(4, 4, 4), labels={"kidney": 205}).labels == {"kidney": 205}
+    for wrong in ({"labels": {"a": 0}}, {"labels": {"a": 1, "b": 1}}, {"labels": {"a": 1}, "names": ["a"]}):
+        with pytest.raises(ValueError, match="labels"):
+            Volumes(train="x", patch=(4, 4, 4), **wrong)
+
+
+def test_values_that_are_few_and_far_between_are_offered_too_and_dataset_json_names_them(tmp_path):
+    root = put_set(tmp_path / "set", 2)
+    for number in range(2):
+        put(root / "label" / f"p{number:02d}.nii.gz", np.asarray([0, 3, 9], np.uint8)[volume(number)[1]])
+    with pytest.raises(UserError, match=r"write `labels: \{label 3: 3, label 9: 9\}`"):
+        importer.import_volumes(root, tmp_path / "out")
+    (root / "image").rename(root / "imagesTr")
+    (root / "label").rename(root / "labelsTr")
+    dataset_json(root, labels={"background": 0, "tumour": 9, "kidney": 3})
+    data = PackedVolumes(importer.import_volumes(root, tmp_path / "out").out)
+    assert data.names == ("background", "kidney", "tumour")
+    assert (data.label(0) == volume(0)[1].transpose(2, 1, 0)).all()
+
+
+# A level above or below
+
+
+def test_a_folder_a_level_above_or_below_is_recognised(tmp_path):
+    root = tmp_path / "downloads" / "Task04"
+    write(root, "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
+    dataset_json(root)
+    for place in (root, root / "imagesTr", root / "labelsTr", tmp_path / "downloads", tmp_path, root / "dataset.json"):
+        assert files(open_volumes(place)) == NUMBERED, place
+    assert files(open_volumes(f"{tmp_path}#train")) == NUMBERED
+    write(tmp_path / "downloads" / "Task05", "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
+    with pytest.raises(UserError, match="holds the splits Task04, Task05"):
+        open_volumes(tmp_path / "downloads")
