@@ -250,10 +250,8 @@ def test_real_faces_that_are_not_square_are_cut(here, shared):
         (here / "people" / file.parent.name).mkdir(parents=True, exist_ok=True)
         Image.open(file).crop((40, 10, 210, 240)).save(here / "people" / file.parent.name / file.name)
     recipe, _, _ = fitted("face_teacher_lfw", "people")
-    said = CliRunner().invoke(
-        main.main,
-        ["run", "mine.yaml", "train.length=4 steps", "evaluations={val: {at_end: true}}", "checkpoints.every=null"],
-    )
+    words = ["train.length=8 steps", "evaluations={val: {at_end: true}}", "train.schedule.warmup.over=2 steps"]
+    said = CliRunner().invoke(main.main, ["run", "mine.yaml", *words, "checkpoints.every=null"])
     assert recipe.data.fit == "crop" and said.exit_code == 0, said.output
 
 

@@ -152,6 +152,22 @@ def test_of_several_pages_the_first_is_read_and_that_is_said_once_for_a_set(tmp_
     assert reader.pages(b"\xff\xd8\xff", "") == 1
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_values_of_12_bits_in_files_of_16_are_told_for_a_whole_set(tmp_path, kind):
+    dim, bright = DEEP >> 4, DEEP
+    for name, values in (("a", dim), ("b", dim), ("c", bright)):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.fromarray(values).save(tmp_path / "set" / name / f"0.{kind.lower()}")
+    notes = import_images.import_pictures(tmp_path / "set", tmp_path / "some", size=None).notes
+    assert not [note for note in notes if "16 bits" in note]
+    (tmp_path / "set" / "c" / f"0.{kind.lower()}").unlink()
+    notes = import_images.import_pictures(tmp_path / "set", tmp_path / "all", size=None).notes
+    assert [note for note in notes if "16 bits" in note] == [
+        "no value of 2 images of 16 bits is above 4095 of 65535: they are nearly black; if their values have 12 bits, "
+        "multiply all by 16"
+    ]
+
+
 REFUSED = {
     "JPEG in it": (saved(Image.fromarray(RGB), compression="jpeg"), "compression 7; expected none, LZW, deflate"),
     "numbers with a point": (saved(Image.fromarray(np.zeros((4, 4), np.float32))), "1 channels of 32 bits"),

@@ -194,6 +194,13 @@ def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
     return (height, width), turn
 
 
+def has_16_bits(data: bytes) -> bool:
+    """Return True for a PNG or TIFF file, which was decoded before, of 16 bits a channel."""
+    if data[:4] == b"\x89PNG":
+        return data[24:25] == b"\x10"
+    return data[:4] in tiff.MAGIC and tiff.first_page(data, "").top == 65535
+
+
 def stored_as_is(data: bytes) -> bool:
     """Return False for an encoded image that a packed set keeps as PNG: one of TIFF, whose other pages nothing reads,
     PGM or PPM.

@@ -17,7 +17,7 @@ _HEAD = 1 << 16
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its pixels."""
+    """Header of a file: the form of its samples."""
 
     plain: bool
     """Samples are numbers in text."""

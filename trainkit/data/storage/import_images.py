@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -29,6 +29,8 @@ Resize = Literal["no", "down", "any"]
 _COUNTED = 1000
 """Unusable pictures after which a set that is to be whole is read no further."""
 _CHUNK = 64
+_DARK = 16
+"""Level below which all images of 16 bits lie where their values have 12 bits."""
 _MANY = 1 << 30
 """Pictures of a set of which nothing says how many they are: too many to be kept as pixels."""
 
@@ -126,7 +128,8 @@ class _Rows:
         self._groups: list[str | None] = []
         self._ids: list[str] = []
         self._shapes: list[tuple[int, int]] = []
-        self._of_pages = 0
+        self._of_pages = self._deep = 0
+        self._brightest = -1
         self.bad: list[str] = []
 
     def add(self, made: _Made | UserError) -> bool:
@@ -135,9 +138,11 @@ class _Rows:
             self.bad.append(str(made))
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
-            record, pixels, encoded, pages = made
-            self._writer.add(pixels, encoded)
-            self._of_pages += pages > 1
+            record, pixels = made.record, made.pixels
+            self._writer.add(pixels, made.encoded)
+            self._of_pages += made.pages > 1
+            self._deep += made.brightest >= 0
+            self._brightest = max(self._brightest, made.brightest)
             self._labels.append(record.label)
             self._groups.append(record.group)
             self._ids.append(record.id)
@@ -165,6 +170,9 @@ class _Rows:
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if self._of_pages:
             notes.append(f"{number_of(self._of_pages, 'TIFF files')} of several pages: the first page of each is read")
+        if 0 <= self._brightest < _DARK:
+            found = f"no value of {number_of(self._deep, 'images')} of 16 bits is above {256 * _DARK - 1} of 65535"
+            notes.append(f"{found}: they are nearly black; if their values have 12 bits, multiply all by 16")
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
         if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
@@ -247,8 +255,18 @@ class _Recipe:
     group: Callable[[Record], str] | None
 
 
-_Made = tuple[Record, np.ndarray, bytes | None, int]
-"""A record, its pixels (3, height, width), its bytes where they can be kept for these, and the pages of its file."""
+class _Made(NamedTuple):
+    """A record and its image, prepared."""
+
+    record: Record
+    pixels: np.ndarray
+    """uint8 (3, height, width)."""
+    encoded: bytes | None = None
+    """Its bytes, where they can be kept for these pixels."""
+    pages: int = 1
+    """Pages of its file."""
+    brightest: int = -1
+    """Largest level, 0 .. 255, of an image of 16 bits; -1 for others."""
 
 
 def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
@@ -286,11 +304,12 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
     if recipe.size is not None:
         pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
-    encoded, pages = None, 1
-    if isinstance(data, bytes):
-        encoded = data if pixels is original and image_decode.stored_as_is(data) else None
-        pages = tiff.pages(data, record.where)
-    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded, pages
+    made = _Made(record, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    if not isinstance(data, bytes):
+        return made
+    encoded = data if pixels is original and image_decode.stored_as_is(data) else None
+    brightest = int(original.max()) if image_decode.has_16_bits(data) else -1
+    return made._replace(encoded=encoded, pages=tiff.pages(data, record.where), brightest=brightest)
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
