@@ -110,6 +110,19 @@ def test_words_at_the_end_of_names_are_channels(tmp_path, images, labels):
         open_volumes(place, channels=("T1w", "T2w"))
 
 
+@pytest.mark.parametrize("name", ["{id}_{word}.nii.gz", "{id}/{id}_{word}.nii.gz", "{id}/{word}.nii.gz"])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_new_volumes_with_words_are_found_with_or_without_label_maps(tmp_path, name, drawn):
+    write(tmp_path, name, labels=name.replace("{word}", "seg"))
+    if not drawn:
+        for file in tmp_path.rglob("*seg.nii.gz"):
+            file.unlink()
+    source = open_volumes(tmp_path, labelled=False, channels=("T1w", "FLAIR"))
+    assert [case.id for case in source.cases] == list(IDS) and source.incomplete == ()
+    for case in source.cases:
+        assert ["T1w" in case.images[0].name, "FLAIR" in case.images[1].name] == [True, True]
+
+
 def test_a_missing_channel_is_named_and_refused_or_its_case_left_out(tmp_path):
     write(tmp_path / "set", "images/{id}_{word}.nii.gz")
     (tmp_path / "set" / "images" / "b_FLAIR.nii.gz").unlink()
