@@ -5,18 +5,22 @@ The volumes are real (hippocampus, MRI); their second channel is the magnitude o
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import nibabel
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 from runs import run
 
 from trainkit.cli import main
+from trainkit.errors import UserError
 from trainkit.export import export
+from trainkit.inference import mlflow_model
 from trainkit.inference.predictor import Predictor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
@@ -83,6 +87,14 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     array = np.stack([np.asarray(one.dataobj, np.float32) for one in both], axis=3)
     (found,) = predictor.predict([(array, (1.0, 1.0, 1.0))])["label_map"]
     assert found.shape == array.shape[:3]
+
+    described = mlflow_model.describe(predictor.recipe, ran.folder, predictor.made.weights.name, 60, {})
+    assert described is not None and described.metadata["preprocessing"]["channels"] == ["MRI", "edges"]
+    example = base64.b64decode(described.example["data"][0][0])
+    table = mlflow_model.LoadedModel(predictor).predict(pd.DataFrame({"image": [example]}))
+    assert np.shape(table["label_map"][0]) == (16, 16, 16)
+    with pytest.raises(UserError, match="sample 0: 1 channel; expected 2, as the network was trained on: MRI, edges"):
+        predictor.predict([(array[..., 0], (1.0, 1.0, 1.0))])
 
     done = export.export(ran.folder.name, tmp_path / "out", ("safetensors", "onnx"), pictures=2)
     assert done.agreements["model.onnx"].same > 0.999

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from organ_volumes import put, volume
 
-from trainkit.data.formats import dicom
+from trainkit.data.formats import dicom, nifti, volume_grid
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer
 from trainkit.data.volumes.sources import open_volumes
@@ -66,6 +66,10 @@ def test_slices_are_sorted_rescaled_and_placed(tmp_path):
     np.testing.assert_allclose(header.affine, expected)
     assert dicom.read_header(tmp_path / "one").shape == header.shape
     assert dicom.is_series(tmp_path / "one") and dicom.is_series(tmp_path)
+    drawn = np.arange(60).reshape(4, 3, 5).astype(np.uint8)
+    nifti.write_labels(tmp_path / "labels.nii.gz", drawn, header)
+    read, written = nifti.read_labels(tmp_path / "labels.nii.gz")
+    assert (read == drawn).all() and volume_grid.same_grid(written, header) is None
     (tmp_path / "none").mkdir()
     assert not dicom.is_series(tmp_path / "none")
 

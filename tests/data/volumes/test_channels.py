@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from organ_volumes import affine, put, put_set, volume
 
+from trainkit.cli import main
 from trainkit.data.formats import nifti
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, preprocess, verify
@@ -106,6 +108,19 @@ def test_words_at_the_end_of_names_are_channels(tmp_path, images, labels):
     assert one.channels == () and all(len(case.images) == 1 and "T1w" in case.image.name for case in one.cases)
     with pytest.raises(UserError, match="no image of the channel T2w; expected some of FLAIR, T1w"):
         open_volumes(place, channels=("T1w", "T2w"))
+
+
+@pytest.mark.parametrize("name", ["{id}_{word}.nii.gz", "{id}/{id}_{word}.nii.gz", "{id}/{word}.nii.gz"])
+@pytest.mark.parametrize("drawn", [False, True])
+def test_new_volumes_with_words_are_found_with_or_without_label_maps(tmp_path, name, drawn):
+    write(tmp_path, name, labels=name.replace("{word}", "seg"))
+    if not drawn:
+        for file in tmp_path.rglob("*seg.nii.gz"):
+            file.unlink()
+    source = open_volumes(tmp_path, labelled=False, channels=("T1w", "FLAIR"))
+    assert [case.id for case in source.cases] == list(IDS) and source.incomplete == ()
+    for case in source.cases:
+        assert ["T1w" in case.images[0].name, "FLAIR" in case.images[1].name] == [True, True]
 
 
 def test_a_missing_channel_is_named_and_refused_or_its_case_left_out(tmp_path):
@@ -234,6 +249,9 @@ def test_values_that_are_no_classes_are_offered_as_a_mapping_and_read_by_it(tmp_
     data = PackedVolumes(report.out)
     assert data.names == ("background", "tumour", "kidney")
     assert (data.label(1) == np.asarray([0, 2, 1])[volume(1)[1]].transpose(2, 1, 0)).all()
+    words = ["data", "import", root, tmp_path / "cli", "--volumes", "--names", "tumour=420,kidney=205"]
+    assert CliRunner().invoke(main.main, [str(word) for word in words]).exit_code == 0
+    assert PackedVolumes(tmp_path / "cli").digest == report.digest
     with pytest.raises(UserError, match=r"p00\.nii\.gz: labels 420 in \d+ of 720 voxels.*expected 0, 205"):
         importer.import_volumes(root, tmp_path / "none", names={"kidney": 205})
     assert Volumes(train="x", patch=(4, 4, 4), labels={"kidney": 205}).labels == {"kidney": 205}
@@ -254,6 +272,20 @@ def test_values_that_are_few_and_far_between_are_offered_too_and_dataset_json_na
     data = PackedVolumes(importer.import_volumes(root, tmp_path / "out").out)
     assert data.names == ("background", "kidney", "tumour")
     assert (data.label(0) == volume(0)[1].transpose(2, 1, 0)).all()
+
+
+def test_names_of_channels_that_nothing_names_are_those_of_the_recipe(tmp_path, cache):
+    four_axes(tmp_path / "set", dict.fromkeys(IDS, 2))
+    given = {"train": str(tmp_path / "set"), "patch": (4, 6, 6), "fold": 0, "folds": 2, "evaluate": {"val": "held_out"}}
+    assert Volumes(**given).open(0).meta.channels == ("channel 0", "channel 1")
+    assert Volumes(**given, channels=["T1w", "FLAIR"]).open(0).meta.channels == ("T1w", "FLAIR")
+    with pytest.raises(UserError, match=r"channel 0, channel 1; expected T1w \(data\.channels\)"):
+        Volumes(**given, channels=["T1w"]).open(0)
+    # A set to be scored whose files are only numbered has the names of the training set.
+    write(tmp_path / "val", "images/{id}_{channel:04}.nii.gz", number=7)
+    given |= {"evaluate": {"val": str(tmp_path / "val")}, "fold": None, "patient": None, "leakage": "allow"}
+    opened = Volumes(**given, channels=["T1w", "FLAIR"]).open(0)
+    assert opened.evaluations["val"].packed.channel_names == ("T1w", "FLAIR")
 
 
 # A level above or below

@@ -22,6 +22,7 @@ LABEL_WORD = re.compile(LABEL_WORDS, re.IGNORECASE)
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](image|img)", re.IGNORECASE)
 _NUMBER = re.compile(r"(.+)_(\d{4})")
 _WORD = re.compile(r"(.+)[_-]([^_-]+)")
+_A_LABEL_MAP = "a label map among images"
 _AUTOMATIC = re.compile(r"channel \d+")
 
 
@@ -100,6 +101,10 @@ def grouped(
         expected = called = list(wanted or words)
     found = Grouped(tuple(called) if len(expected) > 1 else ())
     for id, own in by_id.items():
+        tail = LABEL_TAIL.fullmatch(id)
+        if words and list(own) == [""] and tail and tail[1] in by_id:
+            found.unused.append((own[""], _A_LABEL_MAP))
+            continue
         if len(expected) == 1 and list(own) == [""]:
             own = {expected[0]: own[""]}
         missing = [called[place] for place, word in enumerate(expected) if called and word not in own]
@@ -109,6 +114,7 @@ def grouped(
             found.incomplete[id] = f"{id}: no {noun} {few(missing)} (there: {there})"
         else:
             found.images[id] = tuple(own[word] for word in expected)
-        why = "a label map among images" if wanted or not words else "of a channel that is not used"
-        found.unused += [(file, why) for word, file in own.items() if word not in expected]
+        for word, file in own.items():
+            why = _A_LABEL_MAP if LABEL_WORD.fullmatch(word) else "of a channel that is not used"
+            found.unused += [] if word in expected else [(file, why)]
     return found

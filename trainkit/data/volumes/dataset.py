@@ -24,7 +24,7 @@ from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
-from trainkit.data.volumes import importer, label_names, residency
+from trainkit.data.volumes import channels, importer, label_names, residency
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.residency import Shelf
@@ -185,18 +185,18 @@ class Volumes:
             if like is not None:
                 axes, spacing = like.axes, like.preparation.spacing
                 names = names or (list(like.names) if source.names is None else None)
-                if source.channels == () and like.channel_names:
+                if channels.automatic(source.channels) and like.channel_names:
                     source = replace(source, channels=like.channel_names)
-            return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
+            packed = importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
+            self._check_channels(packed, source.where, "name all channels of the files")
+            return packed
         where = str(found.path)
         again = "import the files again with what the recipe says, or name the files in the recipe"
         said = self.labels or self.names
         if said is not None and label_names.named_labels(said, "data.names") != found.names:
             key = "data.labels" if self.labels else "data.names"
             raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
-        if self.channels is not None and tuple(self.channels) != (found.channel_names or tuple(self.channels[:1])):
-            held = few(found.channel_names, 20) if found.channel_names else "one channel"
-            raise UserError(where, held, f"{few(self.channels, 20)} (data.channels)", again)
+        self._check_channels(found, where, again)
         asked = found.preparation.spacing
         if self.spacing is not None and not _same(asked, self.spacing):
             raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
@@ -209,6 +209,11 @@ class Volumes:
         if self.clinical is not None and not any(info.clinical for info in infos):
             raise UserError(where, "was imported without a clinical table", "one (data.clinical)", again)
         return found
+
+    def _check_channels(self, packed: PackedVolumes, where: str, remedy: str) -> None:
+        if self.channels is not None and tuple(self.channels) != (packed.channel_names or tuple(self.channels[:1])):
+            held = few(packed.channel_names, 20) if packed.channel_names else "one channel"
+            raise UserError(where, held, f"{few(self.channels, 20)} (data.channels)", remedy)
 
     def _divided(self, whole: PackedVolumes) -> tuple[np.ndarray, np.ndarray]:
         """Return the cases to train on, and those that are held out, int64 each."""

@@ -214,10 +214,11 @@ def _side_by_side(folder: Path, asked: Asked) -> Found | None:
         found.left_out += [f"{name}: a series without one label map in it or beside it" for name in lost]
         return found
     for naming in (_by_name, _by_folder):
-        labels, parts = naming(folder, files)
+        labels, parts = naming(folder, files, asked.channels)
         ids = {id for id, _, _ in parts}
         distinct = len({part[:2] for part in parts}) == len(parts)
-        if not distinct or not (labels.keys() & ids if asked.labelled else asked.channels):
+        wanted = labels.keys() & ids if asked.labelled else {word for _, word, _ in parts} & set(asked.channels)
+        if not distinct or not wanted:
             continue
         found = Found("images and label maps side by side")
         used = [part for part in parts if not asked.labelled or part[0] in labels]
@@ -232,7 +233,7 @@ _Named = tuple[dict[str, Path], list[tuple[str, str, Path]]]
 """Label maps by id; images with id and channel."""
 
 
-def _by_name(folder: Path, files: Sequence[Path]) -> _Named:
+def _by_name(folder: Path, files: Sequence[Path], wanted: Sequence[str]) -> _Named:
     """Divide volumes by their names: `<id>_seg` is a label map, `<id>_<channel>` an image."""
     labels: dict[str, Path] = {}
     images: list[Path] = []
@@ -243,10 +244,10 @@ def _by_name(folder: Path, files: Sequence[Path]) -> _Named:
             images.append(file)
         else:
             labels[tail[1]] = file
-    return labels, [(*channels.parted(stem(file), labels, loose=True), file) for file in images]
+    return labels, [(*channels.parted(stem(file), labels, loose=True, wanted=wanted), file) for file in images]
 
 
-def _by_folder(folder: Path, files: Sequence[Path]) -> _Named:
+def _by_folder(folder: Path, files: Sequence[Path], wanted: Sequence[str]) -> _Named:
     """Divide volumes by their folders: each is a case, and the last word of a name says what is in it."""
     labels: dict[str, Path] = {}
     parts: list[tuple[str, str, Path]] = []
