@@ -19,10 +19,10 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
 from trainkit.errors import UserError, few, visible
 from trainkit.evaluation_protocols import NamesClasses
-from trainkit.inference.trained_model import META, read_meta
+from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import Dataset, DatasetInfo, Scores, Split
 from trainkit.tracking import lineage
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.run_folder import META, RunFolder
 from trainkit.tracking.run_lifecycle import ending
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
