@@ -33,7 +33,7 @@ _checked_and_resumed = (
         flag_value=NEWEST,
         default=None,
         metavar="[RUN]",
-        help="Continue a run, which `trainkit run` finds without RECIPE; without a name the newest unfinished one of RECIPE.",
+        help="Continue a run, also without RECIPE; without a name the newest unfinished one of RECIPE.",
     ),
     click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed."),
 )

@@ -295,7 +295,13 @@ class Session:
             digest, begins = loader.digest(recipe), request.resume == "" and new
             if request.resume:
                 resume.refuse_other(self.store.find(request.resume, unfinished=True), recipe, request.plugins)
-            folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
+            try:
+                text = loader.dump(recipe)
+                folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, text, begins)
+            except UserError as error:
+                if error.where == "--resume" and (other := self.store.newest_unfinished(recipe.name)) is not None:
+                    resume.refuse_other(other, recipe, request.plugins)
+                raise
             write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
             return str(folder.path), resuming
 

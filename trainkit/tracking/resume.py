@@ -56,10 +56,12 @@ def request_of(
         said = " ".join(f"--plugin {name}" for name in lacking)
         raise UserError(f"run {folder.name}", f"began with {said}", remedy=f"add {said}; code is not imported unasked")
     path = found.path if found.path.is_file() else folder.recipe
+    again = {word.partition("=")[0] for word in words}
+    kept = [word for word in found.overrides if word.partition("=")[0] not in again]
     return replace(
         found,
         path=path,
-        overrides=(*found.overrides, *words),
+        overrides=(*kept, *words),
         plugins=tuple(plugins),
         resume=folder.name,
         elastic=elastic,
@@ -83,6 +85,9 @@ def _read(folder: RunFolder) -> RunRequest:
         )
         if not all(isinstance(word, str) for word in (*request.overrides, *request.plugins)):
             raise TypeError("a word is no text")
+        how = request.sweep or Sweep()
+        if not all(isinstance(number, int | None) for number in (request.seeds, how.random, how.tpe)):
+            raise TypeError("a number is none")
     except FileNotFoundError:
         if (folder.path / MEMBERS).is_file():
             found = "was begun by an older trainkit, which kept no request of several runs"
