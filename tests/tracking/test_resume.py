@@ -101,7 +101,7 @@ def test_a_run_of_before_goes_on_by_its_resolved_recipe_and_a_damaged_request_is
     request = resume.request_of(folder, (), ("toy",))
     assert loader.digest(load(request)) == folder.info().recipe_hash and request.path == folder.recipe
     (folder.path / "members.json").write_text("{}")
-    with pytest.raises(UserError, match="older trainkit.*give its recipe and options too"):
+    with pytest.raises(UserError, match=r"older trainkit.*give its recipe and options too"):
         resume.request_of(folder, (), ("toy",))
 
 
@@ -157,7 +157,7 @@ def test_an_error_of_a_training_ends_with_the_command_that_goes_on(monkeypatch):
             "python -m accelerate.commands.launch -m trainkit.run --resume r",
         ),
         (
-            ("bash", "accelerate.sh", ""),
+            ("bash", "launch.sh", ""),
             ("python", "BIN/trainkit", "run", "x"),
             ("run", "x"),
             "trainkit run --resume r",

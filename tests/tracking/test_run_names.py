@@ -67,7 +67,7 @@ def test_an_ambiguous_word_lists_the_newest_candidates_with_score_and_time(store
 
 def test_last_is_the_newest_training_and_last_finished_the_newest_that_finished(store):
     for word in ("last", "last finished", "last-finished", "best"):
-        with pytest.raises(UserError, match="no (training|run) in .* has"):
+        with pytest.raises(UserError, match=r"no (training|run) in .* has"):
             store.find(word)
     done = made(store, "faces", "FINISHED", 1)
     killed = made(store, "eyes", "KILLED", 2)
@@ -103,9 +103,7 @@ def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
     )
     monkeypatch.setattr(Store, "client", lambda self: client)
     assert store.find("best") == runs[1] and store.find("best:eyes") == runs[0] and store.find("best:faces") == runs[1]
-    with pytest.raises(
-        UserError, match="run 'best:eye': no run of eye in .* has finished; the nearest recipes are eyes"
-    ):
+    with pytest.raises(UserError, match=r"no run of eye in .* has finished; the nearest recipes are eyes"):
         store.find("best:eye")
 
 

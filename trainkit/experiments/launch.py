@@ -389,8 +389,7 @@ class Session:
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
         track_request(tracker, request)
         splits = evaluated(recipe, data)
-        digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
-        digests = {lineage.DATA: data.meta.digest, **digests}
+        digests = {lineage.DATA: data.meta.digest, **lineage.digests(splits)}
         lineage.record(tracker, folder, self.store, request.path, digests, run.parent)
         sources = named_sets(recipe.data)
         tracker.dataset("train", "train", data.meta.digest, sources["train"], data.train.size)

@@ -221,7 +221,7 @@ def _tracked(
                 EVALUATES: subject.name,
                 "trainkit.weights": f"{subject.file.parent.name}/{subject.file.name}",
                 lineage.DATA: data.meta.digest,
-                **{f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()},
+                **lineage.digests(splits),
             },
             parent=made_by.name if made_by else None,
             primary_metric=lead.metric if lead else None,

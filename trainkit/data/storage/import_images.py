@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -134,8 +135,8 @@ class _Rows:
             self.bad.append(str(made))
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
-            record, pixels, encoded = made
-            self._writer.add(pixels, encoded)
+            record, pixels, encoded, original = made
+            self._writer.add(pixels, encoded, original)
             self._labels.append(record.label)
             self._groups.append(record.group)
             self._ids.append(record.id)
@@ -243,7 +244,8 @@ class _Recipe:
     group: Callable[[Record], str] | None
 
 
-_Made = tuple[Record, np.ndarray, bytes | None]
+_Made = tuple[Record, np.ndarray, bytes | None, bytes]
+"""A record, its pixels, its encoded bytes where they are kept, and a hash of what the source has."""
 
 
 def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
@@ -282,7 +284,12 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
     if recipe.size is not None:
         pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
     encoded = data if isinstance(data, bytes) and pixels is original else None
-    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded
+    hashed = hashlib.blake2b(data if isinstance(data, bytes) else np.ascontiguousarray(data).data, digest_size=16)
+    if not isinstance(data, bytes):
+        hashed.update(repr(data.shape).encode())
+    if record.landmarks is not None:
+        hashed.update(np.asarray(record.landmarks, np.float64).tobytes())
+    return record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), encoded, hashed.digest()
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
