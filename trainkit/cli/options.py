@@ -135,10 +135,14 @@ def announce_start(what: str) -> None:
 
 
 def say_valid(request: RunRequest) -> int:
-    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid."""
+    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid.
+
+    Raises UserError, after it is printed, where a run of it would not start.
+    """
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)
+    recipe_check.open_all(request)
     echo(f"valid: {request.path}", err=True)
     return 0
 

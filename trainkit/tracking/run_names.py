@@ -112,7 +112,7 @@ def _last(known: Known, word: str, runs: Path) -> RunFolder:
     for info, folder in reversed(known):
         if info.evaluates is None and (folder.path / META).is_file() and not folder.ended_unbegun():
             return folder
-    raise UserError(f"run {word!r}", f"no training in {runs} has begun", remedy="train one first")
+    raise UserError(f"run {word!r}", f"no run in {runs} has begun to train", remedy="train one first")
 
 
 def _last_to_resume(known: Known, word: str, runs: Path) -> RunFolder:

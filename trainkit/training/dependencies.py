@@ -44,7 +44,7 @@ def gather(
     for name, source in recipe.task.required_weights().items():
         if source.recipe is None:
             dependencies[name] = Dependency(
-                Path(runtime.on_main(lambda n=name, s=source: str(_file(n, s.weights or "", store))))
+                Path(runtime.on_main(lambda n=name, s=source: str(weights_file(n, s.weights or "", store))))
             )
         else:
             child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
@@ -52,8 +52,8 @@ def gather(
     return dependencies
 
 
-def _file(name: str, word: str, store: Store) -> Path:
-    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
+def weights_file(name: str, word: str, store: Store) -> Path:
+    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model. Raises UserError where there is none."""
     if word.startswith("run:"):
         return best_weights(store.find(word[4:]).path)
     if word.startswith("models:/"):
