@@ -265,8 +265,9 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_and_then_fails(t
     monkeypatch.chdir(tmp_path)
     text = ask("check", "adadistill", "optim.lr=0.5")
     assert "\n  lr: 0.5\n" in text and "not there yet" not in text
+    teacher = "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}"
     text = ask("check", "adadistill", "data.train=nowhere", "data.evaluate={a: gone.bin}", "evaluations={a: {}}",
-               "best=null", "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}", code=2)  # fmt: skip
+               "best=null", teacher, code=2)  # fmt: skip
     text, _, error = text.rpartition("error: ")
     assert error.startswith(f"task.teacher.weights: {tmp_path}/teacher.pth does not exist"), "as run says"
     absent = [line for line in text.splitlines() if line.startswith("# not there yet: ")]
