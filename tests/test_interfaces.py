@@ -23,6 +23,7 @@ from trainkit.interfaces import (
     DividesIntoFolds,
     DrawsBlocks,
     Exportable,
+    IdentifiesContent,
     ImageSplit,
     LabelsImages,
     LabelsVolumes,
@@ -40,7 +41,7 @@ from trainkit.tasks.segment3d import Segment3d
 
 OF_TASKS = (NormalisesBatch, CachesTeacher, Exportable, LabelsImages, LabelsVolumes)
 OF_DATA = (NamesTrainingSet, NamesEvaluationSets, ChecksLeakage, DividesIntoFolds, DrawsBlocks, CachesSamples)
-OF_SPLITS = (ThreadSafeFetch, ComparableSplit, ImageSplit)
+OF_SPLITS = (ThreadSafeFetch, ComparableSplit, IdentifiesContent, ImageSplit)
 NAMED = {"NamesTrainingSet", "NamesEvaluationSets"}
 
 

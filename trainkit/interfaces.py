@@ -169,6 +169,16 @@ class ComparableSplit(Protocol):
 
 
 @runtime_checkable
+class IdentifiesContent(Protocol):
+    """A split that says what it holds, however it is prepared; two with equal `content` are evaluated on the same."""
+
+    @property
+    def content(self) -> str | None:
+        """SHA-256 of files, labels, groups and pairs before they were prepared; None where it is not known."""
+        ...
+
+
+@runtime_checkable
 class ImageSplit(Protocol):
     """A split whose images can be shown."""
 

@@ -102,6 +102,26 @@ def test_two_runs_are_judged_on_the_rows_that_both_kept(trained, tmp_path):
     assert (back.primary.low, back.primary.high) == pytest.approx((-found.primary.high, -found.primary.low), abs=0.01)
 
 
+def test_runs_whose_data_was_prepared_differently_are_compared_and_it_is_said(trained, monkeypatch):
+    store, runs = trained
+    tagged = comparing._tags
+    tags = {run.name: dict(tagged(run, store, store.client())) for run in runs.values()}
+    monkeypatch.setattr(comparing, "_tags", lambda run, store, client: tags[run.name])
+    pair = [runs["plain"], runs["slow"]]
+    tags[runs["slow"].name]["trainkit.data.val"] = "of another size"
+    older = compare(store, pair)
+    assert older.same_data == {"val": False} and older.primary.verdict == "not comparable"
+    both = f"{runs['plain'].name}, {runs['slow'].name}"
+    assert older.notes[0].endswith(f"no difference is told; of {both} only the digest of the prepared data is known")
+    for folder in pair:
+        tags[folder.name]["trainkit.content.val"] = "the same files"
+    found = compare(store, pair)
+    assert found.same_data == {"val": True} and found.primary.verdict == "worse"
+    assert found.notes == (f"val: the same samples, prepared differently in {runs['slow'].name}",)
+    tags[runs["slow"].name]["trainkit.content.val"] = "other files"
+    assert compare(store, pair).primary.verdict == "not comparable"
+
+
 def test_a_run_from_before_that_logged_all_scores_under_best_is_compared_as_others_are(trained, monkeypatch):
     store, runs = trained
     read = journal.read

@@ -27,13 +27,12 @@ from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.speed import clock
 from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
+from trainkit.tracking.lineage import CONTENT, DATA
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import send_rest
 from trainkit.tracking.upload_queue import waits
 
-DATA = "trainkit.data"
-"""With a dot and its name, the tag of the digest of an evaluation's data."""
 _PLACE = {
     "mlflow.source.git.commit": "git commit",
     "mlflow.source.git.dirty": "git dirty",
@@ -111,9 +110,12 @@ class Side:
         """The journal of each run, all scores at its best under `best/`."""
         return [journal.at_best(journal.read(run.journal).metrics) for run in self.runs]
 
-    def digest(self, evaluation: str) -> tuple[str, ...] | None:
-        """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it."""
-        found = [tags.get(f"{DATA}.{evaluation}") for tags in self.told]
+    def digest(self, evaluation: str, of: str = DATA) -> tuple[str, ...] | None:
+        """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it.
+
+        With `CONTENT` that of its files and labels, however they were prepared.
+        """
+        found = [tags.get(f"{of}.{evaluation}") for tags in self.told]
         digests = tuple(digest for digest in found if digest)
         if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
             return None
@@ -171,6 +173,8 @@ class Pair:
     """What else differed: versions, hardware, source, training data."""
     same_data: dict[str, bool]
     """For every evaluation that both have: whether both were scored on the same data."""
+    prepared: tuple[str, ...]
+    """Those of them whose data was prepared in another way: its size, its normalisation."""
     scores: list[Score]
 
 
@@ -281,8 +285,9 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
     if max(len(first.runs), len(second.runs)) > 1:  # every repeat has its own
         recipe = [change for change in recipe if change.key != "seed"]
     theirs = second.recipe.get("evaluations") or {}
-    digests = {name: (first.digest(name), second.digest(name)) for name in first.recipe.get("evaluations") or {}}
-    same = {name: one is not None and one == other for name, (one, other) in digests.items() if name in theirs}
+    both = [name for name in first.recipe.get("evaluations") or {} if name in theirs]
+    equal = {of: {name for name in both if _same(first, second, name, of)} for of in (DATA, CONTENT)}
+    same = {name: name in equal[DATA] | equal[CONTENT] for name in both}
     best = first.recipe.get("best") or second.recipe.get("best") or {}
     decides = _deciding(best.get("metric") or "", first, second)
     scores: list[Score] = []
@@ -313,7 +318,13 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
                 lower_is_better=lower,
             )
             scores.append(_judged(score, drawn, significance.welch(*values, level)))
-    return Pair(second.name, recipe, _elsewhere(first, second), same, scores)
+    prepared = tuple(name for name in both if name in equal[CONTENT] - equal[DATA])
+    return Pair(second.name, recipe, _elsewhere(first, second), same, prepared, scores)
+
+
+def _same(first: Side, second: Side, evaluation: str, of: str) -> bool:
+    one = first.digest(evaluation, of)
+    return one is not None and one == second.digest(evaluation, of)
 
 
 def _evaluation(head: str) -> str:
@@ -506,6 +517,13 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
                 yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
             elif not same:
-                yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told"
+                why = ""
+                if older := [one.name for one in (first, side) if one.digest(name, CONTENT) is None]:
+                    why = f"; of {few(older)} only the digest of the prepared data is known"
+                yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told{why}"
+        if pair.prepared:
+            how = [str(change) for change in pair.changes if change.key.startswith("data.")]
+            said = f" ({'; '.join(how)})" if how else ""
+            yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}{said}"
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"

@@ -38,12 +38,12 @@ class Plain(click.Command):
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
-            code = EXIT_CODE if error.told else _say(str(error))
+            code = EXIT_CODE if error.told else _say(str(error), error)
         except click.Abort:
             code = 130
         except Exception as error:
             if isinstance(error, OSError) and (said := of_disk(error)) is not None:
-                code = _say(str(said))
+                code = _say(str(said), error)
             else:
                 # As Python would, but what is printed goes into logs that others read.
                 echo(without_secrets("".join(traceback.format_exception(error))), err=True, nl=False)
@@ -77,9 +77,12 @@ _OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch"
 _GONE = {"claims": "run python -m benchmarks.claims"}
 
 
-def _say(message: str) -> int:
+def _say(message: str, error: Exception | None = None) -> int:
+    """Print a message, and the notes of its error on lines of their own."""
     rank = os.environ.get("RANK", "0")
     echo(f"{'' if rank == '0' else f'[process {rank}] '}error: {without_secrets(message)}", err=True)
+    for note in getattr(error, "__notes__", ()):
+        echo(without_secrets(note), err=True)
     return EXIT_CODE
 
 
@@ -94,11 +97,14 @@ plugins_option = click.option(
 words_argument = click.argument("overrides", nargs=-1)
 
 
-def recipe_command(*options: Callable[[Any], Any], cls: type[click.Command] = click.Command, **settings: Any) -> Any:
+def recipe_command(
+    *options: Callable[[Any], Any], cls: type[click.Command] = click.Command, required: bool = True, **settings: Any
+) -> Any:
     """Make a command of RECIPE, KEY=VALUE words, `options` and --plugin."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        for option in (plugins_option, *reversed(options), words_argument, click.argument("recipe")):
+        recipe = click.argument("recipe", required=required)
+        for option in (plugins_option, *reversed(options), words_argument, recipe):
             function = option(function)
         return click.command(cls=cls, **settings)(function)
 
@@ -118,15 +124,25 @@ def announce(recipe: str) -> None:
 
     To stderr, where it is in the way of no output; of a file that is not there only the error is said.
     """
-    if os.environ.get("RANK", "0") == "0" and recipe_file(recipe).is_file():
-        echo(f"{recipe}: starting; loading torch and accelerate", err=True)
+    if recipe_file(recipe).is_file():
+        announce_start(recipe)
+
+
+def announce_start(what: str) -> None:
+    """Say on rank 0 that a recipe, or a run, is begun with."""
+    if os.environ.get("RANK", "0") == "0":
+        echo(f"{what}: starting; loading torch and accelerate", err=True)
 
 
 def say_valid(request: RunRequest) -> int:
-    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid."""
+    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid.
+
+    Raises UserError, after it is printed, where a run of it would not start.
+    """
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)
+    recipe_check.open_all(request)
     echo(f"valid: {request.path}", err=True)
     return 0
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit.cli.options import Plain, announce, echo, recipe_command, recipe_file, say_valid
+from trainkit.cli.options import (
+    Plain,
+    announce,
+    announce_start,
+    echo,
+    recipe_command,
+    recipe_file,
+    say_valid,
+)
 
 if TYPE_CHECKING:
     from trainkit.config.run_request import Sweep
@@ -24,7 +33,7 @@ _checked_and_resumed = (
         flag_value=NEWEST,
         default=None,
         metavar="[RUN]",
-        help="Continue a run; without a name the newest unfinished one of this recipe.",
+        help="Continue a run, also without RECIPE; without a name the newest unfinished one of RECIPE.",
     ),
     click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed."),
 )
@@ -58,10 +67,11 @@ class Training(Plain):
     *_choosing,
     click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end."),
     cls=Training,
+    required=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def run(
-    recipe: str,
+    recipe: str | None,
     overrides: tuple[str, ...],
     check: bool,
     resume: str | None,
@@ -77,7 +87,13 @@ def run(
     """Train RECIPE, with KEY=VALUE words changing it. `trainkit train` does the same.
 
     accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
+
+    `--resume RUN` needs no RECIPE: the run goes on with its own, and with what its command asked for.
     """
+    if recipe is None or ("=" in recipe and not Path(recipe).exists()):
+        words = overrides if recipe is None else (recipe, *overrides)
+        other = folds or sweep or or_start or seeds is not None or score is not None or any(choice.values())
+        return _go_on(resume, words, plugins, elastic, check, other)
     stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import RunRequest, Sweep
 
@@ -103,6 +119,27 @@ def run(
     from trainkit.experiments import launch
 
     return launch.launch(request, stopping, _began())
+
+
+def _go_on(
+    run: str | None, words: tuple[str, ...], plugins: tuple[str, ...], elastic: bool, check: bool, other: bool
+) -> int:
+    """Continue a run by its name alone. Raises UsageError where none is named, or `other` options are given."""
+    if not run:
+        raise click.UsageError("Missing argument 'RECIPE'" + ("" if run is None else ", or a run: --resume last"))
+    if recipe_file(run).is_file():
+        raise click.UsageError(f"--resume {run} names a recipe; put it before --resume")
+    if other:
+        raise click.UsageError("--resume RUN without RECIPE repeats the options of the run; leave all others out")
+    stopping = _prepare_process(None)
+    if not check:
+        announce_start(run)
+    from trainkit.experiments import launch
+    from trainkit.tracking import resume
+    from trainkit.tracking.store import Store
+
+    request = resume.request_of(Store.locate().find(run, unfinished=True), words, plugins, elastic)
+    return say_valid(request) if check else launch.launch(request, stopping, _began())
 
 
 @recipe_command(

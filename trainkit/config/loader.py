@@ -267,8 +267,14 @@ def flat(recipe: object) -> dict[str, bool | int | float | str | None]:
     return out
 
 
-def digest(recipe: object) -> str:
-    """SHA-256, hexadecimal, of the resolved recipe.
+def tree(recipe: object) -> dict[str, Tree]:
+    """Return the recipe with all its defaults as plain values."""
+    found = _resolved(recipe)
+    return found if isinstance(found, dict) else {}
+
+
+def hashed(recipe: object) -> dict[str, Tree]:
+    """Return the resolved recipe as plain values, as far as its digest covers it.
 
     Without the fields whose metadata says `{"hash": False}`, and those with `{"hash": "set"}` that have their default:
     a key that is added changes no digest of before.
@@ -278,8 +284,13 @@ def digest(recipe: object) -> str:
         rule = f.metadata.get("hash")
         return rule is False or (rule == "set" and getattr(block, f.name) == _default(f))
 
-    tree = renamed_keys.restore(_resolved(recipe, without))
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    found = _resolved(recipe, without)
+    return found if isinstance(found, dict) else {}
+
+
+def digest(recipe: object) -> str:
+    """SHA-256, hexadecimal, of the recipe as `hashed` gives it."""
+    text = json.dumps(renamed_keys.restore(hashed(recipe)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

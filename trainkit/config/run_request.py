@@ -45,11 +45,13 @@ class RunRequest:
     """Train once for each of so many seeds, from that of the recipe upwards."""
     sweep: Sweep | None = None
     """Train once for each of several settings; some of `overrides` then have several values, or a range."""
+    settings: Path | None = None
+    """File that is loaded in place of `path`: the resolved recipe of a run that is continued by its name alone."""
 
 
 def load(request: RunRequest) -> Recipe:
     """Load the recipe of a request."""
-    return loader.load(request.path, list(request.overrides), tuple(request.plugins))
+    return loader.load(request.settings or request.path, list(request.overrides), tuple(request.plugins))
 
 
 def beside(recipe: Path, named: str) -> Path:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 """Signals that ask a training to stop; Windows has SIGINT (Ctrl-C) and SIGBREAK (Ctrl-Break) alone."""
@@ -40,6 +40,8 @@ class Stop:
         self._asked = asked
         self.told = False
         """True once a signal has come."""
+        self.last_words = ""
+        """A line that is printed where the process is ended without more being saved."""
         self.seconds = STOP_SECONDS
         """After so many from the first signal on the process leaves, whatever it is at."""
         self._raises = self._raised = False
@@ -124,7 +126,7 @@ class Stop:
         elif now - self._first > _ONE_REQUEST_SECONDS and os.getppid() == self._parent:
             self._later += 1
             if self._later > self._excused:
-                os._exit(128 + number)
+                self._leave(number)
 
     def _see_to_it(self, read: socket.socket) -> None:
         while (number := read.recv(1)[0]) not in ASKS:
@@ -140,6 +142,12 @@ class Stop:
         with contextlib.suppress(OSError, ValueError):
             print(f"told to stop {most:.0f} s ago and still here; leaving without more being saved", file=sys.stderr)
             faulthandler.dump_traceback(all_threads=True)
+        self._leave(number)
+
+    def _leave(self, number: int) -> NoReturn:
+        if self.last_words:
+            with contextlib.suppress(OSError):  # at once: a handler may have interrupted the printing of something else
+                os.write(2, f"{self.last_words}\n".encode("utf-8", "backslashreplace"))
         os._exit(128 + number)
 
 

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -79,6 +80,33 @@ def asked_processes() -> int:
 def launcher_option(name: str) -> str | None:
     """Return the value of an option that `accelerate launch` was given, such as `--num_processes`; None without it."""
     return _option(_accelerate_arguments(), name)
+
+
+def program_words() -> list[str]:
+    """Return the words of the command that began this process, up to the arguments of the program itself.
+
+    With its launcher: `accelerate launch --config_file one_gpu.yaml trainkit/run.py`. Of a console script that is found
+    on PATH its name. Empty where the words do not end in the arguments that Python has.
+    """
+    given = sys.argv[1:]
+    parent = _parent_arguments()
+    parent = parent[:-1] if parent[-1:] == [""] else parent
+    launched = any("accelerate" in word or "torchrun" in word for word in parent[:4])
+    for words in (parent if launched else [], sys.orig_argv):
+        count = len(words) - len(given)
+        if count > 0 and words[count:] == given:
+            return _as_typed(words[:count])
+    return []
+
+
+def _as_typed(words: list[str]) -> list[str]:
+    """Leave out the interpreter before a console script, and the folder of one that is found on PATH."""
+    script = Path(words[1]) if len(words) > 1 else Path()
+    if script.suffix == ".py" or not (script.is_file() and Path(words[0]).name.startswith("python")):
+        return words
+    here = shutil.which(script.name)
+    found = here is not None and os.path.samefile(here, script)
+    return [script.name if found else str(script), *words[2:]]
 
 
 def age() -> float:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.config import loader
+from trainkit.config import diff, loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError, visible
+from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
 from trainkit.text_table import aligned, chosen, numbers
 from trainkit.tracking import journal, lineage
+from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending
 from trainkit.tracking.store import Store
@@ -163,7 +164,7 @@ class Parent:
         """End this run as KILLED, and say how it goes on."""
         self.tracker.finish("KILLED")
         many = f"{done} of {self.group.size} {self.group.unit}"
-        self.say(f"run {self.folder.name}: KILLED after {many}; the same command with --resume goes on")
+        self.say(f"run {self.folder.name}: KILLED after {many}")
 
     def conclude(self, text: str) -> None:
         """Print the summary, and keep it at the head of the page of this run."""
@@ -188,7 +189,10 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
         if folder.info().recipe_hash != group.digest:
             folder.release()
             found = f"is no {group.kind} of {request.path} with these settings"
-            raise UserError(f"run {folder.name}", found, remedy="leave its name out, or --resume to start one")
+            remedy = "leave its name out, or --resume to start one"
+            if changes := differing(folder, recipe, request.plugins):
+                remedy += f"; the run's value -> the one given:{listing(diff.lines(changes))}"
+            raise UserError(f"run {folder.name}", found, remedy=remedy)
         differ = tuple(f"{key}." for key in group.differ)
         params = {key: value for key, value in loader.flat(recipe).items() if not f"{key}.".startswith(differ)}
         tags = {f"trainkit.{group.word}": group.size}
@@ -242,7 +246,8 @@ def start_tracker(
 
 def track_request(tracker: Tracker, request: RunRequest) -> None:
     """Keep the recipe's file and the overrides among the artifacts of a run."""
-    tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
+    if request.settings is None:  # else it is there, and the file may have been edited since
+        tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
     tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
 
 

@@ -23,12 +23,11 @@ from trainkit.errors import UserError, visible
 from trainkit.experiments import cross_validation, post_mortem, seeds, sweep
 from trainkit.experiments.group import Child, Watch, start_tracker, track_request
 from trainkit.files import write_aside
-from trainkit.inference.trained_model import META
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import recipe_word
 from trainkit.redact import without_secrets
-from trainkit.tracking import lineage
-from trainkit.tracking.run_folder import RunFolder, run_key
+from trainkit.tracking import lineage, resume
+from trainkit.tracking.run_folder import META, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
 from trainkit.training.dependencies import Dependency, gather
@@ -48,9 +47,22 @@ STOPPED = 143
 
 
 def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
-    """Carry out a request. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`."""
-    status, _ = carry_out(request, stopping, began)
-    return 0 if status == "FINISHED" else STOPPED
+    """Carry out a request. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`.
+
+    Of a run that did not come to its end the last line, of an error a note, is the command that continues it.
+    """
+    stop = Stop.of(stopping)
+    try:
+        status, _ = carry_out(request, stop, began)
+    except Exception as error:
+        if stop.last_words:
+            error.add_note(stop.last_words)
+        raise
+    if status == "FINISHED":
+        return 0
+    if os.environ.get("RANK", "0") == "0":
+        print(visible(stop.last_words or f"start again: {resume.same_command(request, False)}"), flush=True)
+    return STOPPED
 
 
 def carry_out(
@@ -147,6 +159,8 @@ class Session:
     stop: Stop
     began: float
     """From when on the wall-clock of the next run is counted: the command, or the end of the run before."""
+    request: RunRequest
+    """Of the command."""
 
     @classmethod
     def begin(cls, request: RunRequest, recipe: Recipe, stop: Stop, began: float) -> Session:
@@ -160,7 +174,7 @@ class Session:
         runtime.check_equal({"recipe": loader.digest(recipe), **record.program(*request.plugins)})
         store = Store.locate()
         runtime.on_main(store.ready)
-        return cls(runtime, store, stop, began)
+        return cls(runtime, store, stop, began, request)
 
     def train(
         self,
@@ -179,10 +193,13 @@ class Session:
         return run.status, run.folder
 
     def _train_dependency(self, request: RunRequest, recipe: Recipe, dependencies: dict[str, Dependency]) -> RunFolder:
+        if self.runtime.main:
+            self.stop.last_words = f"go on: {resume.same_command(self.request, True)}"
         with self.stop.later():
             status, folder = self.train(request, recipe, None, dependencies=dependencies)
         if status == "KILLED" or folder is None:
             raise Stopped
+        self.stop.last_words = ""
         self.runtime.accelerator.free_memory()  # for the run that needs this one
         return folder
 
@@ -223,18 +240,22 @@ class Session:
         folder, resuming = self._open_folder(run)
         runtime, store, stop = self.runtime, self.store, self.stop
         weights = {name: dependency.file for name, dependency in run.dependencies.items()}
-        with self._tracked(run, folder, resuming) as resume:
-            logger = self._logger(run, folder, resume, watch)
+        with self._tracked(run, folder, resuming) as position:
+            logger = self._logger(run, folder, position, watch)
             with stop.at_once():
                 data_integrity.note(report, run.data, run.tracker, logger.say)
                 logger.limits = throughput_limits.ensure(recipe, run.data, runtime, store, weights, logger.say, stop)
                 throughput_limits.note(logger, resuming)
                 shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
-                run.trainer = Trainer(recipe, run.data, runtime, logger, resume=resume, stop=stop, **shared)
+                run.trainer = Trainer(recipe, run.data, runtime, logger, resume=position, stop=stop, **shared)
+            if runtime.main and dependencies is None:  # else the run that needs this one is to go on too
+                stop.last_words = f"go on: {resume.command(parent or folder.name, request.plugins)}"
             with run.trainer:
                 yield run
             if self.runtime.main:
                 self._report(run, folder, logger)
+        if parent is None and run.status == "FINISHED":
+            stop.last_words = ""
         self.runtime.barrier()
 
     def _open_data(self, run: OpenRun) -> Report | None:
@@ -272,7 +293,15 @@ class Session:
 
         def make() -> tuple[str, bool]:
             digest, begins = loader.digest(recipe), request.resume == "" and new
-            folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, loader.dump(recipe), begins)
+            if request.resume:
+                resume.refuse_other(self.store.find(request.resume, unfinished=True), recipe, request.plugins)
+            try:
+                text = loader.dump(recipe)
+                folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, text, begins)
+            except UserError as error:
+                if error.where == "--resume" and (other := self.store.newest_unfinished(recipe.name)) is not None:
+                    resume.refuse_other(other, recipe, request.plugins)
+                raise
             write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
             return str(folder.path), resuming
 
@@ -360,8 +389,7 @@ class Session:
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
         track_request(tracker, request)
         splits = evaluated(recipe, data)
-        digests = {f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()}
-        digests = {lineage.DATA: data.meta.digest, **digests}
+        digests = {lineage.DATA: data.meta.digest, **lineage.digests(splits)}
         lineage.record(tracker, folder, self.store, request.path, digests, run.parent)
         sources = named_sets(recipe.data)
         tracker.dataset("train", "train", data.meta.digest, sources["train"], data.train.size)

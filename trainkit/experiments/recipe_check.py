@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 from trainkit.autoconfig import new_recipe
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
+from trainkit.config.schema import Recipe
+from trainkit.data import hub
+from trainkit.data.sources import HELD_OUT, SAMPLE, split_of
+from trainkit.data.split import key, named_sets
+from trainkit.errors import UserError
 from trainkit.experiments.launch import children_of
+from trainkit.interfaces import Dataset
 from trainkit.models.timm_names import refuse_unknown
-from trainkit.paths import recipe_word
+from trainkit.paths import locate, recipe_word
 from trainkit.tracking.store import Store
-from trainkit.training import dependencies
+from trainkit.training import dependencies, plan
 
 _SHOWN = 30
 """Settings of a sweep that are listed when it is checked."""
+_TRIED = 8
+"""Settings of a sweep, of different networks or data, that are opened."""
+MOST_FILES, MOST_BYTES = 5_000, 64 << 20
+"""Largest sets that are opened: of so many pictures of 32 pixels it takes some 10 s of a core, once."""
 
 
 def check(request: RunRequest) -> str:
@@ -43,3 +57,76 @@ def check(request: RunRequest) -> str:
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
         said += [f"one of {request.sweep.tpe} that will be proposed"] if request.sweep.tpe else []
     return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)
+
+
+def open_all(request: RunRequest) -> None:
+    """Open what a run of this request would open before its first step: data, weights and networks.
+
+    Data is packed into the cache where it is not yet; of sets that are too large for that only the files are looked
+    for, and no network is built. Raises the UserError with which the run would end.
+    """
+    children = children_of(request)
+    seen: set[str] = set()
+    for recipe in [child.recipe for child in children] or [load(request)]:
+        parts = repr((recipe.task, recipe.data, recipe.train, recipe.evaluations))
+        if parts not in seen and len(seen) < _TRIED:
+            seen.add(parts)
+            _open(RunRequest(request.path, plugins=request.plugins), recipe)
+
+
+def _open(request: RunRequest, recipe: Recipe) -> None:
+    """Open what one recipe needs, and the recipes that make its weights."""
+    found: dict[str, Path] = {}
+    for name, source in recipe.task.required_weights().items():
+        word = source.weights or ""
+        if source.recipe is not None:
+            other = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
+            _open(other, load(other))
+        elif not word.startswith("models:/"):  # which only MLflow can find
+            where, named = f"task.{name}.weights", recipe_word(request.path)
+            found[name] = dependencies.find(word, Store.locate(), where, named)
+    data = _data(recipe)
+    if data is None:
+        return
+    plan.updates(recipe, data)
+    plan.evaluated(recipe, data)
+    try:
+        recipe.task.build(data.meta, found, recipe.seed)
+    except KeyError as error:
+        if error.args[:1] not in [(name,) for name in recipe.task.required_weights()]:  # made by a recipe
+            raise
+
+
+def _data(recipe: Recipe) -> Dataset | None:
+    """Open the data of a recipe; None where it is large. Raises UserError where it cannot be opened."""
+    absent = dict(sentence.split(": ", 1) for sentence in recipe.data.missing())
+    there = [text for name, text in named_sets(recipe.data).items() if key(name) not in absent]
+    if all(_is_small(text) for text in there if text not in ("", HELD_OUT)):
+        return recipe.data.open(recipe.seed)
+    for where, found in absent.items():
+        raise UserError(where, found)
+    return None
+
+
+def _is_small(text: str) -> bool:
+    """Return True for a set that is opened at once; a built-in one is drawn and packed once."""
+    if f"{text}:".startswith(SAMPLE):
+        return True
+    path = split_of(locate(text))[0]
+    if hub.is_hub(text) or not path.exists():  # a word of a set that lies elsewhere
+        return False
+    count = size = 0
+    for entry in _files(path):
+        count, size = count + 1, size + entry
+        if count > MOST_FILES or size > MOST_BYTES:
+            return False
+    return True
+
+
+def _files(path: Path) -> Iterator[int]:
+    """Yield the sizes of the files below a folder, or of a file; none of what is not there."""
+    if path.is_file():
+        yield path.stat().st_size
+    for folder, _, names in os.walk(path):
+        for name in names:
+            yield os.lstat(os.path.join(folder, name)).st_size

@@ -20,10 +20,10 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
 from trainkit.errors import UserError, few, visible
 from trainkit.evaluation_protocols import NamesClasses
-from trainkit.inference.trained_model import META, read_meta
+from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import Dataset, DatasetInfo, Scores, Split
 from trainkit.tracking import lineage
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.run_folder import META, RunFolder
 from trainkit.tracking.run_lifecycle import ending
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
@@ -217,7 +217,7 @@ def _tracked(
                 EVALUATES: subject.name,
                 "trainkit.weights": f"{subject.file.parent.name}/{subject.file.name}",
                 lineage.DATA: data.meta.digest,
-                **{f"{lineage.DATA}.{name}": split.digest for name, split in splits.items()},
+                **lineage.digests(splits),
             },
             parent=made_by.name if made_by else None,
             primary_metric=lead.metric if lead else None,

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
-from trainkit.tracking.store import RunFolder
+from trainkit.tracking.run_folder import META, RunFolder
 from trainkit.training.dependencies import best_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trainkit.distributed.runtime import Runtime
-
-META = "meta.json"
-"""File of a run's folder that says what it was trained on, as far as its task knew: `task.Meta`."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import diff, loader
 from trainkit.errors import UserError, visible
 from trainkit.files import write_aside
+from trainkit.interfaces import IdentifiesContent, Split
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.run_folder import RunFolder
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 FILE = "changes.txt"
 DATA = "trainkit.data"
 """Tag of the digest of the training data; with a dot and its name, that of an evaluation's."""
+CONTENT = "trainkit.content"
+"""With a dot and its name, the tag of the digest of what an evaluation holds, however it is prepared."""
 
 _COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
 _AROUND = {
@@ -72,6 +75,15 @@ def record(
         tags["trainkit.parent"] = info.follows
     tracker.tags({**tags, "mlflow.note.content": note(folder)})
     tracker.artifact_text(f"recipe/{FILE}", read(folder))
+
+
+def digests(splits: Mapping[str, Split]) -> dict[str, str]:
+    """Return digests of evaluations by tag: of the prepared data, and where it is known of the content."""
+    found = {f"{DATA}.{name}": split.digest for name, split in splits.items()}
+    for name, split in splits.items():
+        if isinstance(split, IdentifiesContent) and split.content is not None:
+            found[f"{CONTENT}.{name}"] = split.content
+    return found
 
 
 def read(folder: RunFolder) -> str:

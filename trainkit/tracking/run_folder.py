@@ -22,6 +22,8 @@ SUMMARY = "summary.txt"
 """File in the folder of a parent run that keeps what was printed at its end."""
 CREATION = "enrolment.json"
 """File of a run's folder from which its MLflow run is created: `mlflow_run.RunCreation`."""
+META = "meta.json"
+"""File in the folder of a training that says what it was trained on, as far as its task knew: `DatasetInfo`."""
 MEMBERS = "members.json"
 """File in the folder of a parent run that names its children: `{"fold 0": "toy-s0-1121-0200-c131"}`."""
 
@@ -244,6 +246,11 @@ class RunFolder:
         if info.host != socket.gethostname() and not _OWN_DISK.fullmatch(file_system(self.path)):
             return info.status == "RUNNING"
         return self._asked(lambda file: not _lock(file), True)
+
+    def saved_step(self) -> int:
+        """Return the step of the newest checkpoint; 0 without one."""
+        names = (path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*"))
+        return max((int(number) for number in names if number.isascii() and number.isdigit()), default=0)
 
     def ended_unbegun(self) -> bool:
         """Return True for a run that ended before its first step and has no children: nothing of it can be used."""

@@ -11,7 +11,7 @@ from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError, of_disk
 from trainkit.files import write_aside
 from trainkit.redact import without_secrets
-from trainkit.tracking import markdown
+from trainkit.tracking import markdown, resume
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -33,13 +33,15 @@ def begin(
     """
     folder = None
     if request.resume is not None:
-        folder = store.find(request.resume) if request.resume else store.newest_unfinished(name, recipe_hash)
+        named = request.resume and store.find(request.resume, unfinished=True)
+        folder = named or store.newest_unfinished(name, recipe_hash)
     away = store.elsewhere(name, recipe_hash) if folder is None and request.resume is not None else ""
     if folder is None and (begins or request.or_start or request.resume is None):
         if away:
             print(away, flush=True)
         folder = store.new_run(name, seed, recipe_hash)
         write_aside(folder.recipe, text)
+        resume.keep(folder, request)
         return folder, False
     if folder is None:
         other = store.newest_unfinished(name)

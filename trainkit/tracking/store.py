@@ -33,7 +33,7 @@ from trainkit.errors import UserError, of_disk
 from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
-from trainkit.tracking import journal
+from trainkit.tracking import journal, run_names
 from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
@@ -275,61 +275,39 @@ class Store:
                 _log.warning("%s: cannot be read: %s", runs / name / "run.json", error)
         return sorted(found, key=lambda entry: (entry[0].started, entry[1].name))
 
-    def find(self, word: str, beside: RunFolder | None = None) -> RunFolder:
-        """Return the run of this name, unique beginning of a name, or MLflow id.
+    def find(self, word: str, beside: RunFolder | None = None, unfinished: bool = False) -> RunFolder:
+        """Return the run that a word stands for: `run_names` lists the forms of it.
 
-        A run that ended before its first step makes no beginning of a name ambiguous. `last` is the newest training
-        that finished, `best` that with the best primary metric of the experiment of the run `beside`, or of the last.
-        Raises UserError naming the nearest.
+        `best` is the finished run with the best primary metric of the experiment of the run `beside`, or of the last
+        one; `best:RECIPE` that of the runs of a recipe. With `unfinished` names stand for runs to be continued. Raises
+        UserError naming the candidates, or the nearest.
         """
-        if word == "last":
-            return self._finished(word)[-1][1]
-        if word == "best":
-            return self._best(beside)
-        word = word.rstrip("/")
-        if "/" in word and Path(word).absolute().parent == (self.home / "runs").absolute():
+        word, runs = word.rstrip("/"), self.home / "runs"
+        if (recipe := run_names.best_of(word)) is not None:
+            return self._best(word, recipe, beside)
+        if "/" in word and Path(word).absolute().parent == runs.absolute():
             word = Path(word).name
         if word not in ("", "..") and Path(word).name == word:
             with contextlib.suppress(UserError):  # of what cannot be read, as of what is not there, more is said below
-                exact = RunFolder(self.home / "runs" / word)
+                exact = RunFolder(runs / word)
                 exact.info()
                 return exact
-        known = self._known()
-        if word:
-            by_id = [folder for info, folder in known if info.run_id == word]
-            matches = by_id or [folder for _, folder in known if folder.name.startswith(word)]
-            if len(matches) > 1:
-                matches = [folder for folder in matches if not folder.ended_unbegun()] or matches
-            if len(matches) == 1:
-                return matches[0]
-            if matches:
-                names = ", ".join(folder.name for folder in matches[-5:])
-                raise UserError(f"run {word!r}", f"{len(matches)} runs begin so", remedy=f"the newest are {names}")
-        names = [folder.name for _, folder in known]
-        near = difflib.get_close_matches(word, names, n=3, cutoff=0.4) or names[-3:]
-        remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
-        raise UserError(f"run {word!r}", f"not in {self.home / 'runs'}", remedy=remedy)
+        return run_names.choose(self._known(), word, runs, unfinished)
 
-    def _finished(self, word: str) -> list[tuple[RunInfo, RunFolder]]:
-        """Return trainings that finished, oldest first. Raises UserError, about a run `word`, where there is none."""
-        # A run above others, and one that evaluates, has no key: none could be used in its place.
-        known = self._known("FINISHED")
-        found = [entry for entry in known if entry[0].status == "FINISHED" and entry[0].key]
-        if not found:
-            raise UserError(f"run {word!r}", f"no run in {self.home / 'runs'} has finished", remedy="train one first")
-        return found
+    def _best(self, word: str, recipe: str, beside: RunFolder | None) -> RunFolder:
+        """Return the finished run with the best primary metric of an experiment, of those of a recipe if one is given.
 
-    def _best(self, beside: RunFolder | None) -> RunFolder:
-        """Return the finished run with the best primary metric of an experiment."""
-        found = self._finished("best")
-        experiment = (beside.info() if beside else found[-1][0]).experiment
+        The experiment is that of the run `beside`, else that of the newest of them.
+        """
+        found = run_names.finished(self._known("FINISHED"), word, self.home / "runs", recipe)
+        experiment = (beside.info() if beside and not recipe else found[-1][0]).experiment
         folders = {info.run_id: folder for info, folder in found if info.experiment == experiment}
         client = self.client()
         kept = client.get_experiment_by_name(experiment or "")
         metric = kept.tags.get("mlflow.experiment.primaryMetric.name") if kept else None
         if not metric:
             remedy = "name a metric in the recipe: `best: {metric: ...}`"
-            raise UserError("run 'best'", f"experiment {experiment!r} has no primary metric", remedy=remedy)
+            raise UserError(f"run {word!r}", f"experiment {experiment!r} has no primary metric", remedy=remedy)
         name = f"best/{metric}"
         values = {}
         for run in client.search_runs([kept.experiment_id], max_results=50_000):
@@ -341,7 +319,7 @@ class Store:
             if run.info.run_id in folders and value is not None and value == value:
                 values[run.info.run_id] = value
         if not values:
-            raise UserError("run 'best'", f"no finished run of experiment {experiment!r} has {name}")
+            raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
         highest = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") != "False"
         return folders[(max if highest else min)(values, key=values.__getitem__)]
 

@@ -358,7 +358,9 @@ class Tracker:
 
     def _write_end(self, status: Status, error: BaseException | str | None) -> None:
         # `unsent` in one write with the status: the next process knows that something may be left.
-        self.folder.update(status=status, last_step=self._journal.last_step, unsent=True)
+        # The last line of the journal may lie before the checkpoint with which a run was stopped.
+        step = max(self._journal.last_step, self.folder.saved_step())
+        self.folder.update(status=status, last_step=step, unsent=True)
         self._journal.commit()
 
     def _queue_end(self, status: Status, error: BaseException | str | None) -> None:

@@ -164,7 +164,8 @@ def send_left(folder: RunFolder, store: Store, client: MlflowClient) -> None:
             # Its process is gone, or this could not have been claimed.
             why = rank_failures.left(folder.path)
             status = "FAILED" if why else "KILLED"
-            folder.update(status=status, last_step=journal.last_step, unsent=True)
+            step = max(journal.last_step, folder.saved_step())
+            folder.update(status=status, last_step=step, unsent=True)
             if why:
                 queue.put({"kind": "tags", "tags": {"trainkit.error": without_secrets(why)[:5000]}})
             queue.put({"kind": "end", "status": status, "time": int(1000 * seen)})

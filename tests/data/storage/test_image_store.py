@@ -70,6 +70,33 @@ def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
         assert data.groups is None and data.group_names == () and len(list((tmp_path / store).iterdir())) in (7, 8)
 
 
+def test_sets_of_the_same_files_are_known_as_such_in_any_size(tmp_path):
+    root = people(tmp_path / "people")
+    packed = [
+        import_images.import_faces(root, tmp_path / f"set{size}{store}", image_size=size, resize="down", store=store)
+        for size, store in ((8, "decoded"), (8, "encoded"), (4, "decoded"))
+    ]
+    assert len({Packed(report.out).originals for report in packed}) == 1
+    assert len({Packed(report.out).digest for report in packed}) == 3
+    known = Packed(packed[0].out).originals
+
+    def other(name: str) -> str | None:
+        return Packed(import_images.import_faces(root, tmp_path / name, image_size=SIZE).out).originals
+
+    Image.fromarray(picture(99)).save(root / "p1" / "2.png")
+    changed = other("changed")
+    (root / "p1").rename(root / "p9")
+    assert len({known, changed, other("renamed")}) == 3
+    manifest = tmp_path / "set8decoded" / "manifest.json"
+    said = json.loads(manifest.read_text())
+    for entry in (None, 5, "remove"):
+        found = (
+            {**said, "originals": entry} if entry != "remove" else {k: v for k, v in said.items() if k != "originals"}
+        )
+        manifest.write_text(json.dumps(found))
+        assert Packed(manifest.parent).originals is None, "of a set that was packed before"
+
+
 @pytest.mark.parametrize("store", ["decoded", "encoded"])
 def test_pictures_of_any_shape_are_kept(tmp_path, store):
     root = people(tmp_path / "people")

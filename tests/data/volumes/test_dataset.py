@@ -171,6 +171,7 @@ def test_files_are_imported_once_and_read_in_stored_order(tmp_path):
     assert again.meta == meta
     finer = block(f"{root}#train", names=["nerve", "gland"], patch=(4, 8, 8), spacing=(4.0, 1.0, 1.0)).open(0)
     assert finer.meta.resampled == (4.0, 1.0, 1.0) and finer.meta.digest != meta.digest
+    assert finer.evaluations["train"].content == again.evaluations["train"].content, "the same files, another grid"
     whole = finer.evaluations["train"].fetch(np.array([0]), 0)
     assert whole["image"].shape[2:] == (7, 14, 10) and whole["mask"].shape[1:] == (7, 18, 20)
 

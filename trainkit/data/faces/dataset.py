@@ -186,6 +186,11 @@ class FaceSplit(TrainSplit):
         return found.hexdigest()
 
     @property
+    def content(self) -> str | None:
+        """SHA-256 of files, labels and protocol, whatever their size here; None where it was packed without it."""
+        return self.packed.originals
+
+    @property
     def protocol(self) -> Protocol | None:
         """How the split is scored; None for training."""
         return self.packed.protocol() if self.part is None else self.part.pairs

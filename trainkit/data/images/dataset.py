@@ -287,6 +287,14 @@ class ImageSplit(TrainSplit):
         text = "\n".join((self.packed.digest, *self.names)).encode(errors="surrogateescape")
         return hashlib.sha256(text + b"\n" + self.rows.tobytes() + self.label.tobytes()).hexdigest()
 
+    @functools.cached_property
+    def content(self) -> str | None:
+        """SHA-256 of files, labels and names, whatever their size here; None where the set was packed without it."""
+        if self.packed.originals is None:
+            return None
+        text = "\n".join((self.packed.originals, *self.names)).encode(errors="surrogateescape")
+        return hashlib.sha256(text + b"\n" + self.rows.tobytes() + self.label.tobytes()).hexdigest()
+
     @property
     def protocol(self) -> Classes | Retrieval | None:
         """How the split is scored; None for training."""

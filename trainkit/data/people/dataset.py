@@ -287,6 +287,18 @@ class PeopleSplit(TrainSplit):
             hashed.update(b"\n" if array is None else b"\n" + array.tobytes())
         return hashed.hexdigest()
 
+    @functools.cached_property
+    def content(self) -> str | None:
+        """SHA-256 of files, captions, people and modalities, however they are prepared; None where it is not known."""
+        if self.packed.originals is None:
+            return None
+        hashed = hashlib.sha256(
+            "\n".join((self.index.digest, self.packed.originals, *self.names)).encode(errors="replace")
+        )
+        for array in (self.rows, self.label, self.modality):
+            hashed.update(b"\n" + array.tobytes())
+        return hashed.hexdigest()
+
     def persons(self) -> set[str]:
         """Return names of the people of whom it has records."""
         numbers = np.unique(self.index.person[self.rows]).tolist()

@@ -14,7 +14,8 @@ A folder with
 | `groups.npy`, `groups.json` | only where groups are known: int64 (rows,), which person, video or alphabet a  |
 |                    | row is of, and the names of these                                                        |
 | `protocol.*.npy`   | evaluation sets: the fields of their protocol                                            |
-| `manifest.json`    | version, counts, size and SHA-256 of every file, and the digest of the whole             |
+| `manifest.json`    | version, counts, size and SHA-256 of every file, and the digest of the whole; beside it  |
+|                    | `originals`, SHA-256 of what was packed: files, labels, groups and protocol              |
 
 All pictures are of one size, or (store `encoded` only) each keeps its own.
 
@@ -101,6 +102,15 @@ class Packed(RowFolder):
         if self.size is None or self.size[0] != self.size[1]:
             raise ValueError(f"{self.path} holds pictures of {describe(self.size)}, not squares of one size")
         return self.size[0]
+
+    @property
+    def originals(self) -> str | None:
+        """SHA-256 of the pictures as they were before they were prepared, and of ids, labels, groups and protocol.
+
+        Equal for sets of the same files that were packed in other sizes. None of a set that was packed without it.
+        """
+        found = self.manifest.get("originals")
+        return found if isinstance(found, str) else None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -325,6 +335,7 @@ class Writer(FolderWriter):
         self.size, self.store = size, store
         self.rows = 0
         self._offsets, self._checksums, self._contents = [0], [], []
+        self._originals: list[bytes] = []
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -341,8 +352,11 @@ class Writer(FolderWriter):
         )
         return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
 
-    def add(self, pixels: np.ndarray, encoded: bytes | None = None) -> None:
-        """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
+    def add(self, pixels: np.ndarray, encoded: bytes | None = None, original: bytes = b"") -> None:
+        """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those.
+
+        `original` is a hash of what it was before it was prepared.
+        """
         if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
             raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of pictures of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
@@ -353,6 +367,8 @@ class Writer(FolderWriter):
         self._offsets.append(self._offsets[-1] + len(data))
         self._checksums.append(zlib.crc32(data))
         self._contents.append(content(pixels))
+        if original:
+            self._originals.append(original)
         self.rows += 1
 
     def finish(
@@ -394,5 +410,19 @@ class Writer(FolderWriter):
             "protocol": None if protocol is None else type(protocol).__name__,
             "made_from": made_from,
         }
+        if len(self._originals) == self.rows:
+            arrays = [np.asarray(labels, np.int64), *([] if groups is None else [np.asarray(groups, np.int64)])]
+            arrays += (
+                [np.asarray(getattr(protocol, name)) for name in protocol.__dataclass_fields__] if protocol else []
+            )
+            manifest["originals"] = self._hash_originals([*ids, "", *class_names, "", *group_names], arrays)
         self.publish(Packed, manifest)
         return Packed(self.out)
+
+    def _hash_originals(self, words: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
+        hashed = hashlib.sha256(json.dumps(list(words)).encode())
+        for array in arrays:
+            hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
+        for original in self._originals:
+            hashed.update(original)
+        return hashed.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,7 +140,7 @@ class _Rows:
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
             record, pixels = made.record, made.pixels
-            self._writer.add(pixels, made.encoded)
+            self._writer.add(pixels, made.encoded, made.original)
             self._of_pages += made.pages > 1
             self._deep += made.brightest >= 0
             self._brightest = max(self._brightest, made.brightest)
@@ -261,6 +262,8 @@ class _Made(NamedTuple):
     record: Record
     pixels: np.ndarray
     """uint8 (3, height, width)."""
+    original: bytes
+    """A hash of what the source has."""
     encoded: bytes | None = None
     """Its bytes, where they can be kept for these pixels."""
     pages: int = 1
@@ -304,7 +307,12 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)
     if recipe.size is not None:
         pixels = image_decode.fit(pixels, recipe.size, record.where, recipe.fit)
-    made = _Made(record, np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    hashed = hashlib.blake2b(data if isinstance(data, bytes) else np.ascontiguousarray(data).data, digest_size=16)
+    if not isinstance(data, bytes):
+        hashed.update(repr(data.shape).encode())
+    if record.landmarks is not None:
+        hashed.update(np.asarray(record.landmarks, np.float64).tobytes())
+    made = _Made(record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), hashed.digest())
     if not isinstance(data, bytes):
         return made
     encoded = data if pixels is original and image_decode.stored_as_is(data) else None

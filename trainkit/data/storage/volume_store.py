@@ -200,6 +200,13 @@ class PackedVolumes(HashedFolder):
         """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""
         return self._fingerprints
 
+    def content(self, cases: np.ndarray) -> str:
+        """Compute the SHA-256 of cases as they are in their files: images, labels as annotated, patients and names."""
+        labels = self.manifest["files"][_ORIGINALS if self.resampled else "labels.bin"]["sha256"]
+        ids, patients, prints = self.ids(), self.patients(), self._fingerprints.tolist()
+        own = [[ids[case], patients[case], prints[case]] for case in cases.tolist()]
+        return hashlib.sha256(json.dumps([labels, list(self.names), own]).encode()).hexdigest()
+
     def check(self, i: int) -> None:
         """Compare the content of case `i` with what was written. Raises UserError naming case and file."""
         for name, crc in self._crcs[i].items():

@@ -352,6 +352,11 @@ class CaseSplit(_Cases):
         return len(self.cases)
 
     @functools.cached_property
+    def content(self) -> str:
+        """SHA-256 of the files, patients and labels as annotated, which whole cases are evaluated on."""
+        return self.packed.content(self.cases)
+
+    @functools.cached_property
     def protocol(self) -> Segmentation:
         """Names, patients and clinical data of the cases."""
         return self._protocol(self.kind)

@@ -1,0 +1,112 @@
+"""Names and words for runs: short names, beginnings, `last`, `best`, and what is said where several are meant."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trainkit.errors import UserError
+from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.store import Store
+
+
+@pytest.fixture
+def store():
+    return Store.locate()
+
+
+def made(store, recipe: str, status: str, number: int, score: float | None = None, **more) -> RunFolder:
+    """A run that is over, with a score where one is given; a later one has a higher number."""
+    folder = store.new_run(recipe, more.pop("seed", 0), f"{number:04x}")
+    more.setdefault("key", f"key {number}" if status == "FINISHED" else None)
+    folder.update(status=status, started=1.7e9 + 60 * number, last_step=3, run_id=f"id{number}", **more)
+    if more.get("evaluates") is None:
+        (folder.path / "meta.json").write_text("{}")
+    folder.recipe.write_text("name: x\nbest: {metric: val/top1}\n")
+    value = {} if score is None else {"best/val/top1": score}
+    folder.journal.write_text(json.dumps({"step": 3, "t": 1, "m": value}) + "\n" if value else "")
+    folder.release()
+    return folder
+
+
+def test_a_short_name_is_the_last_finished_run_of_that_name_and_to_resume_the_last_unfinished_one(store):
+    first = made(store, "faces", "FINISHED", 1)
+    second = made(store, "faces", "FINISHED", 2, seed=1)
+    killed = made(store, "faces", "KILLED", 3)
+    other = made(store, "faces_wide", "FINISHED", 4)
+    assert store.find("faces") == second and store.find("faces-s0") == first and store.find("faces-s1") == second
+    assert store.find("faces_wide") == store.find("faces_w") == other
+    assert store.find("faces", unfinished=True) == store.find("faces-s0", unfinished=True) == killed
+    killed.claim()
+    try:  # it is being trained: nothing is left to be continued
+        killed.update(status="RUNNING")
+        assert store.find("faces-s1", unfinished=True) == second
+    finally:
+        killed.release()
+    assert store.find(first.name, unfinished=True) == first, "a whole name is that run"
+
+
+def test_an_ambiguous_word_lists_the_newest_candidates_with_score_and_time(store, monkeypatch):
+    runs = [made(store, "faces", "KILLED", number, number / 10) for number in range(1, 8)]
+    with pytest.raises(UserError) as caught:
+        store.find("faces")
+    head, *lines = str(caught.value).splitlines()
+    assert head == "run 'faces': 7 runs begin so, none of them finished; name one of them, the newest first:"
+    assert [line.split()[0] for line in lines] == [*(run.name for run in runs[:1:-1]), "and"]
+    assert lines[-1] == "  and 2 older ones"
+    assert lines[0].split()[1] == "killed" and lines[0].endswith("val/top1 0.7") and "2023-11-" in lines[0]
+    runs[6].journal.write_text("{ damaged")
+    runs[5].recipe.unlink()
+    with pytest.raises(UserError) as caught:
+        store.find("faces-s0-")
+    lines = str(caught.value).splitlines()
+    assert "begin so; name" in lines[0] and not any("val/top1" in line for line in lines[1:3]), "what is damaged"
+    assert lines[3].endswith("val/top1 0.5")
+
+
+def test_last_is_the_newest_training_and_last_finished_the_newest_that_finished(store):
+    for word in ("last", "last finished", "last-finished", "best"):
+        with pytest.raises(UserError, match=r"no run in .* has"):
+            store.find(word)
+    done = made(store, "faces", "FINISHED", 1)
+    killed = made(store, "eyes", "KILLED", 2)
+    made(store, "evaluate-eyes", "FINISHED", 3, evaluates=killed.name, key=None)
+    unbegun = made(store, "eyes", "FAILED", 4)
+    unbegun.update(last_step=0)
+    above = store.new_run("eyes-folds", 0, "ffff")
+    above.update(started=1.7e9 + 999, status="KILLED", varies=["data.fold"])
+    (above.path / "members.json").write_text("{}")
+    above.release()
+    assert store.find("last") == killed and store.find("last finished") == store.find("last-finished") == done
+    assert store.find("last", unfinished=True) == above, "which goes on with those beneath it"
+    literal = made(store, "last", "FINISHED", 5)
+    newer = made(store, "eyes", "KILLED", 6)
+    assert store.find("last") == newer and store.find("last-s0") == literal, "words come before names"
+
+
+def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
+    from types import SimpleNamespace
+
+    runs = [made(store, recipe, "FINISHED", number, experiment="both")
+            for number, recipe in enumerate(("eyes", "faces", "eyes", "faces"))]  # fmt: skip
+    scores = dict(zip((f"id{k}" for k in range(4)), (0.5, 0.9, 0.4, 0.8), strict=True))
+    asked = [
+        SimpleNamespace(info=SimpleNamespace(run_id=name), data=SimpleNamespace(metrics={"best/val/top1": value}))
+        for name, value in scores.items()
+    ]
+    client = SimpleNamespace(
+        get_experiment_by_name=lambda name: SimpleNamespace(
+            experiment_id="1", tags={"mlflow.experiment.primaryMetric.name": "val/top1"}
+        ),
+        search_runs=lambda *words, **how: asked,
+    )
+    monkeypatch.setattr(Store, "client", lambda self: client)
+    assert store.find("best") == runs[1] and store.find("best:eyes") == runs[0] and store.find("best:faces") == runs[1]
+    with pytest.raises(UserError, match=r"no run of eye in .* has finished; the nearest recipes are eyes"):
+        store.find("best:eye")
+
+
+def test_a_folder_of_the_store_is_its_run(store):
+    run = made(store, "faces", "KILLED", 1)
+    assert store.find(f"{run.path}/") == store.find(f"{run.name}/") == store.find("id1") == run
