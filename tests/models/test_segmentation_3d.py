@@ -161,6 +161,13 @@ def test_each_slice_stands_between_those_beside_it(neighbours):
                 assert torch.equal(seen[4 * volume + depth, channel], image[volume, 0, beside])
 
 
+def test_the_channels_of_a_slice_stand_beside_those_of_its_neighbours():
+    image = torch.randn(2, 2, 4, 2, 3)
+    seen = segmentation_2_5d.with_neighbours(image, 1)
+    each = [segmentation_2_5d.with_neighbours(image[:, channel : channel + 1], 1) for channel in range(2)]
+    assert torch.equal(seen, torch.stack(each, 2).flatten(1, 2))
+
+
 def test_scores_of_slices_return_to_their_volumes():
     class Marked(torch.nn.Module):
         def forward(self, pictures):
@@ -362,6 +369,18 @@ def test_a_network_starts_from_the_weights_of_a_run(tmp_path):
 def test_networks_of_three_dimensions_keep_their_contract(spec, meta, coarse):
     _, shapes = contract(spec, meta, 1 + len(coarse))
     assert shapes[1:] == coarse
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [UNET, DYNUNET, SEGRESNET, SLICES, EMCAD], ids=lambda spec: spec.name)
+def test_networks_see_each_of_several_channels(spec):
+    meta = DatasetInfo(3, (2, 16, 32, 32), "x", spacing=(1.0, 1.0, 1.0))
+    net = segmentation_3d.build(spec, meta, {})[0].eval()
+    image = torch.randn(1, *meta.shape, requires_grad=True)
+    scores = net(image)
+    assert scores.shape == (1, 3, *meta.shape[1:])
+    scores.square().sum().backward()
+    assert all(image.grad[0, channel].abs().max() > 0 for channel in range(2))
 
 
 @pytest.mark.slow

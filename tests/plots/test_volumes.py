@@ -131,3 +131,12 @@ def test_arrays_that_are_no_planes_are_refused():
         overlays(np.zeros((2, 3, 3, 4, 4)), ["one"], ["SR"], "val")
     with pytest.raises(ValueError, match="planes"):
         overlays(np.zeros((1, 3, 2, 4, 4)), ["one"], ["SR"], "val")
+
+
+@pytest.mark.parametrize(("shown", "end"), [("T1w", "; channel T1w"), ("", "all 1 cases")])
+def test_the_channel_that_is_shown_is_said(monkeypatch, shown, end):
+    seen = []
+    monkeypatch.setattr("trainkit.plots.volumes.overlays", lambda planes, captions, names, title: seen.append(title))
+    case = {"id": ["a"], "rank": ["worst"], "dice": [0.5], "organ_dice": [[0.5]], "names": ["x"], "total": 1}
+    run_figures.picture("overlays", {**case, "planes": None, "shown": shown}, "val")
+    assert seen[0].startswith("val: ") and seen[0].endswith(end)
