@@ -230,6 +230,7 @@ class Session:
                 logger.limits = throughput_limits.ensure(recipe, run.data, runtime, store, weights, logger.say, stop)
                 throughput_limits.note(logger, resuming)
                 shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
+                shared["baselines"] = store.home / "baselines"
                 run.trainer = Trainer(recipe, run.data, runtime, logger, resume=resume, stop=stop, **shared)
             with run.trainer:
                 yield run

@@ -191,8 +191,11 @@ class ThroughputMonitor:
                 self._logger.say(f"warning: {warning}")
         return measured | self._on_device
 
-    def close(self, step: int) -> str:
-        """Return the verdict in words; into its record goes what was not measured, too. Called on every process."""
+    def close(self, step: int, first: str = "") -> str:
+        """Return the verdict in words; into its record goes what was not measured, too. Called on every process.
+
+        `first` is what matters more than speed; it stands before all else in the record.
+        """
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
         if not self._runtime.main:
@@ -212,11 +215,13 @@ class ThroughputMonitor:
         found = bottleneck.judge(e)
         lines = bottleneck.words(e, found, self._logger.source)
         marked = bottleneck.words(e, found, markdown.plain(self._logger.source))
-        text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
+        before = [markdown.plain(first)] if first else []
+        text = "".join(f"{line}  \n" for line in [*before, *marked, *bottleneck.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
         note = self._logger.changed + text
-        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": note})
+        said = f"baseline: {first}" if first else f"{found[0].cause}: {found[0].said}"
+        tracker.tags({"trainkit.verdict": said, "mlflow.note.content": note})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:
