@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from trainkit.files import Json
 from trainkit.interfaces import Columns
 from trainkit.speed.clock import Steps
-from trainkit.training.baselines import Comparison
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
@@ -38,24 +37,19 @@ class Outcome:
     """Single times of the last steps."""
     verdict: str = ""
     """Where the time went and what it would take to be faster, in words."""
-    baselines: Comparison | None = None
-    """Scores of the trivial baselines, on rank 0."""
+    page: str = ""
+    """The run's description in MLflow, as Markdown."""
 
 
 def summarize(
-    status: str,
-    state: TrainState,
-    plan: Plan,
-    evaluator: Evaluator,
-    monitor: ThroughputMonitor,
-    logger: RunLogger,
-    baselines: Comparison | None = None,
+    status: str, state: TrainState, plan: Plan, evaluator: Evaluator, monitor: ThroughputMonitor, logger: RunLogger
 ) -> Outcome:
     """Log the last scores of a training that has finished, and sum it up. Called on every process."""
     clock = logger.clock
     if status == "FINISHED":
         logger.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
     clock.to("log")
+    verdict = monitor.close(state.step)
     return Outcome(
         status,
         state.step,
@@ -66,6 +60,6 @@ def summarize(
         spent=state.total_spent(clock, logger.rates),
         curves=evaluator.curves,
         steps=clock.recent(),
-        verdict=monitor.close(state.step, baselines.warning if baselines is not None else ""),
-        baselines=baselines,
+        verdict=verdict,
+        page=monitor.page,
     )

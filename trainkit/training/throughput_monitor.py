@@ -69,6 +69,8 @@ class ThroughputMonitor:
         self.gather = self._timed(runtime.gather)
         """`Runtime.gather` as losses call it; with several processes its time is taken."""
         self._due = 0
+        self.page = ""
+        """The run's description in MLflow, as Markdown; set by `close`."""
 
     def begin(self, step: int, costs: Mapping[str, float]) -> None:
         """Begin after so many updates; `costs` are the seconds that each evaluation will take."""
@@ -191,11 +193,8 @@ class ThroughputMonitor:
                 self._logger.say(f"warning: {warning}")
         return measured | self._on_device
 
-    def close(self, step: int, first: str = "") -> str:
-        """Return the verdict in words; into its record goes what was not measured, too. Called on every process.
-
-        `first` is what matters more than speed; it stands before all else in the record.
-        """
+    def close(self, step: int) -> str:
+        """Return the verdict in words; into its record goes what was not measured, too. Called on every process."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
         if not self._runtime.main:
@@ -215,13 +214,11 @@ class ThroughputMonitor:
         found = bottleneck.judge(e)
         lines = bottleneck.words(e, found, self._logger.source)
         marked = bottleneck.words(e, found, markdown.plain(self._logger.source))
-        before = [markdown.plain(first)] if first else []
-        text = "".join(f"{line}  \n" for line in [*before, *marked, *bottleneck.unmeasured(e)])
+        text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
-        note = self._logger.changed + text
-        said = f"baseline: {first}" if first else f"{found[0].cause}: {found[0].said}"
-        tracker.tags({"trainkit.verdict": said, "mlflow.note.content": note})
+        self.page = self._logger.changed + text
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": self.page})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:

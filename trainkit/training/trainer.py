@@ -25,7 +25,7 @@ from trainkit.interfaces import Batch, Dataset, Loss, StepContext
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
 from trainkit.tensors import full_tensor
-from trainkit.training import baselines, nonfinite, out_of_memory
+from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpointer import Checkpointer, Resume, load
@@ -50,10 +50,9 @@ from trainkit.training.throughput_monitor import ThroughputMonitor
 class Trainer:
     """One training: its state, and the parts that act on it.
 
-    `weights` has the files that the task needs, by name; `cache` is the folder of teacher outputs that runs share,
-    `baselines` that of scores of trivial baselines; a tool leaves `logger` silent. Raises UserError for what the user
-    can mend: weights that do not fit, a teacher that did not learn, a loss that is not finite, a full disk. What was
-    committed before stays.
+    `weights` has the files that the task needs, by name; `cache` is the folder of teacher outputs that runs share; a
+    tool leaves `logger` silent. Raises UserError for what the user can mend: weights that do not fit, a teacher that
+    did not learn, a loss that is not finite, a full disk. What was committed before stays.
     """
 
     def __init__(
@@ -66,13 +65,12 @@ class Trainer:
         weights: Mapping[str, Path] | None = None,
         resume: Resume | None = None,
         cache: Path | None = None,
-        baselines: Path | None = None,
         stop: Stop | None = None,
     ):
         self.recipe, self.data, self.runtime = recipe, data, runtime
         self.logger = logger = logger or RunLogger(recipe)
         self.clock = logger.clock = Clock(device_timeline.of(runtime.device))
-        self.resume, self.stop, self.baselines = resume or Resume(), stop or Stop(), baselines
+        self.resume, self.stop = resume or Resume(), stop or Stop()
         self.model = model = Model(recipe, data.meta, runtime, weights or {})
         self.plan = Plan.make(recipe, data, runtime.world, runtime.rank)
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
@@ -161,11 +159,8 @@ class Trainer:
         if self.batches.complete and (stopped or self.recipe.checkpoints.at_end):
             self.checkpoints.save(required=True, again=stopped)
         self.checkpoints.wait()
-        if stopped:
-            return summarize("KILLED", self.state, self.plan, self.evaluator, self.monitor, self.logger)
-        beside = (self.recipe, self.data, self.evaluator, self.state, self.logger, self.baselines, self.stop)
-        found = baselines.compare(*beside)
-        return summarize("FINISHED", self.state, self.plan, self.evaluator, self.monitor, self.logger, found)
+        status = "KILLED" if stopped else "FINISHED"
+        return summarize(status, self.state, self.plan, self.evaluator, self.monitor, self.logger)
 
     # ---- One step
 

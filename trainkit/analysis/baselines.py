@@ -2,8 +2,8 @@
 
 They are scored on the evaluation that decides, once for each data set and way of scoring, and kept in
 `<store>/baselines/`. That is done when the training is over and saved, on rank 0 and on the CPU, so that no step waits
-for it. A baseline that does not fit into `BUDGET_S` learns from a part of the training set, or is left out; both are
-said.
+for it. A baseline for which `BUDGET_S` is too short learns from a part of the training set, or is left out; the report
+says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,17 @@ from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.stop_signal import Stop
 from trainkit.files import write_aside
-from trainkit.interfaces import Baseline, Batch, Columns, Dataset, HasBaselines, Scores, Split
+from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Scores, Split
 from trainkit.metrics import bootstrap
 from trainkit.metrics.score import headline
 from trainkit.metrics.significance import Interval
 from trainkit.paths import make_private
+from trainkit.tracking import markdown
 from trainkit.training.evaluator import Evaluator
+from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
+from trainkit.training.trainer import Trainer
 
 BUDGET_S = 20.0
 """Seconds that the baselines of an evaluation may take, once for its data: a quarter of them to read training samples,
@@ -84,45 +87,28 @@ class Comparison:
         return self.metric.rpartition("/")[2]
 
 
-def compare(
-    recipe: Recipe,
-    data: Dataset,
-    evaluator: Evaluator,
-    state: TrainState,
-    logger: RunLogger,
-    folder: Path | None,
-    stop: Stop,
-) -> Comparison | None:
-    """Score the baselines of a training that has finished, log the best one, and judge the primary score against it.
+def compare(recipe: Recipe, trainer: Trainer, folder: Path | None, stop: Stop) -> Comparison | None:
+    """Score the baselines of a training that has finished, and judge its primary score against the best of them.
 
-    None where the recipe does not want it, the task or the evaluation has none, a tool keeps nothing, and on other
-    ranks than 0. Whatever goes wrong is said, not raised: the training is done.
+    `folder` keeps their scores. None where the recipe does not want it, and where the task or the evaluation has none.
+    Whatever goes wrong is among `left_out` and not raised: the training is done. A signal to stop leaves out the rest.
     """
-    task = recipe.task
-    if not (recipe.log.baseline and logger.main and logger.folder is not None and isinstance(task, HasBaselines)):
+    task, splits = recipe.task, trainer.evaluator.splits
+    found = _primary(recipe, splits) if recipe.log.baseline else None
+    if found is None or not isinstance(task, HasBaselines):
         return None
-    found = _primary(recipe, evaluator.splits)
-    if found is None:
-        return None
-    logger.clock.to("eval")
-    split, train = evaluator.splits[found.evaluation], data.evaluations.get("train")
-    batch_size, ends = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE), time.monotonic() + BUDGET_S
-
-    def going() -> bool:
-        logger.clock.to("eval")  # a watchdog sees that something happens
-        return not stop.told
-
-    for baseline in task.baselines(split, train):
-        try:
-            scored = ensure(task, baseline, split, train, folder, _Budget(ends, batch_size, going))
-        except _LeftOut as reason:
-            found.left_out.append(f"{baseline.name}: {reason}")
-        except Exception as error:
-            found.left_out.append(f"{baseline.name}: {type(error).__name__}: {error}"[:300])
-        else:
-            found.scored.append(scored)
-    _judge(found, recipe, evaluator, state)
-    _log(found, recipe, state.step, logger)
+    split, train = splits[found.evaluation], trainer.data.evaluations.get("train")
+    batch_size = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE)
+    budget = _Budget(time.monotonic() + BUDGET_S, batch_size, stop)
+    with stop.later():
+        for baseline in task.baselines(split, train):
+            try:
+                found.scored.append(ensure(task, baseline, split, train, folder, budget))
+            except _LeftOut as reason:
+                found.left_out.append(f"{baseline.name}: {reason}")
+            except Exception as error:
+                found.left_out.append(f"{baseline.name}: {type(error).__name__}: {error}"[:300])
+        _judge(found, recipe, trainer.evaluator, trainer.state)
     return found
 
 
@@ -140,12 +126,11 @@ class _Budget:
     ends: float
     """By `time.monotonic`."""
     batch_size: int
-    going: Callable[[], bool]
-    """Asked before each batch; False ends it."""
+    stop: Stop
 
     def left(self) -> float:
         """Return the seconds that are left. Raises `_LeftOut` where the run is told to stop."""
-        if not self.going():
+        if self.stop.told:
             raise _LeftOut("told to stop")
         return self.ends - time.monotonic()
 
@@ -339,16 +324,19 @@ def _warning(
     )
 
 
-def _log(found: Comparison, recipe: Recipe, step: int, logger: RunLogger) -> None:
-    """Write down the best baseline as a metric, all of them as a table, and say what was left out."""
+def log(found: Comparison, outcome: Outcome, logger: RunLogger) -> None:
+    """Write down the best baseline as a metric, all of them as a table, and a warning as the first of the verdict."""
     tracker = logger.tracker
     if found.left_out:
         logger.say("\n".join(f"trivial baseline, {reason}" for reason in found.left_out))
+    if found.warning:
+        page = f"{markdown.plain(found.warning)}  \n{outcome.page}"
+        tracker.tags({"trainkit.verdict": f"baseline: {found.warning}", "mlflow.note.content": page})
     if not found.scored:
         return
     best = found.scored[0].metrics
     if found.score in best:
-        tracker.log(step, {f"baseline/{found.metric}": best[found.score]})
+        tracker.log(outcome.step, {f"baseline/{found.metric}": best[found.score]})
     names = list(dict.fromkeys(name for one in found.scored for name in one.metrics))
     table = {"baseline": [one.title for one in found.scored]}
     tracker.table("tables/baselines.csv", table | {n: [one.metrics.get(n) for one in found.scored] for n in names})
