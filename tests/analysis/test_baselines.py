@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -145,6 +146,9 @@ def test_what_takes_too_long_is_left_out_and_a_stop_too(monkeypatch):
     stop.told = True
     with pytest.raises(_LeftOut, match="told to stop"):
         baselines.compute(Task(), ends_with(0.0), val, None, budget(stop=stop))
+    monkeypatch.setattr(baselines, "MOST_BYTES", 300)
+    with pytest.raises(_LeftOut, match="predictions for val take"):
+        baselines.compute(Task(), ends_with(0.0), val, None, budget(now[0] + 1000.0))
 
 
 def test_a_baseline_that_sees_no_sample_reads_none():
@@ -155,7 +159,7 @@ def test_a_baseline_that_sees_no_sample_reads_none():
     assert baselines.ensure(Task(), raw, val, None, None, budget()).metrics["mean"] == 4.5 and val.read
 
 
-def judged(right, base_right, metric="val/top1", step=7, mode="max"):
+def judged(right, base_right, metric="val/top1", step=7, mode="max", words=()):
     """The warning for a run whose best evaluation has so many pictures right."""
     from trainkit.metrics.classification import score_classes
 
@@ -165,7 +169,7 @@ def judged(right, base_right, metric="val/top1", step=7, mode="max"):
 
     own, base = scores(right), scores(base_right)
     name = metric.rpartition("/")[2]
-    recipe = loader.load(RECIPE, [f"best={{metric: {metric}, mode: {mode}}}"])
+    recipe = loader.load(RECIPE, [f"best={{metric: {metric}, mode: {mode}}}", *words])
     found = baselines.Comparison("val", metric, [baselines.Scored("1-NN", base.metrics, baselines.columns(base.rows))])
     found.scored.append(baselines.Scored("worse", {name: base.metrics[name] + (1 if mode == "min" else -1)}, {}))
     state = SimpleNamespace(best=[{"value": own.metrics[name], "step": 7}], final={})
@@ -183,6 +187,8 @@ def test_a_score_that_is_not_significantly_better_is_said_with_what_to_change():
     said = judged(little, base)
     assert said.startswith("val/top1 0.51 is not significantly above the trivial baseline 0.5 (1-NN, difference ")
     assert "start from pretrained weights (task.net.weights), or train longer (train.length is 20 epochs)" in said
+    warm = judged(little, base, words=("task.net.weights=a.safetensors",))
+    assert "pretrained" not in warm and warm.endswith(": train longer (train.length is 20 epochs)")
     assert judged(base[::-1] & base, base).startswith("val/top1 0 is not above the trivial baseline 0.5 (1-NN")
     assert judged(much, base) == ""
     assert "not significantly" in judged(much, base, step=3), "rows of another evaluation: not paired"
@@ -253,7 +259,7 @@ def test_a_run_ends_with_its_baselines_and_the_next_one_takes_them_from_the_stor
 def test_a_recipe_that_wants_none_has_none():
     recipe = loader.load(RECIPE, ["log.baseline=false"])
     trainer = SimpleNamespace(evaluator=SimpleNamespace(splits={"val": Numbers("val", 4)}))
-    assert baselines.compare(recipe, trainer, None, Stop()) is None
+    assert baselines.compare(recipe, trainer, Path("unused"), Stop()) is None
 
 
 def test_a_baseline_that_fails_ends_no_run(store, pictures, cache, capsys, monkeypatch):

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from trainkit import rng
+from trainkit.config import loader
 from trainkit.config.schema import Recipe
-from trainkit.data.loader import stream as loading
+from trainkit.data.loader import stream
 from trainkit.distributed.stop_signal import Stop
 from trainkit.files import write_aside
-from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Scores, Split
+from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Rows, Scores, Split
 from trainkit.metrics import bootstrap
 from trainkit.metrics.score import headline
 from trainkit.metrics.significance import Interval
@@ -41,6 +42,8 @@ from trainkit.training.trainer import Trainer
 BUDGET_S = 30.0
 """Seconds that the baselines of an evaluation may take, once for its data: a quarter of them to read training samples,
 the rest to predict and score."""
+MOST_BYTES = 2e9
+"""Of predictions that are kept until they are scored; pixels as embeddings are large."""
 FOLDER = "baselines"
 """Of the store, where scores are kept."""
 _READING = 0.25
@@ -88,7 +91,7 @@ class Comparison:
         return self.metric.rpartition("/")[2]
 
 
-def compare(recipe: Recipe, trainer: Trainer, folder: Path | None, stop: Stop) -> Comparison | None:
+def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Comparison | None:
     """Score the baselines of a training that has finished, and judge its primary score against the best of them.
 
     `folder` keeps their scores. None where the recipe does not want it, and where the task or the evaluation has none.
@@ -100,7 +103,8 @@ def compare(recipe: Recipe, trainer: Trainer, folder: Path | None, stop: Stop) -
         return None
     split, train = splits[found.evaluation], trainer.data.evaluations.get("train")
     batch_size = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE)
-    budget = _Budget(time.monotonic() + BUDGET_S, batch_size, stop)
+    seconds = BUDGET_S if trainer.runtime.world == 1 else min(BUDGET_S, recipe.limits.collective.seconds / 2)
+    budget = _Budget(time.monotonic() + seconds, batch_size, stop)
     with stop.later():
         for baseline in task.baselines(split, train):
             try:
@@ -160,15 +164,21 @@ def compute(task: Any, baseline: Baseline, split: Split, train: Split | None, bu
     reading = _Training(baseline, train, budget)
     predict, rows = baseline.fit(iter(reading)), []
     began = time.monotonic()
-    for number, (indices, real) in enumerate(loading.every_sample(split, budget.batch_size, 1, 0), start=1):
+    for number, (indices, real) in enumerate(stream.every_sample(split, budget.batch_size, 1, 0), start=1):
         predicted = predict(_samples(baseline, split, indices))
+        if number == 1 and (size := _bytes(predicted) * split.size // len(indices)) > MOST_BYTES:
+            raise _LeftOut(f"not computed: predictions for {split.name} take {size / 1e9:.1f} GB of memory")
         rows.append({name: values[torch.from_numpy(real)].float() for name, values in predicted.items()})
         whole = (time.monotonic() - began) / number * math.ceil(split.size / len(indices))
         if number > 1 and began + whole - time.monotonic() > budget.left():
             raise _LeftOut(f"not computed within {BUDGET_S:.0f} s: predicting {split.name} takes about {whole:.0f} s")
-    found: Scores = task.score(loading.stack(rows), split)
+    found: Scores = task.score(stream.stack(rows), split)
     metrics = {name: value for name, value in found.metrics.items() if name not in baseline.lacks}
     return Scored(baseline.name, metrics, columns(found.rows), reading.said())
+
+
+def _bytes(rows: Rows) -> int:
+    return sum(4 * values.numel() for values in rows.values())
 
 
 class _Training:
@@ -313,8 +323,7 @@ def _warning(
     how = "not" if beaten else "not significantly"
     reference = other.metrics[found.score]
     ends = "" if interval is None else f", difference {interval.low:+.2g} to {interval.high:+.2g} (95 %)"
-    net = getattr(recipe.task, "net", None)
-    scratch = hasattr(net, "weights") and not recipe.task.required_weights()
+    scratch = loader.flat(recipe).get("task.net.weights", "") is None
     advice = "start from pretrained weights (task.net.weights), or train longer" if scratch else "train longer"
     return (
         f"{found.metric} {value:.4g} is {how} {side} the trivial baseline {reference:.4g} ({other.title}{ends}): "
