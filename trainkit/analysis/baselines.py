@@ -67,7 +67,7 @@ class Scored:
 
     @property
     def title(self) -> str:
-        """What it predicts by, and from how much."""
+        """Name of what it predicts by, and from how much."""
         return f"{self.name}, over {self.learned}" if self.learned else self.name
 
 
