@@ -23,6 +23,7 @@ from trainkit.interfaces import (
     DividesIntoFolds,
     DrawsBlocks,
     Exportable,
+    HasBaselines,
     IdentifiesContent,
     ImageSplit,
     LabelsImages,
@@ -39,7 +40,7 @@ from trainkit.tasks.adadistill import AdaDistill, Teacher
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d
 
-OF_TASKS = (NormalisesBatch, CachesTeacher, Exportable, LabelsImages, LabelsVolumes)
+OF_TASKS = (NormalisesBatch, CachesTeacher, Exportable, HasBaselines, LabelsImages, LabelsVolumes)
 OF_DATA = (NamesTrainingSet, NamesEvaluationSets, ChecksLeakage, DividesIntoFolds, DrawsBlocks, CachesSamples)
 OF_SPLITS = (ThreadSafeFetch, ComparableSplit, IdentifiesContent, ImageSplit)
 NAMED = {"NamesTrainingSet", "NamesEvaluationSets"}
@@ -52,13 +53,13 @@ def of(thing: object) -> set[str]:
 def test_a_task_has_the_protocols_of_what_it_segments():
     scenes = Segment2d(net=BiSeNetV2Spec(name="bisenetv2"))
     volumes = Segment3d(net=UNetSpec(name="unet", filters=[8, 16]))
-    assert of(scenes) == {"NormalisesBatch", "Exportable", "LabelsImages"}
-    assert of(volumes) == {"LabelsVolumes"}
+    assert of(scenes) == {"NormalisesBatch", "Exportable", "HasBaselines", "LabelsImages"}
+    assert of(volumes) == {"HasBaselines", "LabelsVolumes"}
 
 
 def test_a_distillation_caches_its_teacher():
     net = MobileFaceNetSpec(name="mobilefacenet")
-    assert of(AdaDistill(student=net, teacher=Teacher(net=net, weights="file"))) == {"CachesTeacher"}
+    assert of(AdaDistill(student=net, teacher=Teacher(net=net, weights="file"))) == {"CachesTeacher", "HasBaselines"}
 
 
 def test_data_has_the_protocols_of_the_keys_of_its_block():

@@ -1,10 +1,10 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `LabelsVolumes` and `LabelsImages`
-of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks`
-and `CachesSamples` of data; `ThreadSafeFetch`, `LabelsWithoutImages`, `ComparableSplit` and `ImageSplit` of splits. One
-that lacks them works without.
+`isinstance`: `NormalisesBatch`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`, `LabelsVolumes` and
+`LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`,
+`DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `LabelsWithoutImages`, `ComparableSplit`,
+`IdentifiesContent` and `ImageSplit` of splits. One that lacks them works without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -32,7 +32,7 @@ are the rows of the batch. `queries` come with training batches alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -431,6 +431,36 @@ class Exportable(Protocol):
         """Module from RGB pixels 0 .. 255, float (B, 3, H, W), to class scores (B, classes, H, W).
 
         `build` has been called; `mean` and `std` are those of the data, of pixels 0 to 1.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A prediction that needs no training, scored as those of networks are."""
+
+    name: str
+    """What it predicts by: `1-NN on pixels`."""
+    fit: Callable[[Iterator[Batch]], Callable[[Batch], Rows]]
+    """Learn from training samples, without augmentation and in random order, as many as there is time for, and return
+    what stands in for `Task.predict`. Batches are on the CPU."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the task on which its scores depend, as JSON has them."""
+    sees: Literal["prepared", "fetched", "index"] = "prepared"
+    """Of a sample: what networks do, `Split.on_device` applied; what `Split.fetch` returns; or its `index` alone, so
+    that nothing has to be read."""
+    lacks: tuple[str, ...] = ()
+    """Metrics that say nothing of it."""
+
+
+@runtime_checkable
+class HasBaselines(Protocol):
+    """A task that says which predictions a trained network must beat."""
+
+    def baselines(self, split: Split, train: Split | None) -> Sequence[Baseline]:
+        """Return the trivial baselines of an evaluation set, none where nothing is known; `build` has been called.
+
+        `train` is the training set as it would be scored, without augmentation; None where the data offers none.
         """
         ...
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
 from trainkit.config.schema import TIME_TO
 from trainkit.inference import mlflow_model
@@ -19,8 +20,10 @@ from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import RunLogger
 
-_OTHERS = ("best", "final", "eval", TIME_TO.strip("/"))
+_OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
+
+_TRIVIAL = "trivial baseline"
 
 
 def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
@@ -76,14 +79,17 @@ def _last_values(history: journal.History) -> dict[str, list[Any]]:
     }
 
 
-def table(run: RunLogger, outcome: Outcome, store: Store) -> str:
-    """Scores and speeds of a run, and how to open it."""
+def table(run: RunLogger, outcome: Outcome, store: Store, beside: Comparison | None = None) -> str:
+    """Scores and speeds of a run, and how to open it; `beside`: scores of the trivial baselines."""
     history = journal.read(run.require_folder().journal)
     lines = [f"run {run.require_folder().name}: {outcome.status} at step {outcome.step}", ""]
     best = run.recipe.best.metric if run.recipe.best else ""
     for evaluation in run.recipe.evaluations:
-        rows = _scores(history, evaluation, best)
-        names = [name for name in next(iter(rows.values()), {}) if not name.startswith(("xnorm", "val_at"))]
+        trivial, rows = _baselines(beside, evaluation), _scores(history, evaluation, best)
+        # `pixels` is a reference that was scored at step 0, and a baseline.
+        rows = trivial | {title: row for title, row in rows.items() if f"{_TRIVIAL} ({title})" not in trivial}
+        known = dict.fromkeys(name for row in reversed(rows.values()) for name in row)
+        names = [name for name in known if not name.startswith(("xnorm", "val_at"))]
         whole, kind, classes = split(names)
         if rows:
             lines += [*aligned([[evaluation, *whole[:6]], *_numbers(rows, whole[:6])]), ""]
@@ -92,11 +98,14 @@ def table(run: RunLogger, outcome: Outcome, store: Store) -> str:
             lines += [*aligned([head, *_numbers(rows, classes)]), ""]
     speed = outcome.speed
     shares = "  ".join(f"{k[5:-6]} {100 * v:.0f} %" for k, v in speed.items() if k.endswith("_share") and v >= 0.005)
+    why = outcome.verdict.splitlines()[1:]
+    if beside is not None and beside.warning:
+        why.insert(0, beside.warning)
     lines += [
         f"speed  {speed['speed/samples_per_s']:.1f} samples/s in training; {speed['time/wall_s']:.0f} s in all",
         f"time   {speed['time/total_s']:.0f} s of training: {shares}",
         *_once(history),
-        *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(outcome.verdict.splitlines()[1:])),
+        *(f"{'why' if k == 0 else '':6} {line}" for k, line in enumerate(why)),
         "",
         f"open   trainkit ui        (or: mlflow ui --backend-store-uri {store.shown})",
     ]
@@ -119,6 +128,13 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
         if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
             rows.setdefault(title, {})[metric] = points[-1].value
     return rows
+
+
+def _baselines(found: Comparison | None, evaluation: str) -> dict[str, dict[str, float]]:
+    """Scores of the trivial baselines of an evaluation, by a name for each."""
+    if found is None or found.evaluation != evaluation:
+        return {}
+    return {f"{_TRIVIAL} ({one.title})": one.metrics for one in found.scored}
 
 
 def _once(history: journal.History) -> list[str]:

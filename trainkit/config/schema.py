@@ -329,6 +329,9 @@ class Log:
     journal and the artifact `tables/metrics.csv` have all metrics in any case."""
     rows: bool = True
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
+    baseline: bool = True
+    """Score trivial baselines (majority class, 1-NN on pixels, mean label map, ...) on the evaluation that decides,
+    once for its data, in seconds, when the training is over."""
     ceilings: Literal["auto", "measure", "off"] = "auto"
     """Whether the loader and the network are timed alone before the training, in seconds: `auto` where they are not
     known for this recipe, machine and versions and the training has 500 updates or more; `measure` in any case."""

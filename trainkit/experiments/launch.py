@@ -399,13 +399,17 @@ class Session:
 
     def _report(self, run: OpenRun, folder: RunFolder, logger: RunLogger) -> None:
         """Draw, summarise, promote and end a run that was trained, on the first process."""
-        from trainkit.analysis import promote, run_summary
+        from trainkit.analysis import baselines, promote, run_summary
 
-        recipe, tracker, outcome = run.recipe, run.tracker, run.outcome
-        if outcome is None:
+        recipe, tracker, outcome, beside = run.recipe, run.tracker, run.outcome, None
+        if outcome is None or run.trainer is None:
             raise RuntimeError(f"run {folder.name} was opened and not trained")
         status: Status = "FINISHED" if outcome.status == "FINISHED" else "KILLED"
         last = status == "FINISHED" and run.parent is None
+        if status == "FINISHED":
+            beside = baselines.compare(recipe, run.trainer, self.store.home / baselines.FOLDER, self.stop)
+        if beside is not None:
+            baselines.log(beside, outcome, logger)
         with contextlib.nullcontext() if status == "KILLED" else self.stop.at_once():
             run_summary.write(logger, outcome, hurried=self.stop.told)
         # Before the end is said: a finished run is used in place of another by its key.
@@ -416,7 +420,7 @@ class Session:
         tracker.finish(status)
         with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
             folder.claim()
-        logger.say(run_summary.table(logger, outcome, self.store))
+        logger.say(run_summary.table(logger, outcome, self.store, beside))
         # Of runs that belong together, such as folds, none speaks for all.
         if recipe.promote and last:
             logger.say(promote.at_end(self.store, folder, recipe.promote))

@@ -7,6 +7,7 @@ task of one's own say, has the mean of each of its columns, every row drawn by i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from trainkit.metrics import (
     significance,
     verification,
 )
-from trainkit.metrics.significance import Units
+from trainkit.metrics.significance import Interval, Units
 
 Columns = Mapping[str, np.ndarray]
 
@@ -109,6 +110,32 @@ def why_not_comparable(first: Columns, second: Columns) -> str:
         if not _equal(one, other):
             return f"their rows differ in {name!r}"
     return ""
+
+
+def difference(
+    first: Columns, second: Columns | None, metric: str, gap: float, draws: int = significance.DRAWS
+) -> Interval | None:
+    """Return the interval of `gap`, by how much a metric of `second` exceeds that of `first`; None where rows lack it.
+
+    Of rows of the same samples by the paired bootstrap. Where there are no such rows of `second`, as if its score
+    varied as that of `first` does, and by itself: wider, and still of use.
+    """
+    size = len(next(iter(first.values()), ()))
+    if not size:
+        return None
+    one = kind(first)
+    units, whole = one.units(first), one.resampled(first, np.ones((1, size)))
+    if metric not in whole or whole[metric].ndim != 1:
+        return None
+    if second is None or why_not_comparable(first, second):
+        drawn = significance.resampled(units, lambda times: {metric: one.resampled(first, times)[metric]}, draws)
+        return significance.bootstrap_interval(gap, math.sqrt(2) * drawn[metric], units.independent)
+
+    def gaps(times: np.ndarray) -> dict[str, np.ndarray]:
+        return {metric: one.resampled(second, times)[metric] - one.resampled(first, times)[metric]}
+
+    drawn = significance.resampled(units, gaps, draws)
+    return significance.bootstrap_interval(gap, drawn[metric], units.independent)
 
 
 def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:

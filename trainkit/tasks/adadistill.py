@@ -18,12 +18,12 @@ from trainkit import rng
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
-from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
-from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality
+from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
 
 
 @dataclass(kw_only=True)
@@ -172,6 +172,10 @@ class AdaDistill:
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol: pairs, templates or identification."""
         return metrics.score(rows, split.protocol, split.name)
+
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """The pixels as an embedding."""
+        return [pixels_baseline(embed_both_views)]
 
 
 class Memory(nn.Module):

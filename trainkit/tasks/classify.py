@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.errors import UserError
-from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.evaluation_protocols import Retrieval
+from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.class_weights import class_weights
+from trainkit.metrics import baselines
 from trainkit.metrics import score as metrics
 from trainkit.models import timm_classifier
 from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
@@ -141,6 +143,12 @@ class Classify:
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
+
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """Majority class and 1-NN; of retrieval, the pixels as an embedding."""
+        if isinstance(split.protocol, Retrieval):
+            return [Baseline("pixels", lambda _: lambda batch: {"embedding": batch["image"].flatten(1)})]
+        return baselines.of_classes(split, train)
 
 
 def soft_cross_entropy(logits: Tensor, target: Tensor, weights: Tensor | None, logs: dict[str, Tensor]) -> Loss:

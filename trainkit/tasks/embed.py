@@ -6,7 +6,7 @@ al., CVPR 2022), or a plain classifier over the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.config.ranges import Positive
-from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.evaluation_protocols import Classes
+from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import (
     AdaFace,
@@ -27,6 +28,7 @@ from trainkit.losses.margin import (
     margin_ramp,
 )
 from trainkit.losses.online_softmax import MarginTerms
+from trainkit.metrics import baselines
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
 from trainkit.models.frozen_features import FEATURES, probe_note
@@ -95,6 +97,12 @@ class Embed:
         """The score of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""
         return metrics.score(rows, split.protocol, split.name, split)
 
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """Of classes the majority class and 1-NN, of all else the pixels as an embedding."""
+        if isinstance(split.protocol, Classes):
+            return baselines.of_classes(split, train)
+        return [pixels_baseline(embed_both_views if self.mirror else embed_view)]
+
 
 class WithHead(nn.Module):
     """A network and the centres it is trained against, in one module: one unit to wrap, compile and save."""
@@ -125,6 +133,11 @@ class Pixels(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C * H * W)."""
         return image.flatten(1)
+
+
+def pixels_baseline(embed: Callable[[nn.Module, Tensor], Rows]) -> Baseline:
+    """Compare images by their pixels, of which `embed` makes an embedding as it does with a network."""
+    return Baseline("pixels", lambda _: lambda batch: embed(Pixels(), batch["image"]), {"embed": embed.__name__})
 
 
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:

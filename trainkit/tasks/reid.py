@@ -23,6 +23,7 @@ from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import (
     MODALITIES,
     RGB,
+    Baseline,
     Batch,
     DatasetInfo,
     Loss,
@@ -240,6 +241,10 @@ class Reid:
             return score_search(rows["feature"], split.protocol, finish, split.name, split)
         finally:
             net.train(was_training)
+
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """Small copies of the pictures, compared by correlation."""
+        return [Baseline("pixels", lambda _: lambda batch: self.predict(Pixels(), batch))]
 
 
 class Pixels(nn.Module):

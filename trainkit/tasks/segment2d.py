@@ -18,10 +18,22 @@ from torch import Tensor, nn
 
 from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
-from trainkit.interfaces import IGNORED, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.interfaces import (
+    IGNORED,
+    Baseline,
+    Batch,
+    DatasetInfo,
+    Loss,
+    Networks,
+    Rows,
+    Scores,
+    Source,
+    Split,
+    StepContext,
+)
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
-from trainkit.metrics import boundary_f_score
+from trainkit.metrics import baselines, boundary_f_score
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_2d as scenes
 from trainkit.models import multi_scale
@@ -121,10 +133,14 @@ class Segment2d:
 
         `scales`, `mirrors` and `window` are the same for all pictures of a batch: those of its split.
         """
-        mask = batch["mask"]
         found = self.probabilities(
             net, batch["image"], batch["scales"][0].tolist(), batch["mirrors"][0].tolist(), batch["window"][0].tolist()
         ).argmax(1)
+        return self._counts(found, batch)
+
+    def _counts(self, found: Tensor, batch: Batch) -> Rows:
+        """The rows of `predict` for the classes (B, H, W) that were found."""
+        mask = batch["mask"]
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
             within = boundary_f_score.tolerance(mask.shape[1], mask.shape[2], self.boundary)
@@ -159,6 +175,12 @@ class Segment2d:
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
+
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """The most frequent class of all pixels, and of each position."""
+        if train is None:
+            return []
+        return baselines.of_scenes(self._classes, self._counts, {"boundary": self.boundary})
 
     def deployable(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         """The network with all that stands between pixels and class scores; `build` has been called.

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from trainkit.data.volumes import preprocess
 from trainkit.errors import UserError
-from trainkit.interfaces import Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.evaluation_protocols import Segmentation
+from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
+from trainkit.metrics import baselines, surface_distance
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_3d as segmentation
-from trainkit.metrics import surface_distance
 from trainkit.models import segmentation_3d as volumetric
 from trainkit.models.segmentation_3d import VolumeNet
 from trainkit.models.sliding_window import Weight, sliding_probabilities
@@ -116,10 +117,15 @@ class Segment3d:
         return {name: torch.stack(counts, 1) for name, counts in rows.items()}
 
     def _case(self, net: nn.Module, batch: Batch) -> Rows:
-        image, truth = batch["image"], batch["mask"][0]
-        spacing = batch["spacing"][0].cpu().double().numpy()
-        predicted = self.label_map(net, image, truth.shape, batch["mirrors"][0].tolist()).cpu().numpy()
-        true = truth.cpu().numpy()
+        truth = batch["mask"][0]
+        return self._score_case(
+            self.label_map(net, batch["image"], truth.shape, batch["mirrors"][0].tolist())[None], batch
+        )
+
+    def _score_case(self, found: Tensor, batch: Batch) -> Rows:
+        """Scores of the classes (1, D0, H0, W0) that were found in the one volume of a batch."""
+        image, spacing = batch["image"], batch["spacing"][0].cpu().double().numpy()
+        predicted, true = found[0].cpu().numpy(), batch["mask"][0].cpu().numpy()
         scores = surface_distance.case_scores(predicted, true, spacing, self._classes, self._tolerance)
         rows = {name: torch.as_tensor(values, dtype=torch.float32) for name, values in scores.items()}
         if "overlay" in batch:
@@ -151,6 +157,12 @@ class Segment3d:
     def score(self, rows: Rows, split: Split) -> Scores:
         """The score of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
+
+    def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
+        """The mean label map of the training volumes; of patches nothing is known."""
+        if train is None or not isinstance(split.protocol, Segmentation) or split.protocol.kind == "patches":
+            return []
+        return baselines.of_volumes(self._classes, self._score_case, {"tolerance": self._tolerance})
 
 
 def _pooled_dice(predicted: Tensor, mask: Tensor) -> Tensor:

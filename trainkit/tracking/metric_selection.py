@@ -29,6 +29,7 @@ _MEASURED = (
     "system/rss_gb",
     "system/gpu_0_utilization_percentage",
     "system/gpu_0_memory_usage_megabytes",
+    "baseline/**",
 )
 
 

@@ -138,6 +138,8 @@ class Evaluator:
         """Curves of the last evaluation of each network, by evaluation and network."""
         self.rows: dict[str, Columns] = {}
         """Per-sample columns of the last evaluations, by `best.kept_rows`."""
+        self.leading: tuple[int, Columns] | None = None
+        """Step and per-sample columns of the evaluation that leads, where it was run in this process."""
 
     def measure_costs(self) -> dict[str, float]:
         """Return the seconds that each evaluation will take, from its first batch; also kept as `costs`."""
@@ -216,6 +218,8 @@ class Evaluator:
         if state.entered.get(name) != state.step:  # else that was before the run was interrupted
             leads, entered = best.enter(state, self._recipe, name, metrics)
             state.entered[name] = state.step
+        if leads and self._recipe.best is not None:
+            self.leading = (state.step, scored[self._recipe.best.metric.rpartition("/")[0]].rows)
         logger.scored(state.step, name, scored, metrics, seconds, leads, elapsed)
         self.at[name] = state.step
         state.final.update(metrics)

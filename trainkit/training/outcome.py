@@ -37,6 +37,8 @@ class Outcome:
     """Single times of the last steps."""
     verdict: str = ""
     """Where the time went and what it would take to be faster, in words."""
+    page: str = ""
+    """The run's description in MLflow, as Markdown."""
 
 
 def summarize(
@@ -47,6 +49,7 @@ def summarize(
     if status == "FINISHED":
         logger.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
     clock.to("log")
+    verdict = monitor.close(state.step)
     return Outcome(
         status,
         state.step,
@@ -57,5 +60,6 @@ def summarize(
         spent=state.total_spent(clock, logger.rates),
         curves=evaluator.curves,
         steps=clock.recent(),
-        verdict=monitor.close(state.step),
+        verdict=verdict,
+        page=monitor.page,
     )

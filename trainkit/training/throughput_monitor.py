@@ -69,6 +69,8 @@ class ThroughputMonitor:
         self.gather = self._timed(runtime.gather)
         """`Runtime.gather` as losses call it; with several processes its time is taken."""
         self._due = 0
+        self.page = ""
+        """The run's description in MLflow, as Markdown; set by `close`."""
 
     def begin(self, step: int, costs: Mapping[str, float]) -> None:
         """Begin after so many updates; `costs` are the seconds that each evaluation will take."""
@@ -215,8 +217,8 @@ class ThroughputMonitor:
         text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
-        note = self._logger.changed + text
-        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": note})
+        self.page = self._logger.changed + text
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": self.page})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:

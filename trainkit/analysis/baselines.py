@@ -1,0 +1,349 @@
+"""Compare a training with its trivial baselines: predictions from labels and pixels alone (`Task.baselines`).
+
+They are scored on the evaluation that decides, once for each data set and way of scoring, and kept in
+`<store>/baselines/`. That is done when the training is over and saved, on rank 0 and on the CPU, so that no step waits
+for it. A baseline for which `BUDGET_S` is too short learns from a part of the training set, or is left out; the report
+says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainkit import rng
+from trainkit.config import loader
+from trainkit.config.schema import Recipe
+from trainkit.data.loader import stream
+from trainkit.distributed.stop_signal import Stop
+from trainkit.files import write_aside
+from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Rows, Scores, Split
+from trainkit.metrics import bootstrap
+from trainkit.metrics.score import headline
+from trainkit.metrics.significance import Interval
+from trainkit.paths import make_private
+from trainkit.tracking import markdown
+from trainkit.training.evaluator import Evaluator
+from trainkit.training.outcome import Outcome
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.state import TrainState
+from trainkit.training.trainer import Trainer
+
+BUDGET_S = 30.0
+"""Seconds that the baselines of an evaluation may take, once for its data: a quarter of them to read training samples,
+the rest to predict and score."""
+MOST_BYTES = 2e9
+"""Of predictions that are kept until they are scored; pixels as embeddings are large."""
+FOLDER = "baselines"
+"""Of the store, where scores are kept."""
+_READING = 0.25
+_AT_ONCE = 256
+_DRAWS, _FEWEST, _DRAWN = 500, 100, 5_000_000
+"""Draws of the bootstrap, fewer where that would be more than so many rows in all: of 2,000 images 500 take 0.26 s of
+CPU time."""
+_VERSION = 1
+
+
+@dataclass
+class Scored:
+    """Scores of a baseline."""
+
+    name: str
+    metrics: dict[str, float]
+    rows: dict[str, np.ndarray]
+    """Per-sample columns, as a run keeps them of its evaluations."""
+    learned: str = ""
+    """`2,000 of 10,000 training images`, where there was no time for all of them."""
+
+    @property
+    def title(self) -> str:
+        """Name of what it predicts by, and from how much."""
+        return f"{self.name}, over {self.learned}" if self.learned else self.name
+
+
+@dataclass
+class Comparison:
+    """The primary score of a training beside those of its baselines."""
+
+    evaluation: str
+    """Name of the evaluation that decides."""
+    metric: str
+    """The score that decides, by its full name: `val/ema/top1`."""
+    scored: list[Scored] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Baselines that were not computed, and why, in words."""
+    warning: str = ""
+    """Set where the primary score is not significantly better than the best baseline: by what, and what to change."""
+
+    @property
+    def score(self) -> str:
+        """Name of the deciding score without its evaluation: `top1`."""
+        return self.metric.rpartition("/")[2]
+
+
+def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Comparison | None:
+    """Score the baselines of a training that has finished, and judge its primary score against the best of them.
+
+    `folder` keeps their scores. None where the recipe does not want it, and where the task or the evaluation has none.
+    Whatever goes wrong is among `left_out` and not raised: the training is done. A signal to stop leaves out the rest.
+    """
+    task, splits = recipe.task, trainer.evaluator.splits
+    found = _primary(recipe, splits) if recipe.log.baseline else None
+    if found is None or not isinstance(task, HasBaselines):
+        return None
+    split, train = splits[found.evaluation], trainer.data.evaluations.get("train")
+    batch_size = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE)
+    seconds = BUDGET_S if trainer.runtime.world == 1 else min(BUDGET_S, recipe.limits.collective.seconds / 2)
+    budget = _Budget(time.monotonic() + seconds, batch_size, stop)
+    with stop.later():
+        for baseline in task.baselines(split, train):
+            try:
+                found.scored.append(ensure(task, baseline, split, train, folder, budget))
+            except _LeftOut as reason:
+                found.left_out.append(f"{baseline.name}: {reason}")
+            except Exception as error:
+                found.left_out.append(f"{baseline.name}: {type(error).__name__}: {error}"[:300])
+        _judge(found, recipe, trainer.evaluator, trainer.state)
+    return found
+
+
+# ---- Scores, kept in the store
+
+
+class _LeftOut(Exception):
+    """A baseline is not computed: why."""
+
+
+@dataclass
+class _Budget:
+    """How long a baseline may take, and in which portions samples are read."""
+
+    ends: float
+    """By `time.monotonic`."""
+    batch_size: int
+    stop: Stop
+
+    def left(self) -> float:
+        """Return the seconds that are left. Raises `_LeftOut` where the run is told to stop."""
+        if self.stop.told:
+            raise _LeftOut("told to stop")
+        return self.ends - time.monotonic()
+
+
+def ensure(
+    task: Any, baseline: Baseline, split: Split, train: Split | None, folder: Path | None, budget: _Budget
+) -> Scored:
+    """Find the scores of a baseline in the store, or compute them. Raises `_LeftOut` where that takes too long."""
+    began = time.monotonic()
+    first = _samples(baseline, split, np.arange(min(budget.batch_size, split.at_once or split.size, split.size)))
+    file = None if folder is None else folder / f"{_key(task, baseline, split, train, first)}.json"
+    if file is not None and (kept := _read(file)) is not None:
+        return kept
+    batches = math.ceil(split.size / len(first["index"]))
+    if (takes := batches * (time.monotonic() - began)) > budget.left():
+        raise _LeftOut(f"not computed within {BUDGET_S:.0f} s: reading {split.name} takes about {takes:.0f} s")
+    scored = compute(task, baseline, split, train, budget)
+    if file is not None:
+        _write(file, scored)
+    return scored
+
+
+@torch.no_grad()
+def compute(task: Any, baseline: Baseline, split: Split, train: Split | None, budget: _Budget) -> Scored:
+    """Let a baseline learn and predict, and score it. Raises `_LeftOut` where that takes too long."""
+    reading = _Training(baseline, train, budget)
+    predict, rows = baseline.fit(iter(reading)), []
+    began = time.monotonic()
+    for number, (indices, real) in enumerate(stream.every_sample(split, budget.batch_size, 1, 0), start=1):
+        predicted = predict(_samples(baseline, split, indices))
+        if number == 1 and (size := _bytes(predicted) * split.size // len(indices)) > MOST_BYTES:
+            raise _LeftOut(f"not computed: predictions for {split.name} take {size / 1e9:.1f} GB of memory")
+        rows.append({name: values[torch.from_numpy(real)].float() for name, values in predicted.items()})
+        whole = (time.monotonic() - began) / number * math.ceil(split.size / len(indices))
+        if number > 1 and began + whole - time.monotonic() > budget.left():
+            raise _LeftOut(f"not computed within {BUDGET_S:.0f} s: predicting {split.name} takes about {whole:.0f} s")
+    found: Scores = task.score(stream.stack(rows), split)
+    metrics = {name: value for name, value in found.metrics.items() if name not in baseline.lacks}
+    return Scored(baseline.name, metrics, columns(found.rows), reading.said())
+
+
+def _bytes(rows: Rows) -> int:
+    return sum(4 * values.numel() for values in rows.values())
+
+
+class _Training:
+    """Training samples without augmentation, in an order that is always the same, for a part of the time."""
+
+    def __init__(self, baseline: Baseline, train: Split | None, budget: _Budget):
+        self._baseline, self._train, self._budget, self._read = baseline, train, budget, 0
+        self._stops = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        train = self._train
+        if train is None:
+            return
+        self._stops = time.monotonic() + _READING * self._budget.left()
+        step = min(self._budget.batch_size, train.at_once or train.size)
+        order = rng.permutation(0, 0, train.size)
+        for at in range(0, train.size, step):
+            if self._read and (self._budget.left() <= 0 or time.monotonic() > self._stops):
+                return
+            batch = _samples(self._baseline, train, order[at : at + step])
+            self._read += len(batch["index"])
+            yield batch
+
+    def said(self) -> str:
+        """Return how many were read, where it was a part."""
+        total = 0 if self._train is None else self._train.size
+        return f"{self._read:,} of {total:,} training samples" if 0 < self._read < total else ""
+
+
+def _samples(baseline: Baseline, split: Split, indices: np.ndarray) -> Batch:
+    if baseline.sees == "index":
+        return {"index": torch.from_numpy(indices)}
+    batch = split.fetch(indices, epoch=0)
+    return batch if baseline.sees == "fetched" else split.on_device(batch)
+
+
+def _key(task: Any, baseline: Baseline, split: Split, train: Split | None, first: Batch) -> str:
+    """Name what a score depends on: both sets, how samples are prepared, the protocol, settings of the task."""
+    digest = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            value = value.numpy()
+        if isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype}{value.shape}".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        elif isinstance(value, Mapping):
+            for name in value:
+                add(name)
+                add(value[name])
+        elif isinstance(value, list | tuple):
+            for one in value:
+                add(one)
+        else:
+            digest.update(f"{value!r}\n".encode(errors="surrogateescape"))
+
+    add([_VERSION, type(task).__qualname__, baseline.name, json.dumps(baseline.settings, sort_keys=True)])
+    add([split.name, split.size, split.digest, train.digest if train is not None else "", first])
+    protocol = split.protocol
+    known = dataclasses.is_dataclass(protocol) and not isinstance(protocol, type)
+    add([type(protocol).__name__, vars(protocol) if known else protocol])
+    return digest.hexdigest()[:32]
+
+
+def columns(rows: Columns) -> dict[str, np.ndarray]:
+    """Return per-sample columns as arrays, those that no score is computed from left out."""
+    return {name: _column(values) for name, values in rows.items() if name not in bootstrap.NEVER_READ}
+
+
+def _column(values: Any) -> np.ndarray:
+    if isinstance(values, np.ndarray):
+        return values
+    plain = np.asarray(values)
+    return plain if plain.dtype.kind in "fiub" else np.array(values, dtype=object)
+
+
+def _write(file: Path, scored: Scored) -> None:
+    kept = {name: [column.dtype.str, column.tolist()] for name, column in scored.rows.items()}
+    about = {"name": scored.name, "learned": scored.learned, "metrics": scored.metrics, "rows": kept}
+    try:
+        make_private(file.parent)
+        write_aside(file, json.dumps(about) + "\n")
+    except OSError:
+        pass  # the next run computes it again
+
+
+def _read(file: Path) -> Scored | None:
+    """Read what `_write` wrote; None where there is nothing, or something else."""
+    try:
+        about = json.loads(file.read_bytes())
+        rows = {name: np.array(values, dtype=np.dtype(kind)) for name, (kind, values) in about["rows"].items()}
+        metrics = {str(name): float(value) for name, value in about["metrics"].items()}
+        return Scored(str(about["name"]), metrics, rows, str(about["learned"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+# ---- The primary score beside them
+
+
+def _primary(recipe: Recipe, splits: Mapping[str, Split]) -> Comparison | None:
+    """Return the score by which the recipe chooses, else the first headline score of the first evaluation."""
+    if recipe.best is not None:
+        head = recipe.best.metric.rpartition("/")[0]
+        name = head.removesuffix("/ema")
+        return Comparison(name, recipe.best.metric) if name in splits else None
+    names = ((name, headline(split.protocol)) for name, split in splits.items())
+    return next((Comparison(name, f"{name}/{scores[0]}") for name, scores in names if scores), None)
+
+
+def _judge(found: Comparison, recipe: Recipe, evaluator: Evaluator, state: TrainState) -> None:
+    """Order baselines by the primary score, the best first, and warn where that is not significantly exceeded."""
+    less = recipe.best.mode == "min" if recipe.best else bootstrap.lower_is_better(found.score)
+    sign = -1.0 if less else 1.0
+
+    def rank(one: Scored) -> float:
+        value = sign * one.metrics.get(found.score, math.nan)
+        return value if math.isfinite(value) else -math.inf
+
+    found.scored.sort(key=rank, reverse=True)
+    best = evaluator.leading if recipe.best is not None else None
+    if recipe.best is None:
+        value, rows = state.final.get(found.metric, math.nan), evaluator.rows.get(found.evaluation)
+    else:
+        value = state.best[0]["value"] if state.best else math.nan
+        rows = best[1] if best is not None and state.best and best[0] == state.best[0]["step"] else None
+    if not found.scored or not math.isfinite(value) or not math.isfinite(rank(found.scored[0])):
+        return
+    other = found.scored[0]
+    gap = value - other.metrics[found.score]
+    draws = max(_FEWEST, min(_DRAWS, _DRAWN // max(1, len(next(iter(other.rows.values()), ())))))
+    interval = bootstrap.difference(other.rows, None if rows is None else columns(rows), found.score, gap, draws)
+    if sign * gap > 0 and (interval is None or interval.apart == sign):
+        return
+    found.warning = _warning(found, other, value, sign * gap <= 0, less, interval, recipe)
+
+
+def _warning(
+    found: Comparison, other: Scored, value: float, beaten: bool, less: bool, interval: Interval | None, recipe: Recipe
+) -> str:
+    side = "below" if less else "above"
+    how = "not" if beaten else "not significantly"
+    reference = other.metrics[found.score]
+    ends = "" if interval is None else f", difference {interval.low:+.2g} to {interval.high:+.2g} (95 %)"
+    scratch = loader.flat(recipe).get("task.net.weights", "") is None
+    advice = "start from pretrained weights (task.net.weights), or train longer" if scratch else "train longer"
+    return (
+        f"{found.metric} {value:.4g} is {how} {side} the trivial baseline {reference:.4g} ({other.title}{ends}): "
+        f"{advice} (train.length is {recipe.train.length})"
+    )
+
+
+def log(found: Comparison, outcome: Outcome, logger: RunLogger) -> None:
+    """Write down the best baseline as a metric, all of them as a table, and a warning as the first of the verdict."""
+    tracker = logger.tracker
+    if found.left_out:
+        logger.say("\n".join(f"trivial baseline, {reason}" for reason in found.left_out))
+    if found.warning:
+        page = f"{markdown.plain(found.warning)}  \n{outcome.page}"
+        tracker.tags({"trainkit.verdict": f"baseline: {found.warning}", "mlflow.note.content": page})
+    if not found.scored:
+        return
+    best = found.scored[0].metrics
+    if found.score in best:
+        tracker.log(outcome.step, {f"baseline/{found.metric}": best[found.score]})
+    names = list(dict.fromkeys(name for one in found.scored for name in one.metrics))
+    table = {"baseline": [one.title for one in found.scored]}
+    tracker.table("tables/baselines.csv", table | {n: [one.metrics.get(n) for one in found.scored] for n in names})
