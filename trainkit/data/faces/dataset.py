@@ -49,6 +49,11 @@ class Faces:
     """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, or `sample`."""
     name: Literal["faces"] = "faces"
 
+    @property
+    def views(self) -> int:
+        """Two where pictures are mirrored, else one."""
+        return 2 if self.flip else 1
+
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files. Raises UserError naming file and row."""
         if self.image_size < 1:
@@ -140,11 +145,15 @@ class FaceSplit(TrainSplit):
         Raises UserError at a damaged row.
         """
         indices = np.array(indices, dtype=np.int64)
+        return {"image": torch.from_numpy(self.packed.fetch(indices))} | self.fetch_labels(indices, epoch, view)
+
+    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Return label, index and view of the pictures at `indices`."""
+        indices = np.array(indices, dtype=np.int64)
         views = np.full(len(indices), view or 0, np.int64)
         if self.mirror and view is None:
             views[:] = rng.uniform(self.seed, "mirror", epoch, indices) < 0.5
         return {
-            "image": torch.from_numpy(self.packed.fetch(indices)),
             "label": torch.from_numpy(np.array(self.packed.labels[indices])),
             "index": torch.from_numpy(indices),
             "view": torch.from_numpy(views),
