@@ -513,13 +513,14 @@ class Recipe:
             TrainsOnFeatures,
         )
 
-        probes = isinstance(self.task, TrainsOnFeatures) and self.task.cached_features
-        if probes and not (isinstance(self.data, CountsViews) and self.data.views):
-            raise ValueError(
-                "data.augment changes images beyond mirroring, and task.net.frozen computes the features of each once: "
-                "take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
-            )
-
+        if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:
+            if not isinstance(self.data, CountsViews):
+                raise ValueError("data is of another kind; task.net.frozen needs that of images or faces")
+            if not self.data.views:
+                raise ValueError(
+                    "data.augment changes images beyond mirroring, and task.net.frozen computes the features of each "
+                    "once: take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
+                )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
             raise ValueError(

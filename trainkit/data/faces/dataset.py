@@ -65,6 +65,11 @@ class Faces:
         if HELD_OUT in self.evaluate.values() or self.hold_out is not None:
             check_evaluate(self.evaluate, self.hold_out is not None, "hold_out", "people")
 
+    @property
+    def views(self) -> int:
+        """Two where pictures are mirrored, else one."""
+        return 2 if self.flip else 1
+
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files. Raises UserError naming file and row."""
         if self.image_size < 1:
@@ -218,13 +223,17 @@ class FaceSplit(TrainSplit):
         Raises UserError at a damaged row.
         """
         indices = np.array(indices, dtype=np.int64)
+        rows = indices if self.part is None else self.part.rows[indices]
+        return {"image": torch.from_numpy(self.packed.fetch(rows))} | self.fetch_labels(indices, epoch, view)
+
+    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Return label, index and view of the pictures at `indices`."""
+        indices = np.array(indices, dtype=np.int64)
         views = np.full(len(indices), view or 0, np.int64)
         if self.mirror and view is None:
             views[:] = rng.uniform(self.seed, "mirror", epoch, indices) < 0.5
-        part = self.part
-        label = self.packed.labels if part is None else part.label
+        label = self.packed.labels if self.part is None else self.part.label
         return {
-            "image": torch.from_numpy(self.packed.fetch(indices if part is None else part.rows[indices])),
             "label": torch.from_numpy(np.array(label[indices])),
             "index": torch.from_numpy(indices),
             "view": torch.from_numpy(views),
