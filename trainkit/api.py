@@ -291,7 +291,7 @@ def train(
 def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Model:
     """Load a trained network from a run, a folder of `trainkit export`, or a logged model, `models:/...`.
 
-    A run is named as in commands: by its name, a beginning of it, its MLflow id, `last` or `best`. Raises UserError.
+    A run is named as in commands: by its name, a short one, its MLflow id, `last` or `best`. Raises UserError.
     """
     _prepare()
     from trainkit.export import export, files
@@ -325,7 +325,7 @@ def _of_run(folder: RunFolder, plugins: tuple[str, ...]) -> Model:
 
 
 def find_run(name: str) -> Run:
-    """Find a run by its name, a beginning of it, its MLflow id, `last` or `best`. Raises UserError."""
+    """Find a run by its name, a short one, its MLflow id, `last`, `last finished` or `best`. Raises UserError."""
     _prepare()
     from trainkit.tracking.store import Store
 

@@ -35,7 +35,7 @@ def ls(launch_configs: bool) -> None:
 @click.argument("what")
 @plugins_option
 def show(what: str, plugins: tuple[str, ...]) -> None:
-    """Show a recipe with its defaults, a run (name, beginning of it, or MLflow id), or a checkpoint folder."""
+    """Show a recipe with its defaults, a run (a name, a short one, `last`, `best`), or a checkpoint folder."""
     path = recipe_file(what)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         from trainkit.config import loader
@@ -102,7 +102,7 @@ def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
 
 @recipe_command()
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Validate RECIPE, print it resolved, and say which data or weights are not there yet."""
+    """Validate RECIPE, print it resolved, and open the data, weights and networks that a run of it opens."""
     from trainkit.config.run_request import RunRequest
 
     say_valid(RunRequest(recipe_file(recipe), overrides, plugins))

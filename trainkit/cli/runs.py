@@ -27,8 +27,9 @@ def _file(ending: str, what: str) -> Callable[[Any], Any]:
 def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Path | None, no_log: bool) -> None:
     """Compare runs with the first: what was changed, and which score differs by more than chance.
 
-    A RUN is a name, a beginning of one, an MLflow id, `last` (the newest training that finished) or `best` (of the
-    experiment of the other run named); of a run with repeats beneath it, those are compared.
+    A RUN is a name, a short one (`convnext`: its last finished run), an MLflow id, `last` (the newest training),
+    `last-finished`, `best` (of the experiment of the other run named) or `best:RECIPE`; of a run with repeats beneath
+    it, those are compared.
     """
     files = {ending: file for ending, file in (("html", html), ("png", png), ("json", json)) if file is not None}
     for ending, file in files.items():

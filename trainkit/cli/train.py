@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NEWEST = ""
 
 _checked_and_resumed = (
-    click.option("--check", is_flag=True, help="Validate, print the resolved recipe, name what is missing, and end."),
+    click.option("--check", is_flag=True, help="Validate, print the resolved recipe, open what a run opens, and end."),
     click.option(
         "--resume",
         is_flag=False,

@@ -1,4 +1,4 @@
-"""Check a recipe without touching a device or a store."""
+"""Check a recipe without touching a device or a store, and open what a run of it would open."""
 
 from __future__ import annotations
 
