@@ -62,6 +62,7 @@ def test_photographs_start_from_an_encoder_whose_weights_lie_beside_the_data(her
     assert Path(net.weights).resolve() == (here / place / "pretrained" / "tf_efficientnet_lite0.safetensors").resolve()
     assert made.data.mean == made.data.std == (0.5, 0.5, 0.5) and made.data.crop == (64, 128)
     assert (made.optim.groups[0].match, made.optim.groups[0].lr_scale) == ("*encoder.*", 0.3)
+    assert set(made.evaluations) == {"val", "pictures"}, "not at several scales, which takes longest"
     assert str(made.train.length) == "60 epochs" and str(made.evaluations["val"].every) == "15 epochs"
     assert (
         said(seen).startswith("from the pretrained encoder tf_efficientnet_lite0 (") and f"# {'':8} {'start'}" in text

@@ -152,9 +152,12 @@ def write(fitted: Fitted, encoder: Encoder, shapes: np.ndarray, count: int) -> N
 
 
 def often(fitted: Fitted) -> None:
-    """Have what is evaluated in the course of the training so four times."""
+    """Have what is evaluated in the course of the training so four times, and nothing at several scales: that takes
+    minutes on a CPU."""
     epochs = int(str(fitted.get("train.length")).split()[0])
-    for entry in dict(fitted.get("evaluations") or {}).values():
+    for name, entry in dict(fitted.get("evaluations") or {}).items():
+        if isinstance(entry, dict) and str(entry.get("split")).endswith((".msf", ".mscf")):
+            fitted.drop(f"evaluations.{name}", "data.eval_scales")
         if isinstance(entry, dict) and "every" in entry:
             every = max(1, epochs // (4 if "overlays" not in str(entry.get("split")) else 2))
             entry["every"] = f"{every} epoch{'s' if every > 1 else ''}"
