@@ -138,7 +138,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     configure(fitted, recipe, named(data))
     if (asked.start or asked.weights) and not fitted.start:
-        raise UserError("--start, --weights", f"a recipe with data {kind.name!r}", "images of classes", "leave them out")
+        found = f"a recipe with data {kinds.name(recipe.data)!r}"
+        raise UserError("--start, --weights", found, "a recipe for images of classes", "leave them out")
     fitted.seen += [f"scored on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT]
     return fitted
 

@@ -276,7 +276,19 @@ def _order(fitted: Fitted, open_set: bool) -> None:
         data.pop("open_set")
         if open_set:
             data["open_set"] = True
-    first = ("name", "train", "group", "hold_out", "stratify", "open_set", "evaluate", "image_size", "fit", "mean", "std")
+    first = (
+        "name",
+        "train",
+        "group",
+        "hold_out",
+        "stratify",
+        "open_set",
+        "evaluate",
+        "image_size",
+        "fit",
+        "mean",
+        "std",
+    )
     fitted.tree["data"] = {key: data[key] for key in first if key in data} | data
 
 

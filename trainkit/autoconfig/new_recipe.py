@@ -57,8 +57,8 @@ def copy(
     The header goes: its figures were measured on the old data. Without `data` marked are the name and whatever names
     data, evaluation sets, metrics, classes' weights or other files. With it, a path or a set of the hub, the data is
     looked at, what follows from it is filled in, and what only its owner knows is marked; `asked` is how training is to
-    start. A recipe that makes the weights this one starts from is copied too, for the same data. The recipe of `run` states every default: what is one
-    is left out. Raises UserError when the new file exists.
+    start. A recipe that makes the weights this one starts from is copied too, for the same data. The recipe of `run`
+    states every default: what is one is left out. Raises UserError when the new file exists.
     """
     loaded = loader.load(recipe, (), tuple(plugins))
     yaml_editor.refuse(new, recipe, ())

@@ -143,7 +143,9 @@ def cp(
         echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
     files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
-    if data is None:
+    if not copied.marked:
+        echo(f"{files}: {then}")
+    elif data is None:
         echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}, {then}")
     else:
         echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}, {then}")
@@ -163,11 +165,16 @@ def _run(word: str) -> RunFolder:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", metavar="RECIPE|timm:NAME.TAG")
 @plugins_option
 def download(recipe: str, plugins: tuple[str, ...]) -> None:
-    """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
+    """Download what RECIPE names, each file checked by its SHA-256, or pretrained weights of timm. Training itself never
+    uses the network."""
     from trainkit.autoconfig import download as downloads
+    from trainkit.checkpoint.timm_weights import PREFIX
 
+    if recipe.startswith(PREFIX):
+        echo(downloads.weights(recipe))
+        return
     for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)
