@@ -168,8 +168,8 @@ def _run(word: str) -> RunFolder:
 @click.argument("recipe", metavar="RECIPE|timm:NAME.TAG")
 @plugins_option
 def download(recipe: str, plugins: tuple[str, ...]) -> None:
-    """Download what RECIPE names, each file checked by its SHA-256, or pretrained weights of timm. Training itself never
-    uses the network."""
+    """Download what RECIPE names, each file checked by its SHA-256, or weights of timm. Training never uses the
+    network."""
     from trainkit.autoconfig import download as downloads
     from trainkit.checkpoint.timm_weights import PREFIX
 
