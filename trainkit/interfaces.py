@@ -150,7 +150,7 @@ class LabelsWithoutImages(Protocol):
     """A split that gives labels without reading images."""
 
     def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """What `fetch` gives of these samples, with `label`, `index` and `view`, and without `image`."""
+        """Read what `fetch` does of these samples, with `label`, `index` and `view`, and without `image`."""
         ...
 
 
@@ -407,7 +407,7 @@ class TrainsOnFeatures(Protocol):
 
     @property
     def cached_features(self) -> bool:
-        """Whether its recipe says so."""
+        """True where its recipe says so."""
         ...
 
 

@@ -55,8 +55,17 @@ _NATIVE_IMAGES = 2_000
 """Images of the network's own size that fill a fine-tuning of 5 to 20 epochs: 3 min of one core at 97 ms each."""
 
 PROBE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+"""A last layer from zero: at most 0.1 points below logistic regression on CIFAR-10, 9 sets of 100 to 2,000 images."""
+
 PROBE_EPOCHS = 50
-FINE_TUNE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "decay_1d": False, "layer_decay": 0.75}
+
+FINE_TUNE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "decay_1d": False}
+
+BACKBONE = 0.2
+"""Learning rate of the backbone over that of the head. 200 images of CIFAR-10, 10 classes, 96 px, 10 epochs, top-1 on
+400: 0.1 gives 0.690, 0.3 0.730, 1 0.595, `layer_decay` 0.75 0.697; logistic regression 0.595. With the statistics of
+batches of 16 in place of `freeze_bn` 0.1 gives 0.472."""
+
 AUGMENT = {"name": "timm", "scale": [0.5, 1.0], "color_jitter": 0.2, "auto_augment": None, "re_prob": 0.0}
 
 EMBEDDING = 256
@@ -198,14 +207,14 @@ def _found(data: str) -> Weights | None:
 
 def _asked_weights(recipe: Recipe, word: str) -> Weights:
     """The weights that --weights names. Raises UserError where there are none, or nothing says of which network."""
-    own = getattr(getattr(recipe.task, "net", None), "model", None)
+    own = _own_model(recipe)
     if word == "pretrained" or word.startswith(timm_weights.PREFIX):
         name = word.removeprefix(timm_weights.PREFIX) if word != "pretrained" else NETWORK
         name = name if "." in name else _tagged(name)
         here = timm_weights.is_here(timm_weights.PREFIX + name)
         return Weights("pretrained", name, timm_weights.find(timm_weights.PREFIX + name) if here else None)
     if word.startswith(("run:", "models:/")):
-        if own is None:
+        if not own:
             expected = "a recipe whose network is one of timm"
             raise UserError(
                 "--weights", f"{word}, for another kind of network", expected, "copy that run: trainkit cp RUN"
@@ -219,7 +228,7 @@ def _asked_weights(recipe: Recipe, word: str) -> Weights:
 
     model = file.name.removesuffix(file.suffix)
     if not timm.is_model(model.partition(".")[0]):
-        if own is None:
+        if not own:
             expected = "a file that is called as its network is in timm, such as resnet18.safetensors"
             raise UserError("--weights", str(file), expected, "rename it")
         model = None
@@ -320,7 +329,7 @@ def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int]
         interpolation = getattr(config, "interpolation", "bicubic")
         bilinear = "bilinear" if interpolation == "bilinear" else "bicubic"
         fitted.put("data.augment", {**AUGMENT, "interpolation": bilinear})
-        fitted.put("optim", dict(FINE_TUNE))
+        fitted.put("optim", {**FINE_TUNE, "groups": _groups(fitted, recipe, weights)})
         side = min(shape) if config is None else _size(config, min(shape))
         epochs, every, batch, warm = _epochs(count, side, config), 1, 16, True
     fitted.decide("data.augment", "flip 0 where a mirrored image is of another class, as letters are")
@@ -345,6 +354,19 @@ def _write_network(fitted: Fitted, recipe: Recipe, weights: Weights, frozen: boo
     else:
         net = {"model": weights.model}
     fitted.put("task.net", net | ends)
+
+
+def _groups(fitted: Fitted, recipe: Recipe, weights: Weights) -> list[dict[str, Any]]:
+    """The backbone at a lower rate than the head."""
+    if fitted.get("task.name") == "embed":
+        return [{"match": "net.backbone.*", "lr_scale": BACKBONE}]
+    head = _config(weights.model or _own_model(recipe)).classifier
+    return [{"match": "net.*", "lr_scale": BACKBONE}, {"match": f"net.{head}.*", "lr_scale": 1}]
+
+
+def _own_model(recipe: Recipe) -> str:
+    """The name in timm of the recipe's own network; empty where it is of another kind."""
+    return getattr(getattr(recipe.task, "net", None), "model", "")
 
 
 def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int]) -> None:

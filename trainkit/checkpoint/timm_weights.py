@@ -7,12 +7,14 @@ from pathlib import Path
 from trainkit.errors import UserError
 
 PREFIX = "timm:"
+_BY_FILE = "task.net.weights=FILE.safetensors"
 
 
-def find(word: str, *, network: bool = False) -> Path:
+def find(word: str, *, network: bool = False, recipe: str = "RECIPE") -> Path:
     """Return the safetensors file behind `timm:NAME.TAG`, in the cache of the Hugging Face hub.
 
-    Without `network` it is found if an earlier call brought it. Raises UserError when there are no such weights, or
+    Without `network` it is found if an earlier call brought it; `recipe` is what the message of its absence names.
+    Raises UserError when there are no such weights, or
     they cannot be had.
     """
     from huggingface_hub import hf_hub_download
@@ -24,10 +26,11 @@ def find(word: str, *, network: bool = False) -> Path:
         return Path(hf_hub_download(repository, "model.safetensors", local_files_only=not network))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            remedy = "download them with `trainkit download RECIPE`"
+            remedy = f"download them with `trainkit download {recipe}`, or give a file: {_BY_FILE}"
             raise UserError(f"pretrained weights of {name}", "are not here yet", remedy=remedy) from None
         text = " ".join(str(error).split())[:200]
-        raise UserError(f"pretrained weights of {name}", f"cannot be downloaded ({text})", "a network") from None
+        found, remedy = f"cannot be downloaded ({text})", f"or give a file: {_BY_FILE}"
+        raise UserError(f"pretrained weights of {name}", found, "a network", remedy) from None
 
 
 def is_here(word: str) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from trainkit.autoconfig import new_recipe
-from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.experiments.launch import children_of
 from trainkit.models.timm_names import refuse_unknown
-from trainkit.paths import locate
+from trainkit.paths import recipe_word
+from trainkit.tracking.store import Store
+from trainkit.training import dependencies
 
 _SHOWN = 30
 """Settings of a sweep that are listed when it is checked."""
@@ -33,12 +34,9 @@ def check(request: RunRequest) -> str:
             open_lines = new_recipe.open_lines(other.path, needed)
             said += [f"to decide: {other.path.name}, {line}" for line in open_lines]
             continue
-        word = source.weights or ""
-        if word.startswith(timm_weights.PREFIX):
-            if not timm_weights.is_here(word):
-                notes.append(f"task.{name}: {word} is not here yet; `trainkit download RECIPE` downloads it")
-        elif ":" not in word and not locate(word).is_file():
-            notes.append(f"task.{name}.weights: {locate(word)} does not exist")
+        where, named = f"task.{name}.weights", recipe_word(request.path)
+        if absent := dependencies.missing(source.weights or "", Store.locate(), where, named):
+            notes.append(absent)
     said += [f"not there yet: {note}" for note in notes]
     if request.sweep:
         said += [f"{child.title}: {child.said}" for child in children[:_SHOWN]]

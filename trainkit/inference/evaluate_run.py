@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainkit.checkpoint.verification import STATE
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
@@ -26,7 +27,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.run_lifecycle import ending
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
-from trainkit.training import evaluator
+from trainkit.training import dependencies, evaluator
 from trainkit.training.best import best_weights
 from trainkit.training.dependencies import gather
 
@@ -62,21 +63,16 @@ def find(word: str, store: Store) -> Subject:
 
     Raises UserError where there are none.
     """
-    from trainkit.checkpoint import verification
-
     path, run = Path(word), None
-    if word.startswith("models:/"):
+    if word.startswith(dependencies.MODEL):
         return Subject(store.model_file(word), 0, None)
-    if path.is_dir() and (path / verification.STATE).is_file():
-        if problems := verification.verify(path):
-            where, _, found = problems[0].partition(": ")
-            raise UserError(where, found, remedy="name another checkpoint of the run")
-        file = path / "model.safetensors"
+    if path.is_dir() and (path / STATE).is_file():
+        file = dependencies.in_folder(path)
     elif path.is_file():
         file = path
     elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
         expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
-        raise UserError(word, f"a folder without {verification.STATE}", expected)
+        raise UserError(word, f"a folder without {STATE}", expected)
     else:
         run = store.find(word)
         file = best_weights(run.path)

@@ -109,7 +109,7 @@ def embedding_of(spec: AnyNet) -> int:
 
 
 def weights_of(spec: AnyNet) -> str | None:
-    """Return where the initial weights of a network come from, as `required_weights` of a task says it; None: nowhere."""
+    """Return where initial weights come from, as `required_weights` of a task says it; None: nowhere."""
     if not isinstance(spec, TimmSpec):
         return None
     return f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights
@@ -124,7 +124,8 @@ def refuse_weights(spec: AnyNet, key: str) -> None:
 def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
     """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
 
-    `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network cannot take such pictures, or timm has none of that name or with such arguments.
+    `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network
+    cannot take such pictures, or timm has none of that name or with such arguments.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):

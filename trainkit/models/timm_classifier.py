@@ -40,8 +40,9 @@ class Network:
     dropout: FractionBelowOne = 0.0
     """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit download`), a file, `run:NAME` or `models:/ID`; None: random. A
-    classifier for other classes is left out and starts anew."""
+    """`pretrained` (timm's own for the tag of `model`, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, a
+    run, a folder of `trainkit export`, or `models:/NAME@ALIAS`; None: random. A classifier for other classes is left
+    out and starts anew."""
     tune: Literal["all", "head", "linear"] = "all"
     """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
     frozen: bool = field(default=False, metadata={"hash": "set"})
@@ -59,6 +60,7 @@ class Network:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
         if self.freeze_bn and self.weights is None:
             raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
+        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen:
             self._check_frozen()
 
@@ -70,7 +72,6 @@ class Network:
         for key in ("drop_path", "dropout"):
             if getattr(self, key):
                 raise ValueError(f"{key} is {getattr(self, key)}, which does nothing in a frozen network; leave it out")
-        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
 
 
 def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:

@@ -66,7 +66,7 @@ class Classify:
 
     @property
     def cached_features(self) -> bool:
-        """Whether it trains on features of a frozen network that are computed once."""
+        """True where it trains on features of a frozen network that are computed once."""
         return self.net.frozen
 
     def required_weights(self) -> dict[str, Source]:

@@ -47,7 +47,7 @@ class Embed:
 
     @property
     def cached_features(self) -> bool:
-        """Whether it trains on features of a frozen network that are computed once."""
+        """True where it trains on features of a frozen network that are computed once."""
         return isinstance(self.net, face_backbones.TimmSpec) and self.net.frozen
 
     def required_weights(self) -> dict[str, Source]:

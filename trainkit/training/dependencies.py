@@ -1,4 +1,15 @@
-"""The weights that a recipe needs before it can begin: found, or trained first by the recipe that makes them."""
+"""The weights that a recipe needs before it can begin: found, or trained first by the recipe that makes them.
+
+What `weights:` may say, `find` finds:
+
+| word                                           | file                                                           |
+|------------------------------------------------|----------------------------------------------------------------|
+| `timm:NAME.TAG`                                | timm's pretrained weights, which `trainkit download` brought   |
+| `run:NAME`, or the name of a run               | its best weights, or the last where no score names a best      |
+| `models:/ID`, `models:/NAME@ALIAS`, `.../NAME/3` | a logged model, a version of the registry                    |
+| a folder                                       | of a run, a checkpoint, a logged model or `trainkit export`    |
+| a path                                         | that file; relative ones begin at TRAINKIT_DATA                |
+"""
 
 from __future__ import annotations
 
@@ -7,17 +18,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainkit.checkpoint import timm_weights
+from trainkit.checkpoint import timm_weights, verification
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.paths import locate
+from trainkit.paths import locate, recipe_word
 from trainkit.tracking.run_folder import RunFolder, run_key
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 
+RUN, MODEL = "run:", "models:/"
+_EXPECTED = "a file, run:NAME, models:/NAME@ALIAS, timm:NAME.TAG, or a folder of trainkit export"
 _log = logging.getLogger("trainkit")
 
 Train = Callable[[RunRequest, Recipe, dict[str, "Dependency"]], RunFolder]
@@ -40,30 +53,20 @@ def gather(
 
     Raises UserError naming what is missing.
     """
+
+    def file(name: str, word: str) -> Path:
+        return find(word, store, f"task.{name}.weights", recipe_word(request.path))
+
     dependencies = {}
     for name, source in recipe.task.required_weights().items():
         if source.recipe is None:
             dependencies[name] = Dependency(
-                Path(runtime.on_main(lambda n=name, s=source: str(_file(n, s.weights or "", store))))
+                Path(runtime.on_main(lambda n=name, s=source: str(file(n, s.weights or ""))))
             )
         else:
             child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
             dependencies[name] = _made(name, child, request.resume is not None, runtime, store, train)
     return dependencies
-
-
-def _file(name: str, word: str, store: Store) -> Path:
-    """The file behind `weights: ...`: a path, `run:NAME`, or a logged model."""
-    if word.startswith("run:"):
-        return best_weights(store.find(word[4:]).path)
-    if word.startswith("models:/"):
-        return store.model_file(word)
-    if word.startswith(timm_weights.PREFIX):
-        return timm_weights.find(word)
-    path = locate(word)
-    if not path.is_file():
-        raise UserError(f"task.{name}.weights", f"{path} does not exist", remedy="give a file, run:NAME or models:/ID")
-    return path
 
 
 def _made(
@@ -90,3 +93,67 @@ def _made(
     child = replace(child, resume=begun if resume else None)
     folder = train(child, recipe, gather(child, recipe, runtime, store, train))
     return Dependency(best_weights(folder.path), folder, new=True)
+
+
+# ---- Words of `weights:`
+
+
+def find(word: str, store: Store, where: str, recipe: str = "RECIPE") -> Path:
+    """Return the file of weights that a word names. `where` is the key of the recipe that has it, and `recipe` the
+    recipe as a command takes it, for messages.
+
+    Raises UserError where there is no such file, run or model, and where timm's are not on this machine yet.
+    """
+    if word.startswith(RUN):
+        return best_weights(store.find(word.removeprefix(RUN)).path)
+    if word.startswith(MODEL):
+        return store.model_file(word)
+    if word.startswith(timm_weights.PREFIX):
+        return timm_weights.find(word, recipe=recipe)
+    path = locate(word)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return in_folder(path)
+    if Path(word).name != word or Path(word).suffix:
+        raise UserError(where, f"{path} does not exist", _EXPECTED)
+    try:
+        run = store.find(word)
+    except UserError as error:
+        raise UserError(where, f"{path} does not exist, and as a run {error.found}", _EXPECTED, error.remedy) from None
+    return best_weights(run.path)
+
+
+def missing(word: str, store: Store, where: str, recipe: str = "RECIPE") -> str:
+    """Return a sentence where `find` would find nothing, else nothing; a logged model is not looked for.
+
+    Raises UserError for weights that timm does not have.
+    """
+    if word.startswith(MODEL):
+        return ""
+    if word.startswith(timm_weights.PREFIX) and timm_weights.is_here(word):
+        return ""
+    try:
+        find(word, store, where, recipe)
+    except UserError as error:
+        return "; ".join(part for part in (f"{error.where}: {error.found}", error.remedy) if part)
+    return ""
+
+
+def in_folder(folder: Path) -> Path:
+    """Return the file of weights in the folder of a run, a checkpoint, a logged model or an export.
+
+    Of a run they are its best ones. Raises UserError for another folder, and for a checkpoint that is damaged.
+    """
+    if (folder / "run.json").is_file():
+        return best_weights(RunFolder(folder).path)
+    if (folder / verification.STATE).is_file():
+        if problems := verification.verify(folder):
+            place, _, found = problems[0].partition(": ")
+            raise UserError(place, found, remedy="name another checkpoint of the run")
+        return folder / "model.safetensors"
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        expected = "a folder of a run, a checkpoint, a logged model or `trainkit export`"
+        raise UserError(str(folder), f"a folder with {len(files)} safetensors files", expected)
+    return files[0]
