@@ -86,9 +86,7 @@ class Weights:
     @property
     def title(self) -> str:
         """The weights in words."""
-        return (
-            f"{self.model} (ImageNet)" if self.word == "pretrained" else f"{self.model or 'the network'}, {self.word}"
-        )
+        return f"{self.model or 'the network'} ({'ImageNet' if self.word == 'pretrained' else self.word})"
 
 
 @dataclass(frozen=True)
