@@ -57,7 +57,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command line says of how training starts."""
+    """Options of the command line on how training starts."""
 
     start: Start | None = None
     """None: chosen by what the data shows."""
