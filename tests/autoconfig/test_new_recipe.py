@@ -165,7 +165,7 @@ def test_a_fitted_recipe_opens_its_data_and_check_explains_what_is_left(here):
     stripes(here / "patterns", 12, 1, (48, 60))
     recipe, copied = fitted("convnext", "patterns")
     opened = recipe.data.open(recipe.seed)
-    assert opened.meta.classes == 3 and opened.train.size == 29 and opened.evaluations["val"].size == 7
+    assert opened.meta.classes == 3 and opened.train.size == 30 and opened.evaluations["val"].size == 6
     said = [
         line
         for line in recipe_check.check(run_request.RunRequest(Path("mine.yaml"))).splitlines()
@@ -247,7 +247,7 @@ def test_uneven_classes_sizes_and_metrics_of_two_classes_are_seen(here):
     fitted("convnext", "patterns", "other.yaml")
     other = Path("other.yaml").read_text()
     assert "  sampling: uniform  # <- 4 to 40 pictures a class" in other
-    assert "  image_size: 32  # <- pictures are 96 x 96 in the median" in other
+    assert "  image_size: 32  # pictures are 96 x 96 in the median" in other
 
 
 def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkeypatch):

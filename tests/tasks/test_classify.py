@@ -204,9 +204,10 @@ def test_a_frozen_backbone_is_not_moved_by_training(tune, expected, weights_file
     assert trained(net) == expected
     before = {name: t.clone() for name, t in net.state_dict().items()}
     moved = optimizer.build(net, Optim(name="sgd", lr=0.1))
-    loss = task.loss(net, networks, batch(8), at())
-    loss.sum.backward()
-    moved.step()
+    for step in range(2):  # the last layer starts at zero, and hands no gradient on in the first
+        moved.zero_grad()
+        task.loss(net, networks, batch(8), at(step)).sum.backward()
+        moved.step()
     changed = {name for name, t in net.state_dict().items() if not torch.equal(t, before[name])}
     assert changed == expected
     assert not any(m.training for name, m in net.net.named_modules() if name.startswith("stages"))
@@ -226,11 +227,31 @@ def test_what_is_not_trained_drops_nothing_and_keeps_its_statistics(tmp_path):
     assert all(torch.equal(t, before[name]) for name, t in net.named_buffers())
 
 
-def test_weights_of_other_classes_fill_all_but_the_classifier(weights_file):
+def test_batch_norms_keep_their_statistics_and_train_their_weights(tmp_path):
+    torch.manual_seed(0)
+    net = Classify(net=Network(model="test_resnet")).build(META, {}, 0).model
+    safe_load.write_tensors(tmp_path / "m.safetensors", net.state_dict())
+    for freeze in (True, False):
+        task = Classify(net=Network(model="test_resnet", weights="m", freeze_bn=freeze))
+        networks = task.build(META, {"net": tmp_path / "m.safetensors"}, 0)
+        net = networks.model.train()
+        before = {name: t.clone() for name, t in net.state_dict().items()}
+        moved = optimizer.build(net, Optim(name="sgd", lr=0.1))
+        for step in range(2):
+            moved.zero_grad()
+            task.loss(net, networks, batch(8), at(step)).sum.backward()
+            moved.step()
+        changed = {name for name, t in net.state_dict().items() if not torch.equal(t, before[name])}
+        assert any("running_mean" in name for name in changed) != freeze
+        assert {"net.bn1.weight", "net.conv1.0.weight", "net.fc.weight"} <= changed
+
+
+def test_weights_of_other_classes_fill_all_but_the_classifier_which_starts_at_zero(weights_file):
     _, networks = made(net={"weights": "w"}, found={"net": weights_file})
     given, own = safe_load.read_tensors(weights_file), networks.model.state_dict()
     assert own["net.head.fc.weight"].shape == (CLASSES, given["net.head.fc.weight"].shape[1])
     assert all(torch.equal(own[name], t) for name, t in given.items() if not name.startswith("net.head.fc."))
+    assert not own["net.head.fc.weight"].any() and not own["net.head.fc.bias"].any()
 
 
 def test_weights_of_the_same_classes_are_taken_whole(tmp_path):
@@ -363,6 +384,7 @@ def test_a_weight_of_a_class_is_above_zero(weight):
     "settings",
     [
         lambda: Network(model="x", tune="linear"),
+        lambda: Network(model="x", freeze_bn=True),
         lambda: validate(Network, {"model": "x", "drop_path": 1.0}, {}),
         lambda: Network(model="convnext_atto", weights="pretrained"),
         lambda: Mix(),

@@ -41,11 +41,15 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         yield _file(file)
     for path in sets:
         yield _set(path)
-    for word in nets:
-        _refuse_offline(word, timm_weights.is_here(word))
-        yield f"{word}: {timm_weights.find(word, network=True)}"
+    yield from map(weights, nets)
     if not files and not sets and not nets:
         yield f"{recipe}: names nothing to download"
+
+
+def weights(word: str) -> str:
+    """Download the weights behind `timm:NAME.TAG`; a line that says where they are. Raises UserError."""
+    _refuse_offline(word, timm_weights.is_here(word))
+    return f"{word}: {timm_weights.find(word, network=True)}"
 
 
 def _with_needed(path: Path, plugins: Sequence[str], seen: set[Path]) -> Iterator[Recipe]:

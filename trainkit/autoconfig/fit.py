@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ _OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]
+Start = Literal["fine-tune", "probe", "scratch"]
 Item = TypeVar("Item")
 
 
@@ -52,6 +53,16 @@ class Note:
     text: str
     decide: bool
     """The data does not say it: whoever owns the data should look at the line."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of the command line on how training starts."""
+
+    start: Start | None = None
+    """None: chosen by what the data shows."""
+    weights: str | None = None
+    """A file, `timm:NAME.TAG`, `run:NAME` or `models:/ID`; None: those that are found."""
 
 
 @dataclass
@@ -68,6 +79,9 @@ class Fitted:
     """Files that belong to the new recipe, and what is to be in them."""
     scored: dict[str, str] = field(default_factory=dict)
     """Sets to be scored on, by name."""
+    asked: Asked = Asked()
+    start: str = ""
+    """How training starts, and why; empty where the recipe says it."""
 
     def get(self, key: str) -> Tree:
         """The value at a dotted key; None where there is none."""
@@ -109,24 +123,28 @@ class Fitted:
         self.notes[tuple(key.split("."))] = Note(what, True)
 
 
-def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path) -> Fitted:
+def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Asked = Asked()) -> Fitted:
     """The tree of `recipe`, as its file has it, made to fit the data at a path or of the hub; `new` will be its file.
 
-    Raises UserError where there is nothing there, or nothing that such a recipe could learn from.
+    Raises UserError where there is nothing there, nothing that such a recipe could learn from, or nothing that could
+    start as `asked`.
     """
     kind = kinds.of(recipe.data)
     configure = kinds.function(kind, "configure") if kind else None
     if configure is None:
         expected = f"one of {', '.join(row.name for row in kinds.KINDS.values() if row.configure)}"
         raise UserError("--data", f"a recipe with data {kinds.name(recipe.data)!r}", expected, "copy it without --data")
-    fitted = Fitted(tree, new)
+    fitted = Fitted(tree, new, asked=asked)
     fitted.drop(*_OF_THE_OLD, "data.leakage")
     configure(fitted, recipe, named(data))
+    if (asked.start or asked.weights) and not fitted.start:
+        found = f"a recipe with data {kinds.name(recipe.data)!r}"
+        raise UserError("--start, --weights", found, "a recipe for images of classes", "leave them out")
     fitted.seen += [f"scored on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT]
     return fitted
 
 
-def named(word: str) -> str:
+def named(word: str, option: str = "--data") -> str:
     """A path of the command line, from the current folder or else the data root, as a recipe names it.
 
     Data sets of the hub and built-in ones are named as they are. Raises UserError where nothing is there.
@@ -134,7 +152,7 @@ def named(word: str) -> str:
     if hub.is_hub(word) or word.startswith(sources.SAMPLE):
         return word
     if not word.strip():
-        raise UserError("--data", "nothing", "a folder, a file or hf://owner/name")
+        raise UserError(option, "nothing", "a folder, a file or hf://owner/name")
     for place in (Path(os.path.abspath(Path(word).expanduser())), locate(word)):
         path, split = sources.split_of(place)
         if path.exists():

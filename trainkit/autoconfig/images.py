@@ -12,6 +12,7 @@ from typing import Literal, cast
 import numpy as np
 
 from trainkit.autoconfig import fit as fitting
+from trainkit.autoconfig import transfer
 from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.folder_levels import taken
 from trainkit.config.schema import Recipe
@@ -55,6 +56,8 @@ class Looked:
     mean: list[float]
     """Of pixels 0 .. 1 of those that were read, as they are trained on, for red, green and blue."""
     std: list[float]
+    colours: int = 0
+    """Colours that cover most of an image, in the median: few in drawings and characters."""
 
     @property
     def total(self) -> int:
@@ -85,20 +88,21 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         if row in wanted:
             chosen.append(record)
 
-    def one(record: Record) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+    def one(record: Record) -> tuple[tuple[int, int], int, np.ndarray, np.ndarray]:
         data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
         pixels = image_decode.decode(data, record.where) if isinstance(data, bytes) else data
         values = image_decode.fit(pixels, size, record.where, fit).reshape(-1, 3) / 255
-        return pixels.shape[:2], values.mean(0), (values**2).mean(0)
+        return pixels.shape[:2], transfer.colours(pixels), values.mean(0), (values**2).mean(0)
 
     read = list(each(one, chosen, threads()))
-    mean, std = fitting.moments((first, second) for _, first, second in read)
+    mean, std = fitting.moments((first, second) for *_, first, second in read)
     return Looked(
         dict(sorted((_name(source, label), count) for label, count in counts.items())),
         grouped,
-        np.asarray([shape for shape, _, _ in read], np.int64).reshape(-1, 2),
+        np.asarray([shape for shape, *_ in read], np.int64).reshape(-1, 2),
         mean,
         std,
+        int(np.median([colours for _, colours, *_ in read])),
     )
 
 
@@ -114,11 +118,13 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
         raise UserError(train, found, "a folder for each of two classes or more: <class>/<picture>")
     fitted.put("data.train", train)
-    fitted.drop("data.group", "data.hold_out", "task.class_weights")
+    fitted.drop("data.group", "data.hold_out", "data.stratify", "task.class_weights")
     if isinstance(data.sampling, dict):
         fitted.drop("data.sampling")
-    values(fitted, recipe, looked)
-    resize(fitted, looked, data.side, stretched=data.fit == "stretch")
+    choice = transfer.choose(fitted, recipe, train, looked.total, min(looked.median), looked.colours)
+    if choice is None or choice.weights is None:
+        values(fitted, recipe, looked)
+        resize(fitted, looked, data.side, stretched=data.fit == "stretch")
     if isinstance(data.augment, Light) and data.augment.flip > 0:
         fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
     _uneven(fitted, looked.counts, data.sampling)
@@ -136,9 +142,12 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         sets = {"val": HELD_OUT}
         count = _held_out(fitted, looked, open_set, train)
     fitting.score(fitted, sets, like={"": ".retrieval"} if data.open_set and not open_set else None)
+    if choice is not None:
+        transfer.write(fitted, recipe, choice, looked.median, count)
     _order(fitted, open_set)
     _metric(fitted, len(looked.counts))
-    fitting.measure(fitted, count)
+    if choice is None or choice.weights is None:
+        fitting.measure(fitted, count)
     fitted.seen += said(train, source, looked, "classes")
 
 
@@ -185,7 +194,7 @@ def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: boo
         key = "data.image_size"
         if fitted.get(key) is None:
             fitted.put(key, side[0] if side[0] == side[1] else list(side))
-        fitted.decide(key, f"{said}: twice the side sees more, at four times the cost")
+        fitted.notes["data", "image_size"] = fitting.Note(f"{said}; twice the side costs four times as much", False)
 
 
 def _eights(side: float) -> int:
@@ -215,6 +224,7 @@ def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int
         fitted.notes["data", "hold_out"] = fitting.Note("of the groups that the set itself names", False)
     elif not open_set:
         fitted.put("data.group", "each")
+        fitted.put("data.stratify", True, "the same share of each class")
         what = "is nothing common to several pictures, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
         fitted.decide("data.group", what)
         if scarce := [name for name, count in looked.counts.items() if count < LEAST]:
@@ -229,7 +239,19 @@ def _order(fitted: Fitted, open_set: bool) -> None:
         data.pop("open_set")
         if open_set:
             data["open_set"] = True
-    first = ("name", "train", "group", "hold_out", "open_set", "evaluate", "image_size", "fit", "mean", "std")
+    first = (
+        "name",
+        "train",
+        "group",
+        "hold_out",
+        "stratify",
+        "open_set",
+        "evaluate",
+        "image_size",
+        "fit",
+        "mean",
+        "std",
+    )
     fitted.tree["data"] = {key: data[key] for key in first if key in data} | data
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import loader, run_request, yaml_editor, yaml_reader
 
 if TYPE_CHECKING:
-    from trainkit.autoconfig.fit import Key, Note
+    from trainkit.autoconfig.fit import Asked, Key, Note
     from trainkit.config.schema import Recipe
 
 SIGN = "# <- "
@@ -43,21 +43,29 @@ class Copied:
     """The new recipe, and those of the weights that it starts from."""
 
 
-def copy(recipe: Path, new: Path, plugins: Sequence[str] = (), *, data: str | None = None, run: str = "") -> Copied:
+def copy(
+    recipe: Path,
+    new: Path,
+    plugins: Sequence[str] = (),
+    *,
+    data: str | None = None,
+    run: str = "",
+    asked: Asked | None = None,
+) -> Copied:
     """Write a copy of a valid recipe to a new file.
 
     The header goes: its figures were measured on the old data. Without `data` marked are the name and whatever names
     data, evaluation sets, metrics, classes' weights or other files. With it, a path or a set of the hub, the data is
-    looked at, what follows from it is filled in, and what only its owner knows is marked; a recipe that makes the
-    weights this one starts from is copied too, for the same data. The recipe of `run` states every default: what is one
-    is left out. Raises UserError when the new file exists.
+    looked at, what follows from it is filled in, and what only its owner knows is marked; `asked` is how training is to
+    start. A recipe that makes the weights this one starts from is copied too, for the same data. The recipe of `run`
+    states every default: what is one is left out. Raises UserError when the new file exists.
     """
     loaded = loader.load(recipe, (), tuple(plugins))
     yaml_editor.refuse(new, recipe, ())
     lines = loader.brief(loaded).split("\n") if run else _body(recipe)
     origin = f"run {run}" if run else recipe.name
     if data is not None:
-        return _fitted(recipe, loaded, lines, new, tuple(plugins), data, origin)
+        return _fitted(recipe, loaded, lines, new, tuple(plugins), data, origin, asked)
     text, marked = _marked(lines, origin)
     new.write_text(text, encoding="utf-8")
     return Copied(marked, files=(new,))
@@ -140,9 +148,10 @@ def _marked(lines: Sequence[str], origin: str) -> tuple[str, int]:
     return "\n".join(out), marked
 
 
-def _header(origin: str, seen: Sequence[str] = ()) -> list[str]:
+def _header(origin: str, seen: Sequence[str] = (), start: str = "") -> list[str]:
     data = [f"# {'data' if n == 0 else '    '}     {_printable(sentence)}" for n, sentence in enumerate(seen)]
-    return [f"# Copied from {origin}.", "#", *data, "# result   not yet measured"]
+    starts = [f"# start    {_printable(start)}"] if start else []
+    return [f"# Copied from {origin}.", "#", *data, *starts, "# result   not yet measured"]
 
 
 def _printable(text: str) -> str:
@@ -158,10 +167,11 @@ def _fitted(
     plugins: tuple[str, ...],
     data: str,
     origin: str,
+    asked: Asked | None,
 ) -> Copied:
     from trainkit.autoconfig import fit
 
-    fitted = fit.fit(loaded, yaml_reader.read("\n".join(lines)).tree, data, new)
+    fitted = fit.fit(loaded, yaml_reader.read("\n".join(lines)).tree, data, new, asked or fit.Asked())
     fitted.put("name", "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in new.stem))
     others: list[tuple[Path, Path]] = []
     for name, source in loaded.task.required_weights().items():
@@ -170,7 +180,7 @@ def _fitted(
             yaml_editor.refuse(beside, recipe, ())
             others.append((run_request.beside(recipe, source.recipe), beside))
             _rename(fitted.tree["task"], source.recipe, beside.name)
-    text = "\n".join((*_header(origin, fitted.seen), *_written(lines, fitted.tree, fitted.notes), ""))
+    text = "\n".join((*_header(origin, fitted.seen, fitted.start), *_written(lines, fitted.tree, fitted.notes), ""))
     with tempfile.TemporaryDirectory() as aside:  # nothing is written that would be refused
         tried = Path(aside) / new.name
         tried.write_text(text, encoding="utf-8")
@@ -180,7 +190,8 @@ def _fitted(
         file.write_text(content, encoding="utf-8")
     new.write_text(text, encoding="utf-8")
     marked = text.count(SIGN) + sum(one.marked for one in made)
-    return Copied(marked, tuple(fitted.seen), (new, *fitted.files, *(file for one in made for file in one.files)))
+    seen = (*fitted.seen, *([f"start: {fitted.start}"] if fitted.start else []))
+    return Copied(marked, seen, (new, *fitted.files, *(file for one in made for file in one.files)))
 
 
 def _rename(node: yaml_reader.Tree, old: str, new: str) -> None:

@@ -14,6 +14,7 @@ from trainkit.errors import UserError
 from trainkit.paths import recipe_file, shipped
 
 if TYPE_CHECKING:
+    from trainkit.autoconfig.fit import Start
     from trainkit.tracking.run_folder import RunFolder
 
 
@@ -112,21 +113,39 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 @click.argument("recipe", metavar="RECIPE|RUN")
 @click.argument("new", type=click.Path(path_type=Path))
 @click.option("--data", metavar="FOLDER|hf://NAME", help="Look at this data, and fill in what follows from it.")
+@click.option(
+    "--start",
+    type=click.Choice(["fine-tune", "probe", "scratch"]),
+    help="How training on --data starts: all pretrained weights trained on, a linear probe, or random weights.",
+)
+@click.option("--weights", metavar="FILE|timm:NAME.TAG|run:NAME", help="Pretrained weights to start from.")
 @plugins_option
-def cp(recipe: str, new: Path, data: str | None, plugins: tuple[str, ...]) -> None:
+def cp(
+    recipe: str,
+    new: Path,
+    data: str | None,
+    start: Start | None,
+    weights: str | None,
+    plugins: tuple[str, ...],
+) -> None:
     """Copy RECIPE, or the recipe of RUN, to NEW for another data set; the lines to decide are marked."""
-    from trainkit.autoconfig import new_recipe
+    from trainkit.autoconfig import fit, new_recipe
+
+    if data is None and (start or weights):
+        raise UserError("--start, --weights", "without --data", "--data FOLDER, whose images are looked at")
 
     path, run = recipe_file(recipe), ""
     if not path.is_file() and path.suffix not in (".yaml", ".yml"):
         folder = _run(recipe)
         path, run = folder.recipe, folder.name
-    copied = new_recipe.copy(path, new, plugins, data=data, run=run)
+    copied = new_recipe.copy(path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights))
     for sentence in copied.seen:
         echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
     files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
-    if data is None:
+    if not copied.marked:
+        echo(f"{files}: {then}")
+    elif data is None:
         echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}, {then}")
     else:
         echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}, {then}")
@@ -146,11 +165,16 @@ def _run(word: str) -> RunFolder:
 
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", metavar="RECIPE|timm:NAME.TAG")
 @plugins_option
 def download(recipe: str, plugins: tuple[str, ...]) -> None:
-    """Download what RECIPE names, each file checked by its SHA-256. Training itself never uses the network."""
+    """Download what RECIPE names, each file checked by its SHA-256, or weights of timm. Training never uses the
+    network."""
     from trainkit.autoconfig import download as downloads
+    from trainkit.checkpoint.timm_weights import PREFIX
 
+    if recipe.startswith(PREFIX):
+        echo(downloads.weights(recipe))
+        return
     for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)

@@ -166,6 +166,22 @@ class Holdout:
             raise UserError("data.hold_out", found, f"some {self.several} on either side")
         return np.flatnonzero(~out), np.flatnonzero(out)
 
+    def divide_classes(self, label: np.ndarray, names: Sequence[str], seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Divide samples that are each a group of its own: the share of each class, int64 places, as `divide` does.
+
+        `names` are those of the samples. Of a class at least one is held out, and one is trained on.
+        """
+        held = []
+        for number in np.unique(label).tolist():
+            rows = np.flatnonzero(label == number)
+            if len(rows) > 1:
+                held.append(rows[self.choose([names[row] for row in rows.tolist()], seed)])
+        out = np.zeros(len(label), bool)
+        out[np.concatenate([np.arange(0), *held])] = True
+        if not out.any():
+            raise UserError("data.hold_out", "one picture of each class", "two or more of some class")
+        return np.flatnonzero(~out), np.flatnonzero(out)
+
 
 def check_evaluate(evaluate: Mapping[str, str], held_out: bool, setting: str, several: str) -> None:
     """Raise ValueError for names of evaluation sets that are taken, and where `held_out` does not fit the `setting`."""

@@ -22,7 +22,7 @@ from trainkit.models.adaface_ir import IR
 from trainkit.models.eye import EyeNet, EyeSpec
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
-from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, load, timm_network
+from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, keep_statistics, load, timm_network
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the picture four times."""
@@ -84,12 +84,16 @@ class TimmSpec:
     frozen: bool = field(default=False, metadata={"hash": "set"})
     """Of task `embed`: train the neck and the class centres alone, over features of the pretrained network that are
     computed once, before the first step. Images may be mirrored and not changed otherwise."""
+    freeze_bn: bool = field(default=False, metadata={"hash": "set"})
+    """Keep the running statistics of batch norms below the neck, with which the weights were trained."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen and self.weights is None:
             raise ValueError("frozen is true over random weights, which would stay random; give weights")
+        if self.freeze_bn and self.weights is None:
+            raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
@@ -151,7 +155,7 @@ class TimmEmbedding(nn.Module):
     def __init__(self, spec: TimmSpec, shape: Sequence[int], weights: Path | None = None):
         super().__init__()
         self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
-        self.frozen = spec.frozen
+        self.frozen, self.freeze_bn = spec.frozen, spec.freeze_bn
         with torch.no_grad():
             probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
             features = self.backbone(probe).shape[1]
@@ -172,4 +176,6 @@ class TimmEmbedding(nn.Module):
         """A frozen backbone keeps its statistics."""
         super().train(mode)
         self.backbone.train(mode and not self.frozen)
+        if self.freeze_bn:
+            keep_statistics(self.backbone)
         return self

@@ -48,6 +48,9 @@ class Network:
     frozen: bool = field(default=False, metadata={"hash": "set"})
     """Linear probe: train the last layer alone, over features of the pretrained network that are computed once, before
     the first step. Images may be mirrored and not changed otherwise."""
+    freeze_bn: bool = field(default=False, metadata={"hash": "set"})
+    """Keep the running statistics of batch norms, with which the weights were trained: those of few small batches are
+    far from them. The norms' weights are trained."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
@@ -55,6 +58,8 @@ class Network:
             raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
         if self.tune != "all" and self.weights is None:
             raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
+        if self.freeze_bn and self.weights is None:
+            raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen:
             self._check_frozen()
@@ -87,9 +92,9 @@ class Classifier(nn.Module):
     net: Any
     """The network of timm, whose methods no type of torch has."""
 
-    def __init__(self, net: nn.Module, tune: str):
+    def __init__(self, net: nn.Module, tune: str, freeze_bn: bool = False):
         super().__init__()
-        self.net, self.tune = net, tune
+        self.net, self.tune, self.freeze_bn = net, tune, freeze_bn
         if tune != "all":
             self.net.requires_grad_(False)
             self._tuned().requires_grad_(True)
@@ -115,6 +120,8 @@ class Classifier(nn.Module):
         if self.tune != "all":
             self.net.eval()
             self._tuned().train(mode)
+        if self.freeze_bn:
+            keep_statistics(self.net)
         return self
 
     def _tuned(self) -> nn.Module:
@@ -123,11 +130,18 @@ class Classifier(nn.Module):
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
+def keep_statistics(net: nn.Module) -> None:
+    """Have the batch norms of a network use their running statistics, and leave them, until `train` is called again."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
 def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> tuple[Classifier, list[str]]:
     """The classifier of a recipe for pictures of `shape` (channels, height, width), and sentences about its weights.
 
-    `found` holds the file of its weights under `net`. A new last layer over frozen features starts at zero: its loss is
-    convex, and timm's random start, as large as +-0.3 for 10 classes, is noise that decays slowly.
+    `found` holds the file of its weights under `net`. A new last layer over trained features starts at zero: timm's
+    random start, as large as +-0.3 for 10 classes, is noise that decays slowly.
     Raises UserError when timm has no such network, it does not take
     an argument or such pictures, or the weights do not fit.
     """
@@ -139,10 +153,10 @@ def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str,
         "task.net",
     )
     notes = load(net, found["net"], classes) if "net" in found else []
-    if spec.frozen and notes:
+    if notes:
         for p in net.get_submodule(last_layer(net)).parameters():
             nn.init.zeros_(p)
-    return Classifier(net, "linear" if spec.frozen else spec.tune), notes
+    return Classifier(net, "linear" if spec.frozen else spec.tune, spec.freeze_bn), notes
 
 
 def last_layer(net: Any) -> str:

@@ -78,6 +78,8 @@ class Images:
     hold_out: HoldOut | None = None
     """Groups that are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
     of their names."""
+    stratify: bool = field(default=False, metadata={"hash": "set"})
+    """Hold out the same share of each class, where `group` is `each`."""
     leakage: Literal["refuse", "allow"] = "refuse"
     """What a group or a picture that is both trained on and scored does: end the run, or warn."""
     open_set: bool = False
@@ -95,6 +97,8 @@ class Images:
         if self.fit == "keep" and not isinstance(self.augment, Timm):
             raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
         Holdout(self.hold_out).check(self.evaluate)
+        if self.stratify and (self.group != EACH or not isinstance(self.hold_out, float)):
+            raise ValueError(f"stratify is true; it needs group: {EACH} and a share as hold_out, such as 20%")
 
     @property
     def side(self) -> tuple[int, int]:
@@ -153,6 +157,8 @@ class Images:
         """Return rows to train on, and rows that are held out."""
         if self.hold_out is None:
             return np.arange(len(whole)), np.arange(0)
+        if self.stratify:
+            return Holdout(self.hold_out).divide_classes(np.asarray(whole.labels), whole.ids(), seed)
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:

@@ -1,0 +1,403 @@
+"""Choose how training on images of classes starts: fine-tuned, as a linear probe, or from random weights; and say why.
+
+Fine-tuning: Yosinski et al., NeurIPS 2014, arXiv 1411.1792. Which of the three does better on how many images was
+measured for the network that is taken by default: docs/classification.md.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.autoconfig import fit as fitting
+from trainkit.autoconfig.fit import Fitted, Start
+from trainkit.checkpoint import timm_weights
+from trainkit.config.schema import Recipe
+from trainkit.data import hub, sources
+from trainkit.errors import UserError, number_of
+from trainkit.paths import data_root, locate
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NETWORK = "tf_efficientnet_lite0.in1k"
+"""Network that is taken where none is named, with the tag of its weights. Small (4.7 M weights, 19 MB) and without
+squeeze-and-excitation: an image of 160 px takes 12 ms forward and 50 ms forward and backward of one CPU core."""
+
+FOLDER = "pretrained"
+"""Folder where its weights are looked for as a file: at the data root, beside the data and one level above."""
+
+FEW_COLOURS = 6
+"""Most colours that cover 85 % of a drawing or a character, in the median. Measured medians of 60 images: characters
+of Omniglot 1, flat shapes 5; photographs 181 (CIFAR-10, 32 px) and 302 (faces, 112 px), the same in grey 16 and 17."""
+
+SMALLEST = 16
+"""Shorter side in pixels, in the median, below which an image shows nothing that a pretrained network knows."""
+
+LARGE_SET = 100_000
+"""Photographs from which training from random weights is worth its time."""
+
+FINE_TUNED = 500
+"""Most photographs that are fine-tuned on CPUs without being asked for: 5 minutes of two cores."""
+
+MINUTES = 5
+"""Longest fine-tuning that is chosen on a GPU without being asked for."""
+
+ENLARGED = 160
+"""Side to which smaller images are enlarged. Logistic regression over the features of 1,000 images of CIFAR-10, 10
+classes: top-1 0.589 at 64 px, 0.691 at 96, 0.719 at 128, 0.734 at 160, 0.730 at 224."""
+
+_NATIVE_IMAGES = 2_000
+"""Images of the network's own size that fill a fine-tuning of 5 to 20 epochs: 3 min of one core at 97 ms each."""
+
+PROBE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05}
+
+PROBE_EPOCHS = 50
+
+FINE_TUNE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "decay_1d": False}
+
+BACKBONE = 0.2
+"""Learning rate of the backbone over that of the head. 200 images of CIFAR-10, 10 classes, 96 px, 10 epochs, top-1 on
+400: 0.1 gives 0.690, 0.3 0.730, 1 0.595, `layer_decay` 0.75 0.697; logistic regression 0.595. With the statistics of
+batches of 16 in place of `freeze_bn` 0.1 gives 0.472."""
+
+AUGMENT = {"name": "timm", "scale": [0.5, 1.0], "color_jitter": 0.2, "auto_augment": None, "re_prob": 0.0}
+
+EMBEDDING = 256
+"""Length of an embedding over the features of a pretrained network."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a training starts from, and the network that they are of."""
+
+    word: str
+    """As `task.net.weights` says it."""
+    model: str | None
+    """The network's name in timm; None: that of the recipe."""
+    file: Path | None
+    """None: not on this machine yet, or found by the tracking store."""
+
+    @property
+    def title(self) -> str:
+        """The weights in words."""
+        return f"{self.model or 'the network'} ({'ImageNet' if self.word == 'pretrained' else self.word})"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How training starts."""
+
+    start: Start
+    why: str
+    weights: Weights | None = None
+    """None: random ones."""
+
+
+def colours(pixels: np.ndarray) -> int:
+    """Count the colours that cover 85 % of an image, uint8 (h, w, 3), at 32 levels a channel."""
+    levels = (pixels >> 3).astype(np.uint32)
+    codes = (levels[..., 0] << 10) | (levels[..., 1] << 5) | levels[..., 2]
+    counts = np.sort(np.bincount(codes.ravel()))[::-1]
+    return int(np.searchsorted(np.cumsum(counts), 0.85 * codes.size)) + 1
+
+
+def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few_colours: int) -> Choice | None:
+    """Choose how training on `count` images starts; None: as the recipe says, from the weights that it names.
+
+    `side` is the median of their shorter sides in pixels, `few_colours` that of `colours`, `data` where they are.
+    Raises UserError where what the command line asks for cannot be had.
+    """
+    asked = fitted.asked
+    task = fitted.get("task.name")
+    if task not in ("classify", "embed"):
+        if asked.start or asked.weights:
+            raise UserError("--start, --weights", f"a recipe of task {task}", "classify or embed")
+        return None
+    if asked.start == "scratch":
+        if asked.weights:
+            raise UserError("--weights", "given beside --start scratch", remedy="leave one of them out")
+        return Choice("scratch", "as --start says")
+    if not asked.start and not asked.weights:
+        if fitting.pretrained(recipe):
+            return None
+        if reason := _against(count, side, few_colours):
+            return Choice("scratch", reason)
+    weights = _asked_weights(recipe, asked.weights) if asked.weights else _found(data)
+    if weights is None:
+        bring = f"`trainkit download {timm_weights.PREFIX}{NETWORK}` downloads them, --weights FILE names a file"
+        if asked.start:
+            raise UserError("--start", f"{asked.start}, and pretrained weights are not here", remedy=bring)
+        name = NETWORK.partition(".")[0]
+        return Choice("scratch", f"the pretrained weights of {name} are not here; {bring}: then copy again")
+    _check(weights)
+    if asked.start:
+        return Choice(asked.start, _with_hint("as --start says", weights, fitted), weights)
+    start, why = _by_size(count, side, weights, recipe)
+    return Choice(start, _with_hint(why, weights, fitted), weights)
+
+
+def _against(count: int, side: int, few_colours: int) -> str:
+    """Why pretrained weights would be of little use; empty where they are of use."""
+    if few_colours <= FEW_COLOURS:
+        found = "one colour covers" if few_colours == 1 else f"{few_colours} colours cover"
+        return f"drawings or characters and not photographs: {found} 85 % of an image, in the median"
+    if side < SMALLEST:
+        return f"images of {side} px are too small for a network that was trained on photographs"
+    if count >= LARGE_SET:
+        return f"{count:,} images are enough to train all weights; --start fine-tune starts from pretrained ones"
+    return ""
+
+
+def _with_hint(why: str, weights: Weights, fitted: Fitted) -> str:
+    if weights.word == "pretrained" and weights.file is None:
+        return f"{why}; the weights are not here yet: `trainkit download {fitted.new}` downloads them"
+    return why
+
+
+def _by_size(count: int, side: int, weights: Weights, recipe: Recipe) -> tuple[Start, str]:
+    """Fine-tuning where it takes minutes, else a linear probe, with what fine-tuning would take."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if count <= FINE_TUNED and not gpu:
+        return "fine-tune", f"{count} photographs are too few to train all weights anew, and fine-tuned in minutes"
+    if weights.model is None:
+        return "fine-tune", f"{count:,} photographs"
+    config = _config(weights.model)
+    size = _size(config, side)
+    seconds = seconds_per_image(weights.model, size) * count * _epochs(count, size, config)
+    taken = _duration(seconds)
+    if gpu and seconds <= 60 * MINUTES:
+        return "fine-tune", f"{count:,} photographs take about {taken} on this GPU"
+    most = "take longer" if gpu else f"are more than the {FINE_TUNED} that two CPU cores fine-tune in {MINUTES} minutes"
+    return "probe", f"{count:,} photographs {most}; fine-tuning takes about {taken} here (--start fine-tune)"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(1, round(seconds))} s"
+
+
+# ---- Weights
+
+
+def _found(data: str) -> Weights | None:
+    """The default network's weights on this machine: downloaded, else a file; None: neither."""
+    if timm_weights.is_here(timm_weights.PREFIX + NETWORK):
+        return Weights("pretrained", NETWORK, timm_weights.find(timm_weights.PREFIX + NETWORK))
+    folders = [data_root()]
+    if not hub.is_hub(data):
+        folders += list(sources.split_of(locate(data))[0].parents[:2])
+    model = NETWORK.partition(".")[0]
+    for folder in folders:
+        if (file := folder / FOLDER / f"{model}.safetensors").is_file():
+            return Weights(fitting.as_named(file), model, file)
+    return None
+
+
+def _asked_weights(recipe: Recipe, word: str) -> Weights:
+    """The weights that --weights names. Raises UserError where there are none, or nothing says of which network."""
+    own = _own_model(recipe)
+    if word == "pretrained" or word.startswith(timm_weights.PREFIX):
+        name = word.removeprefix(timm_weights.PREFIX) if word != "pretrained" else NETWORK
+        name = name if "." in name else _tagged(name)
+        here = timm_weights.is_here(timm_weights.PREFIX + name)
+        return Weights("pretrained", name, timm_weights.find(timm_weights.PREFIX + name) if here else None)
+    if word.startswith(("run:", "models:/")):
+        if not own:
+            expected = "a recipe whose network is one of timm"
+            raise UserError(
+                "--weights", f"{word}, for another kind of network", expected, "copy that run: trainkit cp RUN"
+            )
+        return Weights(word, None, None)
+    text = fitting.named(word, "--weights")
+    file = locate(text)
+    if not file.is_file():
+        raise UserError(str(file), "is no file", "a file of weights")
+    import timm
+
+    model = file.name.removesuffix(file.suffix)
+    if not timm.is_model(model.partition(".")[0]):
+        if not own:
+            expected = "a file that is called as its network is in timm, such as resnet18.safetensors"
+            raise UserError("--weights", str(file), expected, "rename it")
+        model = None
+    return Weights(text, model, file)
+
+
+def _tagged(name: str) -> str:
+    import timm
+
+    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return f"{name}.{config.tag}" if config is not None and config.tag else name
+
+
+def _check(weights: Weights) -> None:
+    """Raise UserError where a file of weights is not of the network that it is called after."""
+    if weights.model is None or weights.file is None:
+        return
+    from trainkit.models import timm_classifier
+
+    net = timm_classifier.timm_network(weights.model, _config(weights.model).input_size, {}, 2, "--weights")
+    timm_classifier.load(net, weights.file, 2)
+
+
+def _config(model: str) -> Any:
+    """timm's description of how a network was trained: size, mean, standard deviation, interpolation."""
+    import timm
+
+    architecture, _, tag = model.partition(".")
+    config = timm.get_pretrained_cfg(model if tag in timm.list_pretrained(architecture) else architecture)
+    if config is None or len(config.input_size) != 3:
+        raise UserError("--weights", f"timm does not say how {architecture} was trained", "another network")
+    return config
+
+
+# ---- What it costs
+
+
+def _size(config: Any, side: int) -> int:
+    """Side of the square images: the network's own, or smaller where images are small."""
+    native = min(config.input_size[1:])
+    return native if config.fixed_input_size or side >= ENLARGED else min(native, ENLARGED)
+
+
+def _epochs(count: int, size: int, config: Any) -> int:
+    work = _NATIVE_IMAGES * (min(config.input_size[1:]) / size) ** 2
+    return int(np.clip(round(work / max(1, count)), 5, 20))
+
+
+def seconds_per_image(model: str, size: int, limit: float = 2.0) -> float:
+    """Measure forward and backward of a network of timm for an image, on a GPU where there is one, in `limit` s."""
+    import timm
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = 64 if device.type == "cuda" else 4
+    with torch.random.fork_rng(devices=()):
+        net: nn.Module = timm.create_model(model.partition(".")[0], num_classes=2).to(device)
+    net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] # torch's stub lacks it
+    images = torch.linspace(-1, 1, batch * 3 * size * size, device=device).view(batch, 3, size, size)
+    images = images.contiguous(memory_format=torch.channels_last)
+    taken: list[float] = []
+    began = time.monotonic()
+    while len(taken) < 2 or time.monotonic() - began < limit / 2:
+        start = time.monotonic()
+        net(images).sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.monotonic() - start)
+    return min(taken) / batch
+
+
+# ---- What is written
+
+
+def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int], count: int) -> None:
+    """Have a recipe start as chosen: network, image size, augmentation, optimizer, length, evaluations.
+
+    `shape` is height and width of the images, in the median; `count` how many of them are trained on.
+    """
+    fitted.start = _sentence(choice)
+    weights = choice.weights
+    if weights is None:
+        fitted.drop("task.net.weights", "task.net.frozen", "task.net.freeze_bn")
+        return
+    config = None if weights.model is None else _config(weights.model)
+    _write_network(fitted, recipe, weights, frozen=choice.start == "probe")
+    if config is not None:
+        _write_images(fitted, weights, config, shape)
+    fitted.drop("task.mix", "train.ema", "train.micro_batch", "train.compile")
+    if fitted.get("data.fit") == "keep":
+        fitted.drop("data.fit")
+    if choice.start == "probe":
+        fitted.drop("task.smoothing")
+        fitted.put("data.augment", {"name": "light", "flip": 0.5})
+        fitted.put("optim", dict(PROBE))
+        epochs, every, batch, warm = PROBE_EPOCHS, 10, 32, False
+    else:
+        interpolation = getattr(config, "interpolation", "bicubic")
+        bilinear = "bilinear" if interpolation == "bilinear" else "bicubic"
+        fitted.put("data.augment", {**AUGMENT, "interpolation": bilinear})
+        fitted.put("optim", {**FINE_TUNE, "groups": _groups(fitted, recipe, weights)})
+        side = min(shape) if config is None else _size(config, min(shape))
+        epochs, every, batch, warm = _epochs(count, side, config), 1, 16, True
+    fitted.decide("data.augment", "flip 0 where a mirrored image is of another class, as letters are")
+    _write_length(fitted, count, epochs, batch, warm)
+    _write_evaluations(fitted, every)
+
+
+def _sentence(choice: Choice) -> str:
+    if choice.weights is None:
+        return f"from scratch: {choice.why}"
+    what = "fine-tuning of" if choice.start == "fine-tune" else "linear probe over"
+    return f"{what} {choice.weights.title}: {choice.why}"
+
+
+def _write_network(fitted: Fitted, recipe: Recipe, weights: Weights, frozen: bool) -> None:
+    ends: dict[str, Any] = {"weights": weights.word, "frozen" if frozen else "freeze_bn": True}
+    if weights.model is None:
+        left_out = ("tune", "frozen", "freeze_bn", "weights", *(("drop_path", "dropout") if frozen else ()))
+        net = {key: value for key, value in dict(fitted.get("task.net") or {}).items() if key not in left_out}
+    elif fitted.get("task.name") == "embed":
+        net = {"name": "timm", "model": weights.model, "embedding": EMBEDDING}
+    else:
+        net = {"model": weights.model}
+    fitted.put("task.net", net | ends)
+
+
+def _groups(fitted: Fitted, recipe: Recipe, weights: Weights) -> list[dict[str, Any]]:
+    """The backbone at a lower rate than the head."""
+    if fitted.get("task.name") == "embed":
+        return [{"match": "net.backbone.*", "lr_scale": BACKBONE}]
+    head = _config(weights.model or _own_model(recipe)).classifier
+    return [{"match": "net.*", "lr_scale": BACKBONE}, {"match": f"net.{head}.*", "lr_scale": 1}]
+
+
+def _own_model(recipe: Recipe) -> str:
+    """The name in timm of the recipe's own network; empty where it is of another kind."""
+    return getattr(getattr(recipe.task, "net", None), "model", "")
+
+
+def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int]) -> None:
+    """Size, mean and standard deviation: those that the network was trained with."""
+    size = _size(config, min(shape))
+    said = f"images are {shape[0]} x {shape[1]} px in the median, those that the network was trained on"
+    sides = _sides(size, shape) if fitted.get("data.fit") == "stretch" else size
+    fitted.put("data.image_size", sides, f"{said} {config.input_size[-1]}")
+    fitted.put("data.mean", [round(value, 4) for value in config.mean], "as the network was trained")
+    fitted.put("data.std", [round(value, 4) for value in config.std])
+
+
+def _sides(size: int, shape: tuple[int, int]) -> int | list[int]:
+    """Height and width in multiples of 32, in the shape of the images, of about size x size pixels."""
+    aspect = (shape[0] / shape[1]) ** 0.5
+    sides = [max(32, round(side / 32) * 32) for side in (size * aspect, size / aspect)]
+    return size if 0.8 < shape[0] / shape[1] < 1.25 else sides
+
+
+def _write_length(fitted: Fitted, count: int, epochs: int, batch: int, warm: bool) -> None:
+    while batch > 1 and count // batch < (fitting.UPDATES if batch > 8 else 1):
+        batch //= 2
+    steps = max(1, count // batch)
+    fitted.put("train.length", number_of(epochs, "epochs"), f"{epochs * steps} steps, {steps} an epoch")
+    fitted.put("train.batch_size", batch)
+    warmup: dict[str, Any] = {"warmup": {"over": "1 epoch"}} if warm else {}
+    fitted.put("train.schedule", {"name": "cosine"} | warmup)
+
+
+def _write_evaluations(fitted: Fitted, every: int) -> None:
+    """Have the set by which the best is chosen scored every so many epochs, by the weights themselves."""
+    if isinstance(metric := fitted.get("best.metric"), str):
+        fitted.put("best.metric", metric.replace("/ema/", "/"))
+    main = next(iter(fitted.scored))
+    if isinstance(entry := fitted.get(f"evaluations.{main}"), dict):
+        entry.pop("every", None)
+        fitted.put(f"evaluations.{main}", {"every": number_of(every, "epochs"), **entry})
