@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import scene_sets
 from PIL import Image
 
-from trainkit.autoconfig import new_recipe, scene_start
+from trainkit.autoconfig import fit, new_recipe, pretrained, scene_start
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.data.scenes import sources
@@ -31,9 +32,9 @@ def here(tmp_path, monkeypatch, cache):
     return folder
 
 
-def copied(data: str, recipe: str = "camvid", new: str = "mine.yaml"):
+def copied(data: str, recipe: str = "camvid", new: str = "mine.yaml", asked: fit.Asked | None = None):
     """The copy of a recipe for other data, its text, and what is said of the data."""
-    made = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data)
+    made = new_recipe.copy(RECIPES / f"{recipe}.yaml", Path(new), data=data, asked=asked)
     return loader.load(new), Path(new).read_text(), made.seen
 
 
@@ -42,9 +43,11 @@ def said(seen: tuple[str, ...]) -> str:
     return start.removeprefix("start: ")
 
 
-def weights(folder: Path) -> None:
-    (folder / "pretrained").mkdir(parents=True)
-    (folder / "pretrained" / "tf_efficientnet_lite0.safetensors").touch()
+def weights(folder: Path) -> Path:
+    file = folder / "pretrained" / "tf_efficientnet_lite0.safetensors"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return file
 
 
 # How training starts
@@ -64,24 +67,38 @@ def test_photographs_start_from_an_encoder_whose_weights_lie_beside_the_data(her
     assert (made.optim.groups[0].match, made.optim.groups[0].lr_scale) == ("*encoder.*", 0.3)
     assert set(made.evaluations) == {"val", "pictures"}, "not at several scales, which takes longest"
     assert str(made.train.length) == "60 epochs" and str(made.evaluations["val"].every) == "15 epochs"
-    assert (
-        said(seen).startswith("from the pretrained encoder tf_efficientnet_lite0 (") and f"# {'':8} {'start'}" in text
-    )
+    assert said(seen).startswith("from the pretrained encoder tf_efficientnet_lite0 (") and "\n# start    from" in text
     assert made.task.points is None and made.data.distance is None and made.best.metric == "val/miou"
 
 
-def test_weights_that_were_downloaded_come_first_and_others_after_files(here, monkeypatch):
+def test_weights_that_were_downloaded_come_first(here, monkeypatch):
     pytest.importorskip("segmentation_models_pytorch")
     scene_sets.camvid(here / "streets", (4, 2), SIZE)
-    for names, encoder in (
-        ({"timm:resnet18.a1_in1k"}, "tu-resnet18.a1_in1k"),
-        ({"timm:tf_efficientnet_lite0.in1k", "timm:resnet18.a1_in1k"}, "tu-tf_efficientnet_lite0.in1k"),
-    ):
-        monkeypatch.setattr(timm_weights, "is_here", lambda word, names=names: word in names)
-        made, _, _ = copied("streets", new=f"{len(names)}.yaml")
-        assert (made.task.net.encoder, made.task.net.weights) == (encoder, "pretrained")
+    monkeypatch.setattr(timm_weights, "is_here", lambda word: word == "timm:tf_efficientnet_lite0.in1k")
+    monkeypatch.setattr(timm_weights, "find", lambda word: weights(here))
+    made, _, _ = copied("streets")
+    assert (made.task.net.encoder, made.task.net.weights) == ("tu-tf_efficientnet_lite0.in1k", "pretrained")
     assert made.task.required_weights()["net"].weights == "timm:tf_efficientnet_lite0.in1k"
     assert made.data.std == (0.5, 0.5, 0.5)
+
+
+def test_the_command_line_says_how_training_starts(here):
+    pytest.importorskip("segmentation_models_pytorch")
+    scene_sets.camvid(here / "streets", (4, 2), SIZE)
+    named = weights(here).rename(here / "tf_efficientnet_lite0.safetensors")
+    made, _, seen = copied("streets", new="scratch.yaml", asked=fit.Asked("scratch"))
+    assert made.task.required_weights() == {} and said(seen) == "from scratch: as --start says"
+    made, _, seen = copied("streets", new="named.yaml", asked=fit.Asked(None, str(named)))
+    assert made.task.net.weights == "tf_efficientnet_lite0.safetensors" and said(seen).endswith("as --weights says")
+    for asked, words in (
+        (fit.Asked("probe"), "--start: probe, of a recipe of scenes; expected fine-tune or scratch"),
+        (fit.Asked("scratch", str(named)), "--weights: given beside --start scratch"),
+        (fit.Asked("fine-tune"), "--start: fine-tune, and pretrained weights are not here"),
+        (fit.Asked(None, "run:other"), "--weights: run:other, for another kind of network"),
+    ):
+        with pytest.raises(UserError, match=re.escape(words)):
+            copied("streets", new="none.yaml", asked=asked)
+        assert not Path("none.yaml").exists()
 
 
 def test_larger_pictures_are_brought_to_what_was_measured(here):
@@ -113,7 +130,7 @@ def test_without_weights_training_starts_at_random_and_the_command_that_gets_the
     made, _, seen = copied("streets")
     assert made.task.net.name == "bisenetv2" and made.task.net.weights is None
     assert said(seen).startswith("from scratch: the pretrained weights of tf_efficientnet_lite0 are not here; ")
-    assert f"`trainkit download timm:{scene_start.ENCODER}`" in said(seen)
+    assert f"`trainkit download timm:{pretrained.NETWORK}`" in said(seen)
 
 
 def test_without_the_library_of_decoders_its_extra_is_named(here, monkeypatch):

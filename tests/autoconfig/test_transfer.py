@@ -14,7 +14,7 @@ from PIL import Image
 from runs import run, stripes
 from safetensors.torch import save_file
 
-from trainkit.autoconfig import fit, new_recipe, transfer
+from trainkit.autoconfig import fit, new_recipe, pretrained, transfer
 from trainkit.checkpoint import timm_weights
 from trainkit.cli import main
 from trainkit.config import loader
@@ -128,11 +128,11 @@ def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch
 
 def test_photographs_have_many_colours_and_drawings_few():
     grey = np.add.outer(np.arange(64), np.arange(64)).astype(np.uint8)
-    assert transfer.colours(np.repeat(grey[:, :, None], 3, axis=2)) >= 10
-    assert transfer.colours(np.full((8, 8, 3), 255, np.uint8)) == 1
+    assert pretrained.colours(np.repeat(grey[:, :, None], 3, axis=2)) >= 10
+    assert pretrained.colours(np.full((8, 8, 3), 255, np.uint8)) == 1
     product = np.full((64, 64, 3), 255, np.uint8)
     product[16:48, 8:56] = np.random.default_rng(0).integers(0, 255, (32, 48, 3))
-    assert transfer.colours(product) > transfer.FEW_COLOURS, "a photograph before white"
+    assert pretrained.colours(product) > pretrained.FEW_COLOURS, "a photograph before white"
 
 
 def test_weights_that_are_not_here_are_told_with_the_command_that_brings_them(here):
@@ -153,7 +153,7 @@ def test_weights_that_are_not_here_are_told_with_the_command_that_brings_them(he
 def test_weights_are_found_beside_the_data(here, monkeypatch):
     stripes(here / "sets" / "patterns", 6, 1)
     (here / "sets" / "pretrained").mkdir()
-    monkeypatch.setattr(transfer, "NETWORK", f"{TINY}.r160_in1k")
+    monkeypatch.setattr(pretrained, "NETWORK", f"{TINY}.r160_in1k")
     save_file(timm.create_model(TINY).state_dict(), here / "sets" / "pretrained" / f"{TINY}.safetensors")
     recipe, _ = copied(data="sets/patterns")
     assert recipe.task.net.weights == f"sets/pretrained/{TINY}.safetensors", "from the data root"

@@ -12,7 +12,7 @@ from typing import Literal, cast
 import numpy as np
 
 from trainkit.autoconfig import fit as fitting
-from trainkit.autoconfig import transfer
+from trainkit.autoconfig import pretrained, transfer
 from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.folder_levels import taken
 from trainkit.config.schema import Recipe
@@ -92,7 +92,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
         pixels = image_decode.decode(data, record.where) if isinstance(data, bytes) else data
         values = image_decode.fit(pixels, size, record.where, fit).reshape(-1, 3) / 255
-        return pixels.shape[:2], transfer.colours(pixels), values.mean(0), (values**2).mean(0)
+        return pixels.shape[:2], pretrained.colours(pixels), values.mean(0), (values**2).mean(0)
 
     read = list(each(one, chosen, threads()))
     mean, std = fitting.moments((first, second) for *_, first, second in read)

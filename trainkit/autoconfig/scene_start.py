@@ -9,33 +9,17 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from trainkit.autoconfig import fit
+from trainkit.autoconfig import pretrained
 from trainkit.autoconfig.fit import Fitted
-from trainkit.checkpoint import timm_weights
-from trainkit.data import hub, sources
+from trainkit.autoconfig.pretrained import Weights
 from trainkit.data.scenes import size_checks
 from trainkit.errors import UserError
 from trainkit.models.segmentation_2d import SMP
-from trainkit.paths import data_root, locate
-
-ENCODER = "tf_efficientnet_lite0.in1k"
-"""Encoder that is taken where its weights are here, with their tag: small, 4.7 M weights with its decoder."""
-
-OTHERS = ("resnet18.a1_in1k", "mobilenetv3_large_100.ra_in1k", "resnet50.a1_in1k")
-"""Encoders that are taken where theirs were downloaded and those of `ENCODER` were not. Not measured."""
-
-FOLDER = "pretrained"
-"""Folder where its weights are looked for as a file: at the data root, beside the data and one level above."""
 
 DECODER = "fpn"
-
-FEW_COLOURS = 4
-"""Most colours that cover 85 % of a drawing. Measured medians: photographs 110 to 330, drawn characters 1."""
 
 LEAST = 64
 """Shorter side in the median, in pixels, below which an encoder of stride 32 sees nothing."""
@@ -56,82 +40,56 @@ EPOCHS = (5, 60)
 """Fewest and most."""
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """An encoder whose weights are on this machine."""
+def choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) -> Weights | None:
+    """Choose the encoder for pictures of `median` height and width, and say why; None: from random weights.
 
-    name: str
-    """In timm, with the tag of the weights where those were downloaded."""
-    weights: str
-    """As `task.net.weights` says it."""
-    title: str
-    """In words."""
-
-
-def colours(pixels: np.ndarray) -> int:
-    """Count the colours that cover 85 % of a picture, uint8 (h, w, 3), at 32 levels a channel."""
-    levels = (pixels >> 3).astype(np.uint32)
-    codes = (levels[..., 0] << 10) | (levels[..., 1] << 5) | levels[..., 2]
-    counts = np.sort(np.bincount(codes.ravel()))[::-1]
-    return int(np.searchsorted(np.cumsum(counts), 0.85 * codes.size)) + 1
-
-
-def choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) -> Encoder | None:
-    """Choose the encoder for pictures of `median` height and width, and note why; None: from random weights.
-
-    `few_colours` is the median of `colours`, `data` where the pictures are.
+    `few_colours` is the median of `pretrained.colours`, `data` where the pictures are. Raises UserError where what the
+    command line asks for cannot be had.
     """
-    found, why = _choose(data, median, few_colours)
+    found, why = _choose(fitted, data, median, few_colours)
     if found is None:
-        fitted.seen.append(f"start: from scratch: {why}")
+        fitted.start = f"from scratch: {why}"
     else:
-        fitted.seen.append(f"start: from the pretrained encoder {found.title}, as these are photographs")
+        fitted.start = f"from the pretrained encoder {found.title}: {why}"
     return found
 
 
-def _choose(data: str, median: Sequence[int], few_colours: int) -> tuple[Encoder | None, str]:
-    if few_colours <= FEW_COLOURS:
-        return None, f"drawings, not photographs: {few_colours} colours cover 85 % of a picture, in the median"
-    if min(median) < LEAST:
-        return None, f"pictures of {min(median)} px are too small for a pretrained encoder"
+def _choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) -> tuple[Weights | None, str]:
+    start, word = fitted.asked.start, fitted.asked.weights
+    if start == "probe":
+        raise UserError("--start", "probe, of a recipe of scenes", "fine-tune or scratch")
+    if start == "scratch":
+        if word:
+            raise UserError("--weights", "given beside --start scratch", remedy="leave one of them out")
+        return None, "as --start says"
+    if not start and not word:
+        if few_colours <= pretrained.FEW_COLOURS:
+            return None, f"drawings, not photographs: {few_colours} colours cover 85 % of a picture, in the median"
+        if min(median) < LEAST:
+            return None, f"pictures of {min(median)} px are too small for a pretrained encoder"
     if importlib.util.find_spec(SMP) is None:
+        if start or word:
+            raise UserError(
+                "--start, --weights", f"{SMP} is not installed", remedy="pip install trainkit[segmentation]"
+            )
         return None, "a pretrained encoder needs `pip install trainkit[segmentation]`: then copy again"
-    if (found := _find(data)) is None:
-        name = ENCODER.partition(".")[0]
-        bring = f"`trainkit download {timm_weights.PREFIX}{ENCODER}` downloads them"
-        file = data_root() / FOLDER / f"{name}.safetensors"
-        return None, f"the pretrained weights of {name} are not here; {bring}, or put a file at {file}: then copy again"
-    return found, ""
+    found = pretrained.asked(word) if word else pretrained.found(data)
+    if found is None:
+        if start:
+            raise UserError("--start", f"{start}, and pretrained weights are not here", remedy=pretrained.BRING)
+        name = pretrained.NETWORK.partition(".")[0]
+        return None, f"the pretrained weights of {name} are not here; {pretrained.BRING}: then copy again"
+    return found, "as --start says" if start else "as --weights says" if word else "these are photographs"
 
 
-def _find(data: str) -> Encoder | None:
-    if _is_here(ENCODER):
-        return Encoder(ENCODER, "pretrained", f"{ENCODER} (ImageNet)")
-    folders = [data_root()]
-    if not hub.is_hub(data) and not data.startswith(sources.SAMPLE):
-        folders += list(sources.split_of(locate(data))[0].parents[:2])
-    name = ENCODER.partition(".")[0]
-    for folder in folders:
-        if (file := folder / FOLDER / f"{name}.safetensors").is_file():
-            return Encoder(name, fit.as_named(file), f"{name} ({file})")
-    other = next((name for name in OTHERS if _is_here(name)), None)
-    return None if other is None else Encoder(other, "pretrained", f"{other} (ImageNet)")
-
-
-def _is_here(name: str) -> bool:
-    try:
-        return timm_weights.is_here(timm_weights.PREFIX + name)
-    except UserError:  # another version of timm does not know it
-        return False
-
-
-def write(fitted: Fitted, encoder: Encoder, shapes: np.ndarray, count: int) -> None:
+def write(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> None:
     """Write what goes with an encoder: network, size, crop, mean, optimizer, length.
 
     `shapes` are height and width of the pictures, int64 (n, 2); `count` how many of them are trained on.
     """
-    config = _config(encoder.name)
-    net = {"name": "smp", "encoder": f"tu-{encoder.name}", "decoder": DECODER, "weights": encoder.weights}
+    name = encoder.model or ""  # a run has none, and pretrained.asked takes none for scenes
+    config = pretrained.config(name)
+    net = {"name": "smp", "encoder": f"tu-{name}", "decoder": DECODER, "weights": encoder.word}
     fitted.tree["task"] = {"name": "segment2d", "net": net}
     fitted.drop("data.distance", "data.size", "data.short_side", "train.ema", "train.micro_batch", "train.compile")
     fitted.put("data.mean", [round(one, 3) for one in config.mean], "those that the encoder was trained with")
@@ -179,13 +137,3 @@ def _size(fitted: Fitted, shapes: np.ndarray) -> tuple[int, int]:
     said = f"pictures are {height} x {width} in the median: larger ones show more and take longer, as their area"
     fitted.decide(key, said)
     return size[0], size[1]
-
-
-def _config(name: str) -> Any:
-    import timm
-
-    architecture, _, tag = name.partition(".")
-    config = timm.get_pretrained_cfg(name if tag in timm.list_pretrained(architecture) else architecture)
-    if config is None:
-        raise UserError("--data", f"timm does not say how {name} was trained", "another version of timm")
-    return config

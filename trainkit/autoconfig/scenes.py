@@ -13,7 +13,7 @@ from typing import cast
 
 import numpy as np
 
-from trainkit.autoconfig import fit, scene_start
+from trainkit.autoconfig import fit, pretrained, scene_start
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
@@ -83,7 +83,8 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     size = f"{median[0]} x {median[1]} px in the median"
     said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
     fitted.seen.append(f"{text}: {said}")
-    encoder = None if fit.pretrained(recipe) else _encoder(fitted, some.scenes, text, median)
+    given = fit.pretrained(recipe) and not (fitted.asked.start or fitted.asked.weights)
+    encoder = None if given else _encoder(fitted, some.scenes, text, median)
     if encoder is not None:
         scene_start.write(fitted, encoder, looked.shapes, count)
     else:
@@ -95,7 +96,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     _remark(fitted, source, looked, pixels)
 
 
-def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> scene_start.Encoder | None:
+def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> pretrained.Weights | None:
     """Read some pictures: write their mean and deviation, and choose a pretrained encoder by what they show."""
     means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
     mean, std = fit.moments(zip(means, squares, strict=True))
@@ -169,7 +170,7 @@ def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:
     """The mean of a picture's pixels, that of their squares, and how many colours it has."""
     picture = image_decode.decode(files.picture_bytes(scene), scene.where)
     pixels = picture.reshape(-1, 3) / 255
-    return pixels.mean(0), (pixels**2).mean(0), scene_start.colours(picture)
+    return pixels.mean(0), (pixels**2).mean(0), pretrained.colours(picture)
 
 
 def _says_classes(source: SceneSource) -> bool:

@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainkit.autoconfig import fit as fitting
+from trainkit.autoconfig import pretrained
 from trainkit.autoconfig.fit import Fitted, Start
-from trainkit.checkpoint import timm_weights
+from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
-from trainkit.data import hub, sources
 from trainkit.errors import UserError, number_of
-from trainkit.paths import data_root, locate
 
 if TYPE_CHECKING:
     from torch import nn
-
-NETWORK = "tf_efficientnet_lite0.in1k"
-"""Network that is taken where none is named, with the tag of its weights. Small (4.7 M weights, 19 MB) and without
-squeeze-and-excitation: an image of 160 px takes 12 ms forward and 50 ms forward and backward of one CPU core."""
-
-FOLDER = "pretrained"
-"""Folder where its weights are looked for as a file: at the data root, beside the data and one level above."""
-
-FEW_COLOURS = 6
-"""Most colours that cover 85 % of a drawing or a character, in the median. Measured medians of 60 images: characters
-of Omniglot 1, flat shapes 5; photographs 181 (CIFAR-10, 32 px) and 302 (faces, 112 px), the same in grey 16 and 17."""
 
 SMALLEST = 16
 """Shorter side in pixels, in the median, below which an image shows nothing that a pretrained network knows."""
@@ -72,23 +59,6 @@ EMBEDDING = 256
 
 
 @dataclass(frozen=True)
-class Weights:
-    """Weights that a training starts from, and the network that they are of."""
-
-    word: str
-    """As `task.net.weights` says it."""
-    model: str | None
-    """The network's name in timm; None: that of the recipe."""
-    file: Path | None
-    """None: not on this machine yet, or found by the tracking store."""
-
-    @property
-    def title(self) -> str:
-        """The weights in words."""
-        return f"{self.model or 'the network'} ({'ImageNet' if self.word == 'pretrained' else self.word})"
-
-
-@dataclass(frozen=True)
 class Choice:
     """How training starts."""
 
@@ -96,14 +66,6 @@ class Choice:
     why: str
     weights: Weights | None = None
     """None: random ones."""
-
-
-def colours(pixels: np.ndarray) -> int:
-    """Count the colours that cover 85 % of an image, uint8 (h, w, 3), at 32 levels a channel."""
-    levels = (pixels >> 3).astype(np.uint32)
-    codes = (levels[..., 0] << 10) | (levels[..., 1] << 5) | levels[..., 2]
-    counts = np.sort(np.bincount(codes.ravel()))[::-1]
-    return int(np.searchsorted(np.cumsum(counts), 0.85 * codes.size)) + 1
 
 
 def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few_colours: int) -> Choice | None:
@@ -127,13 +89,12 @@ def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few
             return None
         if reason := _against(count, side, few_colours):
             return Choice("scratch", reason)
-    weights = _asked_weights(recipe, asked.weights) if asked.weights else _found(data)
+    weights = pretrained.asked(asked.weights, _own_model(recipe)) if asked.weights else pretrained.found(data)
     if weights is None:
-        bring = f"`trainkit download {timm_weights.PREFIX}{NETWORK}` downloads them, --weights FILE names a file"
         if asked.start:
-            raise UserError("--start", f"{asked.start}, and pretrained weights are not here", remedy=bring)
-        name = NETWORK.partition(".")[0]
-        return Choice("scratch", f"the pretrained weights of {name} are not here; {bring}: then copy again")
+            raise UserError("--start", f"{asked.start}, and pretrained weights are not here", remedy=pretrained.BRING)
+        name = pretrained.NETWORK.partition(".")[0]
+        return Choice("scratch", f"the pretrained weights of {name} are not here; {pretrained.BRING}: then copy again")
     _check(weights)
     if asked.start:
         return Choice(asked.start, _with_hint("as --start says", weights, fitted), weights)
@@ -143,7 +104,7 @@ def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few
 
 def _against(count: int, side: int, few_colours: int) -> str:
     """Why pretrained weights would be of little use; empty where they are of use."""
-    if few_colours <= FEW_COLOURS:
+    if few_colours <= pretrained.FEW_COLOURS:
         found = "one colour covers" if few_colours == 1 else f"{few_colours} colours cover"
         return f"drawings or characters and not photographs: {found} 85 % of an image, in the median"
     if side < SMALLEST:
@@ -168,7 +129,7 @@ def _by_size(count: int, side: int, weights: Weights, recipe: Recipe) -> tuple[S
         return "fine-tune", f"{count} photographs are too few to train all weights anew, and fine-tuned in minutes"
     if weights.model is None:
         return "fine-tune", f"{count:,} photographs"
-    config = _config(weights.model)
+    config = pretrained.config(weights.model)
     size = _size(config, side)
     seconds = seconds_per_image(weights.model, size) * count * _epochs(count, size, config)
     taken = _duration(seconds)
@@ -185,79 +146,14 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-# ---- Weights
-
-
-def _found(data: str) -> Weights | None:
-    """The default network's weights on this machine: downloaded, else a file; None: neither."""
-    if timm_weights.is_here(timm_weights.PREFIX + NETWORK):
-        return Weights("pretrained", NETWORK, timm_weights.find(timm_weights.PREFIX + NETWORK))
-    folders = [data_root()]
-    if not hub.is_hub(data):
-        folders += list(sources.split_of(locate(data))[0].parents[:2])
-    model = NETWORK.partition(".")[0]
-    for folder in folders:
-        if (file := folder / FOLDER / f"{model}.safetensors").is_file():
-            return Weights(fitting.as_named(file), model, file)
-    return None
-
-
-def _asked_weights(recipe: Recipe, word: str) -> Weights:
-    """The weights that --weights names. Raises UserError where there are none, or nothing says of which network."""
-    own = _own_model(recipe)
-    if word == "pretrained" or word.startswith(timm_weights.PREFIX):
-        name = word.removeprefix(timm_weights.PREFIX) if word != "pretrained" else NETWORK
-        name = name if "." in name else _tagged(name)
-        here = timm_weights.is_here(timm_weights.PREFIX + name)
-        return Weights("pretrained", name, timm_weights.find(timm_weights.PREFIX + name) if here else None)
-    if word.startswith(("run:", "models:/")):
-        if not own:
-            expected = "a recipe whose network is one of timm"
-            raise UserError(
-                "--weights", f"{word}, for another kind of network", expected, "copy that run: trainkit cp RUN"
-            )
-        return Weights(word, None, None)
-    text = fitting.named(word, "--weights")
-    file = locate(text)
-    if not file.is_file():
-        raise UserError(str(file), "is no file", "a file of weights")
-    import timm
-
-    model = file.name.removesuffix(file.suffix)
-    if not timm.is_model(model.partition(".")[0]):
-        if not own:
-            expected = "a file that is called as its network is in timm, such as resnet18.safetensors"
-            raise UserError("--weights", str(file), expected, "rename it")
-        model = None
-    return Weights(text, model, file)
-
-
-def _tagged(name: str) -> str:
-    import timm
-
-    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    return f"{name}.{config.tag}" if config is not None and config.tag else name
-
-
 def _check(weights: Weights) -> None:
     """Raise UserError where a file of weights is not of the network that it is called after."""
     if weights.model is None or weights.file is None:
         return
     from trainkit.models import timm_classifier
 
-    net = timm_classifier.timm_network(weights.model, _config(weights.model).input_size, {}, 2, "--weights")
+    net = timm_classifier.timm_network(weights.model, pretrained.config(weights.model).input_size, {}, 2, "--weights")
     timm_classifier.load(net, weights.file, 2)
-
-
-def _config(model: str) -> Any:
-    """timm's description of how a network was trained: size, mean, standard deviation, interpolation."""
-    import timm
-
-    architecture, _, tag = model.partition(".")
-    config = timm.get_pretrained_cfg(model if tag in timm.list_pretrained(architecture) else architecture)
-    if config is None or len(config.input_size) != 3:
-        raise UserError("--weights", f"timm does not say how {architecture} was trained", "another network")
-    return config
 
 
 # ---- What it costs
@@ -310,7 +206,7 @@ def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int]
     if weights is None:
         fitted.drop("task.net.weights", "task.net.frozen", "task.net.freeze_bn")
         return
-    config = None if weights.model is None else _config(weights.model)
+    config = None if weights.model is None else pretrained.config(weights.model)
     _write_network(fitted, recipe, weights, frozen=choice.start == "probe")
     if config is not None:
         _write_images(fitted, weights, config, shape)
@@ -357,7 +253,7 @@ def _groups(fitted: Fitted, recipe: Recipe, weights: Weights) -> list[dict[str, 
     """The backbone at a lower rate than the head."""
     if fitted.get("task.name") == "embed":
         return [{"match": "net.backbone.*", "lr_scale": BACKBONE}]
-    head = _config(weights.model or _own_model(recipe)).classifier
+    head = pretrained.config(weights.model or _own_model(recipe)).classifier
     return [{"match": "net.*", "lr_scale": BACKBONE}, {"match": f"net.{head}.*", "lr_scale": 1}]
 
 

@@ -175,7 +175,7 @@ class AdaDistill:
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """The pixels as an embedding."""
-        return [pixels_baseline(embed_both_views)]
+        return [pixels_baseline(mirror=True)]
 
 
 class Memory(nn.Module):

@@ -6,7 +6,7 @@ al., CVPR 2022), or a plain classifier over the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class Embed:
         """Of classes the majority class and 1-NN, of all else the pixels as an embedding."""
         if isinstance(split.protocol, Classes):
             return baselines.of_classes(split, train)
-        return [pixels_baseline(embed_both_views if self.mirror else embed_view)]
+        return [pixels_baseline(self.mirror)]
 
 
 class WithHead(nn.Module):
@@ -135,9 +135,14 @@ class Pixels(nn.Module):
         return image.flatten(1)
 
 
-def pixels_baseline(embed: Callable[[nn.Module, Tensor], Rows]) -> Baseline:
-    """Compare images by their pixels, of which `embed` makes an embedding as it does with a network."""
-    return Baseline("pixels", lambda _: lambda batch: embed(Pixels(), batch["image"]), {"embed": embed.__name__})
+def pixels_baseline(mirror: bool) -> Baseline:
+    """Compare images by their pixels, with `mirror` by those of their mirror images too, as a network is."""
+
+    def predict(batch: Batch) -> Rows:
+        image = batch["image"]
+        return embed_both_views(Pixels(), image) if mirror else embed_view(Pixels(), {"image": image})
+
+    return Baseline("pixels", lambda _: predict, {"mirror": mirror})
 
 
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
