@@ -21,7 +21,14 @@ VERSION = 1
 
 _PERSON = ("person", *(name for name in LABEL_COLUMNS if name != "person"))
 _OPTIONAL = ("camera", "modality", "text", "role")
-_ENDS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"BM": ".bmp", b"RIFF": ".webp"}
+_ENDS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG": ".png",
+    b"BM": ".bmp",
+    b"RIFF": ".webp",
+    b"II*\0": ".tif",
+    b"MM\0*": ".tif",
+}
 
 
 def holds_images(path: Path) -> bool:
@@ -81,7 +88,7 @@ def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path) 
                 data = data.read_bytes() if isinstance(data, Path) else data
                 end = next((end for magic, end in _ENDS.items() if data.startswith(magic)), None)
                 if end is None:
-                    raise UserError(where, "bytes of no known image format", "JPEG, PNG, BMP or WebP")
+                    raise UserError(where, "bytes of no known image format", "JPEG, PNG, BMP, WebP or TIFF")
                 name = f"images/{row:08d}{end}"
                 (aside / name).write_bytes(data)
                 modality = _cell(cells.get("modality")) or "rgb"
