@@ -18,6 +18,9 @@ from trainkit.autoconfig.fit import Fitted, Start
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
+from trainkit.models.face_backbones import TimmSpec
+from trainkit.tasks.classify import Classify
+from trainkit.tasks.embed import Embed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -259,7 +262,10 @@ def _groups(fitted: Fitted, recipe: Recipe, weights: Weights) -> list[dict[str, 
 
 def _own_model(recipe: Recipe) -> str:
     """The name in timm of the recipe's own network; empty where it is of another kind."""
-    return getattr(getattr(recipe.task, "net", None), "model", "")
+    task = recipe.task
+    if isinstance(task, Classify):
+        return task.net.model
+    return task.net.model if isinstance(task, Embed) and isinstance(task.net, TimmSpec) else ""
 
 
 def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int]) -> None:

@@ -20,9 +20,10 @@ from trainkit.data.loader import stream
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volumes import residency
 from trainkit.data.volumes.augment import Noise, Rotate, VolumeAugment
-from trainkit.data.volumes.dataset import CaseSplit, PatchSplit, Volumes, fold_of
+from trainkit.data.volumes.dataset import Volumes, fold_of
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.data.volumes.residency import Shelf, cut
+from trainkit.data.volumes.splits import CaseSplit, PatchSplit
 from trainkit.errors import UserError
 from trainkit.interfaces import Data
 from trainkit.training.plan import Plan

@@ -1,0 +1,292 @@
+"""Splits of volumes: whole cases that are scored one by one, and patches that are cut from cases."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from trainkit import rng
+from trainkit.data.leakage import Held
+from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
+from trainkit.data.volumes.augment import VolumeAugment
+from trainkit.data.volumes.residency import Shelf
+from trainkit.errors import UserError
+from trainkit.evaluation_protocols import Segmentation
+from trainkit.interfaces import Batch, Split
+
+
+@dataclass(frozen=True, eq=False)
+class _Cases(Split):
+    """Cases of an imported set."""
+
+    name: str
+    packed: PackedVolumes
+    cases: np.ndarray
+    """int64 (cases,), cases of the packed set."""
+
+    @property
+    def infos(self) -> list[CaseInfo]:
+        """Shapes, patients and clinical data of the cases."""
+        return [self.packed.case(case) for case in self.cases.tolist()]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of volumes, labels and names; that of the packed set where it is taken whole."""
+        if np.array_equal(self.cases, np.arange(len(self.packed))):
+            return self.packed.digest
+        return hashlib.sha256(self.packed.digest.encode() + b"\n" + self.cases.astype("<i8").tobytes()).hexdigest()
+
+    def held(self) -> Held:
+        """Return what splits are compared by: patients, and volumes as they were in their files."""
+        infos = self.infos
+        return Held(
+            noun="volumes",
+            prints=self.packed.fingerprints()[self.cases],
+            names=lambda places: [infos[place].id for place in places],
+            subjects=frozenset(info.patient for info in infos),
+            kind="patients",
+            classes=self.packed.names,
+            counts=np.sum([info.volumes_mm3 for info in infos], 0),
+            unit="mm3",
+        )
+
+    def _protocol(self, kind: Literal["whole", "patches", "overlays"], each: int = 1) -> Segmentation:
+        """Return ids, patients and clinical data of the cases, each as often as it has samples."""
+        infos = [info for info in self.infos for _ in range(each)]
+        columns = dict.fromkeys(name for info in infos for name in info.clinical)
+        clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
+        ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
+        shown = self.packed.channel_names[0] if self.packed.channel_names else ""
+        return Segmentation(ids, patients, self.packed.names, kind, clinical, shown)
+
+
+@dataclass(frozen=True, eq=False)
+class CaseSplit(_Cases):
+    """Whole cases of an imported set, read one by one.
+
+    Keys: image, float16 (1, C, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
+    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
+    wanted, overlay, bool (1,).
+    """
+
+    kind: Literal["whole", "overlays"] = "whole"
+    mirrored: bool = False
+    """True: predictions are averaged over mirror images along all axes."""
+
+    at_once: int = field(default=1, init=False)
+    """Volumes differ in size."""
+    views: int = field(default=1, init=False)
+    """Nothing is augmented."""
+
+    @property
+    def size(self) -> int:
+        """Number of cases."""
+        return len(self.cases)
+
+    @functools.cached_property
+    def content(self) -> str:
+        """SHA-256 of the files, patients and labels as annotated, which whole cases are evaluated on."""
+        return self.packed.content(self.cases)
+
+    @functools.cached_property
+    def protocol(self) -> Segmentation:
+        """Names, patients and clinical data of the cases."""
+        return self._protocol(self.kind)
+
+    def some(self, most: int) -> CaseSplit:
+        """Choose at most so many cases, spread evenly over the sizes: of volumes, and where these are equal, of organs.
+
+        The same ones in every run; neither the smallest nor the largest where there is a choice.
+        """
+        if self.size <= most:
+            return self
+
+        infos = self.infos
+
+        def size(place: int) -> tuple[int, float, str]:
+            info = infos[place]
+            return math.prod(info.shape), sum(info.volumes_mm3[1:]), info.id
+
+        order = sorted(range(self.size), key=size)
+        chosen = sorted(order[(2 * k + 1) * self.size // (2 * most)] for k in range(most))
+        return replace(self, cases=self.cases[chosen])
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """Raise ValueError: a split that is scored is not trained on."""
+        raise ValueError(f"{self.name} is a split to be scored")
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read the case at the one index. Raises UserError where it was damaged, ValueError for several indices."""
+        indices = np.array(indices, dtype=np.int64)
+        if len(indices) != 1:
+            raise ValueError(f"{self.name}: {len(indices)} cases at once; whole volumes are read one by one")
+        case = int(self.cases[indices[0]])
+        if case not in self._checked:
+            self.packed.check(case)
+            self._checked.add(case)
+        batch = {
+            # Copied: torch warns of arrays that must not be written to, and pinning takes a copy anyway.
+            "image": torch.from_numpy(np.array(self.packed.image(case)))[None],
+            "mask": torch.from_numpy(np.array(self.packed.truth(case)))[None],
+            "spacing": torch.tensor([self.packed.case(case).original_spacing], dtype=torch.float64),
+            "mirrors": torch.full((1, 3), self.mirrored),
+            "index": torch.from_numpy(indices),
+            "view": torch.zeros(1, dtype=torch.int64),
+        }
+        return batch | ({"overlay": torch.ones(1, dtype=torch.bool)} if self.kind == "overlays" else {})
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Return the batch with the image as float32."""
+        return {**batch, "image": batch["image"].float()}
+
+    @functools.cached_property
+    def _checked(self) -> set[int]:
+        """Cases that this process has compared with their checksums."""
+        return set()
+
+
+@dataclass(frozen=True, eq=False)
+class PatchSplit(_Cases):
+    """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
+
+    Keys after `on_device`: image, float32 (B, C, *patch); mask, uint8 (B, *patch); index, view. Before, image is
+    float16 and both are larger by `margin` on each side; or, where volumes are on the device, there is `start`, int64
+    (B, 3), the first voxel of each. And the numbers of the augmentation, `augment_*`.
+    """
+
+    shelf: Shelf
+    """The volumes of these cases."""
+    seed: int
+    patch: tuple[int, int, int]
+    patches: int
+    """Of each case in an epoch."""
+    foreground: float
+    """Share that is centred on organs; of what is scored always a half."""
+    augment: VolumeAugment
+    kind: Literal["train", "patches"] = "train"
+    """To train on, other ones in each epoch; or to be scored, always the same."""
+
+    at_once: None = field(default=None, init=False)
+    """Patches are read in batches of any size."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_kept_starts"}
+
+    @property
+    def size(self) -> int:
+        """Number of patches of an epoch."""
+        return len(self.cases) * self.patches
+
+    @property
+    def views(self) -> int:
+        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is scored, 1."""
+        return 0 if self.kind == "train" else 1
+
+    @functools.cached_property
+    def protocol(self) -> Segmentation | None:
+        """Names, patients and clinical data of the patches; None for training."""
+        return None if self.kind == "train" else self._protocol("patches", self.patches)
+
+    @functools.cached_property
+    def margin(self) -> tuple[int, int, int]:
+        """Voxels more that are read on each side, for what the augmentation moves into the patch."""
+        return self.augment.margin(self.patch, self.packed.spacing)
+
+    @functools.cached_property
+    def counts(self) -> np.ndarray:
+        """Known places of each organ in each case, int64 (cases, classes - 1)."""
+        organs = range(1, len(self.packed.names))
+        known = [[len(self.packed.foreground(case, organ)) for organ in organs] for case in self.cases.tolist()]
+        return np.asarray(known, np.int64).reshape(len(self.cases), len(organs))
+
+    def order(self, epoch: int, batch_size: int) -> np.ndarray:
+        """Shuffle the rows of one epoch, int64 (updates, batch_size); what fills no batch is left for other epochs.
+
+        Raises UserError when a batch takes more than there are.
+        """
+        if not 1 <= batch_size <= self.size:
+            found = f"1 to {self.size}, the number of patches in an epoch of {self.name}"
+            raise UserError("batch_size", str(batch_size), found, "raise data.patches")
+        updates = self.size // batch_size
+        rows = rng.permutation(self.seed, epoch, self.size)[: updates * batch_size]
+        return rows.astype(np.int64).reshape(updates, batch_size)
+
+    def starts(self, rows: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the first voxel of each patch in its volume, int64 (rows, 3).
+
+        A patch lies inside its volume; along axes where the volume is the smaller, all of it lies inside the patch.
+        """
+        # Those of an epoch are found at once, 5 us each: after megabytes of voxels have gone through the processor's
+        # cache, the code that finds a single one takes 0.1 ms.
+        epoch = 0 if self.kind == "patches" else epoch
+        kept = self.__dict__.get("_kept_starts")
+        if kept is None or kept[0] != epoch:
+            kept = self.__dict__["_kept_starts"] = epoch, self._all_starts(epoch)
+        return kept[1][rows]
+
+    def _all_starts(self, epoch: int) -> np.ndarray:
+        rows = np.arange(self.size)
+        cases = rows // self.patches
+        # Whether on an organ, which, which of its voxels; and where else, along each axis.
+        draws = rng.uniform(self.seed, "patch", epoch, rows[:, None], np.arange(6))
+        shapes = self.shelf.shapes[cases]
+        lowest, highest = np.minimum(shapes - self.patch, 0), np.maximum(shapes - self.patch, 0)
+        starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
+        chosen = draws[:, 0] < self.foreground if self.kind == "train" else rows % 2 == 0
+        present = [np.flatnonzero(known) + 1 for known in self.counts]
+        for row in np.flatnonzero(chosen).tolist():
+            case = int(cases[row])
+            if len(organs := present[case]) == 0:
+                continue
+            organ = int(organs[int(draws[row, 1] * len(organs))])
+            voxels = self.packed.foreground(int(self.cases[case]), organ)
+            rest, x = divmod(int(voxels[int(draws[row, 2] * len(voxels))]), int(shapes[row, 2]))
+            z, y = divmod(rest, int(shapes[row, 1]))
+            starts[row] = [at - side // 2 for at, side in zip((z, y, x), self.patch, strict=True)]
+        return np.clip(starts, lowest, highest)
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read the patches at `indices`, in training with the numbers for their augmentation.
+
+        Raises UserError where a case was damaged.
+        """
+        indices = np.array(indices, dtype=np.int64)
+        starts = self.starts(indices, epoch) - self.margin
+        batch = {"index": torch.from_numpy(indices), "view": torch.from_numpy(np.zeros_like(indices))}
+        if self.shelf.place == "device":
+            batch["start"] = torch.from_numpy(starts)
+        else:
+            batch["image"], batch["mask"] = self.shelf.patches(indices // self.patches, starts, self._region)
+        if self._augmented:
+            where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names, self.packed.channels)
+            numbers = self.augment.numbers(self.seed, epoch, indices, *where)
+            batch |= {key: torch.from_numpy(value) for key, value in numbers.items()}
+        return batch
+
+    def on_device(self, batch: Batch) -> Batch:
+        """Cut patches, where volumes are on the device, and augment them; the image as float32."""
+        done = {key: batch[key] for key in ("index", "view")}
+        if "start" in batch:
+            image, mask = self.shelf.patches_on(batch["index"] // self.patches, batch["start"], self._region)
+        else:
+            image, mask = batch["image"], batch["mask"]
+        image = image.float()
+        numbers = {key: value for key, value in batch.items() if key.startswith("augment_")}
+        if numbers:
+            image, mask = self.augment.apply(image, mask, numbers, self.patch)
+        return done | {"image": image, "mask": mask}
+
+    @functools.cached_property
+    def _region(self) -> tuple[int, int, int]:
+        depth, height, width = (p + 2 * m for p, m in zip(self.patch, self.margin, strict=True))
+        return depth, height, width
+
+    @functools.cached_property
+    def _augmented(self) -> bool:
+        return self.augment != VolumeAugment()
