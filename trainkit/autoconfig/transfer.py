@@ -41,8 +41,9 @@ ENLARGED = 160
 """Side to which smaller images are enlarged. Logistic regression over the features of 1,000 images of CIFAR-10, 10
 classes: top-1 0.589 at 64 px, 0.691 at 96, 0.719 at 128, 0.734 at 160, 0.730 at 224."""
 
-_NATIVE_IMAGES = 2_000
-"""Images of the network's own size that fill a fine-tuning of 5 to 20 epochs: 3 min of one core at 97 ms each."""
+_PASSES = 2_400
+"""Images of `ENLARGED` that a fine-tuning of 5 to 20 epochs passes through the network. 3,840 of them (250 images, 16
+epochs) took 402 s of two CPU cores of which another program had 0.7."""
 
 PROBE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05}
 
@@ -125,21 +126,25 @@ def _with_hint(why: str, weights: Weights, fitted: Fitted) -> str:
 
 def _by_size(count: int, side: int, weights: Weights, recipe: Recipe) -> tuple[Start, str]:
     """Fine-tuning where it takes minutes, else a linear probe, with what fine-tuning would take."""
-    import torch
-
-    gpu = torch.cuda.is_available()
+    gpu = _on_gpu()
     if count <= FINE_TUNED and not gpu:
         return "fine-tune", f"{count} photographs are too few to train all weights anew, and fine-tuned in minutes"
     if weights.model is None:
         return "fine-tune", f"{count:,} photographs"
     config = pretrained.config(weights.model)
-    size = _size(config, side)
-    seconds = seconds_per_image(weights.model, size) * count * _epochs(count, size, config)
+    size = _size(config, side, quick=not gpu)
+    seconds = seconds_per_image(weights.model, size) * count * _epochs(count, size)
     taken = _duration(seconds)
     if gpu and seconds <= 60 * MINUTES:
         return "fine-tune", f"{count:,} photographs take about {taken} on this GPU"
     most = "take longer" if gpu else f"are more than the {FINE_TUNED} that two CPU cores fine-tune in {MINUTES} minutes"
     return "probe", f"{count:,} photographs {most}; fine-tuning takes about {taken} here (--start fine-tune)"
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _duration(seconds: float) -> str:
@@ -162,15 +167,14 @@ def _check(weights: Weights) -> None:
 # ---- What it costs
 
 
-def _size(config: Any, side: int) -> int:
-    """Side of the square images: the network's own, or smaller where images are small."""
+def _size(config: Any, side: int, quick: bool) -> int:
+    """Side of the square images: the network's own, or smaller where images are small or it should be `quick`."""
     native = min(config.input_size[1:])
-    return native if config.fixed_input_size or side >= ENLARGED else min(native, ENLARGED)
+    return native if config.fixed_input_size or (side >= ENLARGED and not quick) else min(native, ENLARGED)
 
 
-def _epochs(count: int, size: int, config: Any) -> int:
-    work = _NATIVE_IMAGES * (min(config.input_size[1:]) / size) ** 2
-    return int(np.clip(round(work / max(1, count)), 5, 20))
+def _epochs(count: int, size: int) -> int:
+    return int(np.clip(round(_PASSES * (ENLARGED / size) ** 2 / max(1, count)), 5, 20))
 
 
 def seconds_per_image(model: str, size: int, limit: float = 2.0) -> float:
@@ -212,7 +216,7 @@ def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int]
     config = None if weights.model is None else pretrained.config(weights.model)
     _write_network(fitted, recipe, weights, frozen=choice.start == "probe")
     if config is not None:
-        _write_images(fitted, weights, config, shape)
+        _write_images(fitted, weights, config, shape, quick=choice.start == "fine-tune" and not _on_gpu())
     fitted.drop("task.mix", "train.ema", "train.micro_batch", "train.compile")
     if fitted.get("data.fit") == "keep":
         fitted.drop("data.fit")
@@ -226,8 +230,8 @@ def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int]
         bilinear = "bilinear" if interpolation == "bilinear" else "bicubic"
         fitted.put("data.augment", {**AUGMENT, "interpolation": bilinear})
         fitted.put("optim", {**FINE_TUNE, "groups": _groups(fitted, recipe, weights)})
-        side = min(shape) if config is None else _size(config, min(shape))
-        epochs, every, batch, warm = _epochs(count, side, config), 1, 16, True
+        sides = fitted.get("data.image_size")
+        epochs, every, batch, warm = _epochs(count, sides if isinstance(sides, int) else min(shape)), 1, 16, True
     fitted.decide("data.augment", "flip 0 where a mirrored image is of another class, as letters are")
     _write_length(fitted, count, epochs, batch, warm)
     _write_evaluations(fitted, every)
@@ -268,9 +272,9 @@ def _own_model(recipe: Recipe) -> str:
     return task.net.model if isinstance(task, Embed) and isinstance(task.net, TimmSpec) else ""
 
 
-def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int]) -> None:
+def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int], quick: bool) -> None:
     """Size, mean and standard deviation: those that the network was trained with."""
-    size = _size(config, min(shape))
+    size = _size(config, min(shape), quick)
     said = f"images are {shape[0]} x {shape[1]} px in the median, those that the network was trained on"
     sides = _sides(size, shape) if fitted.get("data.fit") == "stretch" else size
     fitted.put("data.image_size", sides, f"{said} {config.input_size[-1]}")
