@@ -525,5 +525,21 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             how = [str(change) for change in pair.changes if change.key.startswith("data.")]
             said = f" ({'; '.join(how)})" if how else ""
             yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}{said}"
+            sizes = [_label_map_size(one.recipe) for one in (first, side)]
+            if sizes[0] != sizes[1]:
+                yield (
+                    f"{', '.join(pair.prepared)}: label maps are scored at {sizes[0]} in {first.name}, at {sizes[1]} "
+                    f"in {side.name}; with data.score_at: file in both, scores are of the same pixels"
+                )
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"
+
+
+def _label_map_size(recipe: Mapping[str, Any]) -> str:
+    """Return the size at which label maps of scenes are scored, in words; empty for other data."""
+    data = recipe.get("data") or {}
+    if data.get("name") != "scenes":
+        return ""
+    if data.get("size") is None or data.get("score_at") == "file":
+        return "the size of their files"
+    return " x ".join(map(str, data["size"]))
