@@ -146,6 +146,9 @@ def test_label_maps_that_are_scored_at_different_sizes_are_named(trained, monkey
     assert note.startswith(f"val: label maps are scored at 36 x 48 in {runs['plain'].name}, at 18 x 24 in")
     for at_file in ({"score_at": "file"}, {"size": None}):
         assert "scored at the size of their files in " in notes(**at_file)[0]
+    monkeypatch.setattr(comparing.bootstrap, "why_not_comparable", lambda *_: "their rows differ in 'actual'")
+    (score,) = [score for score in compare(store, [runs["plain"], runs["slow"]]).scores if score.primary]
+    assert (score.verdict, score.why) == ("not comparable", "label maps were scored at different sizes")
     sizes[runs["slow"].name] = {"score_at": "file"}
     assert notes(size=[36, 48], score_at="file") == []
 

@@ -298,6 +298,8 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
         name = _evaluation(head)
         if same[name]:
             drawn = _bootstrap(first, second, head, shared, reader, level)
+            if not drawn.comparable and _label_map_size(first.recipe) != _label_map_size(second.recipe):
+                drawn = replace(drawn, why="label maps were scored at different sizes")
         else:
             unknown = [side.name for side in (first, second) if side.digest(name) is None]
             why = "scored on other data"
@@ -529,7 +531,7 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             if sizes[0] != sizes[1]:
                 yield (
                     f"{', '.join(pair.prepared)}: label maps are scored at {sizes[0]} in {first.name}, at {sizes[1]} "
-                    f"in {side.name}; with data.score_at: file in both, scores are of the same pixels"
+                    f"in {side.name}; data.score_at: file in both has the same pixels scored"
                 )
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"
