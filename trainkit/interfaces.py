@@ -487,8 +487,12 @@ class LabelsImages(Protocol):
         scales: Sequence[float] = (1.0,),
         mirrors: Sequence[bool] = (False, False),
         window: Sequence[int] = (0, 0),
+        size: Sequence[int] | None = None,
     ) -> Tensor:
-        """Class probabilities, float32 (B, classes, H, W), of normalised images (B, 3, H, W)."""
+        """Class probabilities, float32 (B, classes, h, w), of normalised images (B, 3, H, W).
+
+        `size` is h and w; None: those of the images.
+        """
         ...
 
 

@@ -122,6 +122,37 @@ def test_runs_whose_data_was_prepared_differently_are_compared_and_it_is_said(tr
     assert compare(store, pair).primary.verdict == "not comparable"
 
 
+def test_label_maps_that_are_scored_at_different_sizes_are_named(trained, monkeypatch):
+    store, runs = trained
+    tagged, read = comparing._tags, comparing.diff.read
+    sizes: dict[str, dict] = {}
+    monkeypatch.setattr(
+        comparing,
+        "_tags",
+        lambda run, *rest: tagged(run, *rest) | {"trainkit.data.val": run.name, "trainkit.content.val": "the same"},
+    )
+    monkeypatch.setattr(
+        comparing.diff,
+        "read",
+        lambda path: read(path) | {"data": {"name": "scenes", "size": [18, 24]} | sizes.get(path.parent.name, {})},
+    )
+
+    def notes(**first) -> list[str]:
+        sizes[runs["plain"].name] = first
+        return [note for note in compare(store, [runs["plain"], runs["slow"]]).notes if "label maps" in note]
+
+    assert notes(mean=0.5) == []
+    (note,) = notes(size=[36, 48])
+    assert note.startswith(f"val: label maps are scored at 36 x 48 in {runs['plain'].name}, at 18 x 24 in")
+    for at_file in ({"score_at": "file"}, {"size": None}):
+        assert "scored at the size of their files in " in notes(**at_file)[0]
+    monkeypatch.setattr(comparing.bootstrap, "why_not_comparable", lambda *_: "their rows differ in 'actual'")
+    (score,) = [score for score in compare(store, [runs["plain"], runs["slow"]]).scores if score.primary]
+    assert (score.verdict, score.why) == ("not comparable", "label maps were scored at different sizes")
+    sizes[runs["slow"].name] = {"score_at": "file"}
+    assert notes(size=[36, 48], score_at="file") == []
+
+
 def test_a_run_from_before_that_logged_all_scores_under_best_is_compared_as_others_are(trained, monkeypatch):
     store, runs = trained
     read = journal.read

@@ -182,6 +182,7 @@ def test_large_pictures_are_made_smaller_until_a_crop_shows_half_of_one(here):
     scene_sets.camvid(here / "streets", (3, 2), (300, 400))
     recipe, text = fitted("segment", "streets")
     assert recipe.data.size == (136, 184) and recipe.data.crop == (96, 128) and recipe.data.short_side is None
+    assert recipe.data.score_at == "file"
     assert "# <- pictures are 300 x 400 in the median, made smaller so that a crop shows half" in text
     assert recipe.data.open(0).train.size == 3
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((600, 200, 3), np.uint8))

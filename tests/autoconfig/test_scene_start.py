@@ -106,7 +106,7 @@ def test_larger_pictures_are_brought_to_what_was_measured(here):
     weights(here)
     scene_sets.camvid(here / "streets", (2, 1), (720, 960))
     made, text, _ = copied("streets")
-    assert made.data.size == (360, 480) and made.data.crop == (256, 320)
+    assert made.data.size == (360, 480) and made.data.crop == (256, 320) and made.data.score_at == "file"
     assert "# <- pictures are 720 x 960 in the median: larger ones show more" in text
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((1000, 500, 3), np.uint8))
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((1000, 500), np.uint8))

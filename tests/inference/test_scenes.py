@@ -129,6 +129,14 @@ def test_what_is_written_is_what_the_run_scores(name, sets, tmp_path, mirror):
     assert all(np.count_nonzero(row["predicted"]) > 1 for row in found.values()), "one class: anything would agree"
 
 
+def test_what_is_written_is_what_the_run_scores_at_the_size_of_files(sets, tmp_path, monkeypatch):
+    lines = "  crop: [32, 32]\n  size: [48, 96]\n  score_at: file"
+    name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", lines))
+    for split, flags in (("val", []), ("val.flip", ["--mirror"])):
+        ask(name, sets / "val", tmp_path / split, *flags)
+        assert counted(tmp_path / split, sets / "valannot") == by_run(name, split)
+
+
 @pytest.mark.parametrize("line", ["size: [48, 96]", "short_side: 64"])
 def test_pictures_are_seen_as_those_of_the_run_and_label_maps_have_their_own_size(sets, tmp_path, monkeypatch, line):
     name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", f"  crop: [32, 32]\n  {line}"))
@@ -139,9 +147,8 @@ def test_pictures_are_seen_as_those_of_the_run_and_label_maps_have_their_own_siz
     with trained_model.rebuilt(folder, recipe, trained_model.read_meta(folder)) as run, torch.no_grad():
         opened = recipe.data.open(0).evaluations["val"]
         batch = opened.on_device(opened.fetch(np.array([0]), 0))
-        seen = recipe.task.probabilities(run.net, batch["image"], batch["scales"][0].tolist())
-    expected = torch.nn.functional.interpolate(seen, SIZE, mode="bilinear", align_corners=False).argmax(1)[0]
-    np.testing.assert_array_equal(read(tmp_path / "out" / file.name), expected.numpy())
+        seen = recipe.task.probabilities(run.net, batch["image"], batch["scales"][0].tolist(), size=SIZE)
+    np.testing.assert_array_equal(read(tmp_path / "out" / file.name), seen.argmax(1)[0].numpy())
 
 
 def test_stretched_pictures_are_said(sets, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
+from torch.nn import functional as F
 
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
@@ -214,6 +215,22 @@ def test_scores_do_not_depend_on_how_many_are_seen_at_once(made, view):
     each = [alone.predict(net, {key: value[i : i + 1] for key, value in given.items()}) for i in range(3)]
     for name in together:
         assert torch.equal(together[name], torch.cat([rows[name] for rows in each])), name
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=str)
+def test_pictures_are_scored_at_the_size_of_their_masks(made, view):
+    net = Sees().eval()
+    task, _ = made(net)
+    given = whole(**view) | {"mask": whole(size=(51, 40))["mask"]}
+    found = task.probabilities(net, given["image"], **view, size=(51, 40)).argmax(1)
+    expected = scenes.pixel_counts(found, given["mask"], 4)
+    rows = task.predict(net, given)
+    for name, value in expected.items():
+        assert torch.equal(rows[name], value), name
+    if not view:
+        with torch.no_grad():
+            scores = net(given["image"])["logits"][0]
+        assert torch.equal(found, F.interpolate(scores, (51, 40), mode="bilinear").argmax(1))
 
 
 @pytest.mark.parametrize("mirrors", [(False, False), (True, True)])

@@ -298,6 +298,8 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
         name = _evaluation(head)
         if same[name]:
             drawn = _bootstrap(first, second, head, shared, reader, level)
+            if not drawn.comparable and _label_map_size(first.recipe) != _label_map_size(second.recipe):
+                drawn = replace(drawn, why="label maps were scored at different sizes")
         else:
             unknown = [side.name for side in (first, second) if side.digest(name) is None]
             why = "scored on other data"
@@ -525,5 +527,21 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             how = [str(change) for change in pair.changes if change.key.startswith("data.")]
             said = f" ({'; '.join(how)})" if how else ""
             yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}{said}"
+            sizes = [_label_map_size(one.recipe) for one in (first, side)]
+            if sizes[0] != sizes[1]:
+                yield (
+                    f"{', '.join(pair.prepared)}: label maps are scored at {sizes[0]} in {first.name}, at {sizes[1]} "
+                    f"in {side.name}; data.score_at: file in both has the same pixels scored"
+                )
         if not pair.scores:
             yield f"{first.name} and {side.name} have no score of the same name"
+
+
+def _label_map_size(recipe: Mapping[str, Any]) -> str:
+    """Return the size at which label maps of scenes are scored, in words; empty for other data."""
+    data = recipe.get("data") or {}
+    if data.get("name") != "scenes":
+        return ""
+    if data.get("size") is None or data.get("score_at") == "file":
+        return "the size of their files"
+    return " x ".join(map(str, data["size"]))

@@ -133,6 +133,8 @@ def _size(fitted: Fitted, shapes: np.ndarray) -> tuple[int, int]:
     data = fitted.get("data")
     later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
     fitted.put(key, size if alike else min(size))
+    if alike:  # what is seen at its shorter side is scored at the file's size in any case
+        fitted.put("data.score_at", "file")
     data |= later
     said = f"pictures are {height} x {width} in the median: larger ones show more and take longer, as their area"
     fitted.decide(key, said)

@@ -51,7 +51,7 @@ SMALL = 0.25
 SHOWN = 0.5
 """Share that it shows then: recipes were tried with crops of half a picture and more."""
 
-_LOST = ("names", "palette", "ignore", "root", "size", "short_side", "eval_crop", "store")
+_LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop", "store")
 
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
@@ -251,6 +251,8 @@ def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
     data = fitted.get("data")
     later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
     fitted.put(key, size if alike else min(size))
+    if alike:  # what is seen at its shorter side is scored at the file's size in any case
+        fitted.put("data.score_at", "file")
     data |= later
     what = f"{height} x {width} in the median, made smaller so that a crop shows half of one"
     fitted.decide(key, f"pictures are {what}: larger ones show more and take longer, in proportion to their area")

@@ -1,7 +1,8 @@
 """Predict label maps for pictures: PNG files of the pictures' own sizes, whose palette has the colours of the classes.
 
 A picture is prepared as those that the run was trained on: brought to their packed size where they have one, or to
-their shorter side. Its class probabilities, not its labels, are brought back to its own size.
+their shorter side. Class scores, not labels, are brought to its own size, as where that is what is scored
+(`data.score_at: file`).
 """
 
 from __future__ import annotations
@@ -165,7 +166,6 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     import torch
 
     from trainkit.data.images import augment
-    from trainkit.losses.segmentation_2d import resized
 
     data, task = cast("Scenes", made.recipe.data), cast(LabelsImages, made.recipe.task)
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
@@ -173,8 +173,8 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(made.runtime.device)
     image = augment.normalise(image, data.mean, data.std)
     with torch.no_grad(), made.runtime.accelerator.autocast():
-        found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror))
-    return resized(found, pixels.shape[:2]).argmax(1)[0].to(torch.uint8).cpu().numpy()
+        found = task.probabilities(made.net, image, (round(scale, 6),), (False, mirror), size=pixels.shape[:2])
+    return found.argmax(1)[0].to(torch.uint8).cpu().numpy()
 
 
 def _is_stretched(pixels: np.ndarray, size: tuple[int, int] | None) -> bool:

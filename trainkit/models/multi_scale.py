@@ -40,38 +40,40 @@ def probabilities(
     multiple: int = 1,
     batch_size: int = 4,
     align_corners: bool = False,
+    size: Sequence[int] | None = None,
 ) -> Tensor:
-    """Class probabilities, float32 (B, classes, H, W), of pictures (B, channels, H, W): a mean over `scales`.
+    """Class probabilities, float32 (B, classes, h, w), of pictures (B, channels, H, W): a mean over `scales`.
 
     `forward` maps pictures whose sides are multiples of `multiple` to class scores (b, classes, ., .) of any size over
     the same extent. Of each scale the pictures are brought to that size, bilinear, and their sides are rounded up to
-    multiples; scores are brought back to the size of the pictures, and their softmax is averaged, with that of the
-    mirror images along every combination of the axes in `mirrors` (height, width).
+    multiples; scores are brought to `size` (h, w; None: that of the pictures), bilinear, and their softmax is averaged,
+    with that of the mirror images along every combination of the axes in `mirrors` (height, width).
 
     With a `window` (height, width; rounded up to multiples) each scaled picture is seen through windows instead, at
-    most `batch_size` at once, and the mean of their softmax is brought back. It is padded with 0, the mean colour, on
-    both sides where it is smaller than a window. One picture is seen at a time; neither its neighbours nor
+    most `batch_size` at once, and the mean of their softmax is brought to `size`. It is padded with 0, the mean colour,
+    on both sides where it is smaller than a window. One picture is seen at a time; neither its neighbours nor
     `batch_size` matter for what is found.
     """
     if bool(window[0]) != bool(window[1]):
         raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
-    size, flips = image.shape[2:], list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+    own, flips = image.shape[2:], list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
+    target = tuple(own if size is None else size)
 
     def whole(scale: float) -> Tensor:
-        seen = _resized(image, [round_up(side * scale, multiple) for side in size], align_corners)
+        seen = _resized(image, [round_up(side * scale, multiple) for side in own], align_corners)
 
         def turned(flip: list[int]) -> Tensor:
             scores = forward(seen.flip(flip) if flip else seen)
             # Turned back while it is small.
-            return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], size, align_corners).softmax(1)
+            return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], target, align_corners).softmax(1)
 
         return reduce(Tensor.add_, map(turned, flips)).div_(len(flips))
 
     def windowed(scale: float) -> Tensor:
-        seen = _resized(image, [max(1, round(side * scale)) for side in size], align_corners)
+        seen = _resized(image, [max(1, round(side * scale)) for side in own], align_corners)
         sides = [round_up(side, multiple) for side in window]
         found = [_through_windows(forward, picture[None], sides, mirrors, batch_size) for picture in seen]
-        return torch.stack([resized(part[None], size, align_corners)[0] for part in found])
+        return torch.stack([resized(part[None], target, align_corners)[0] for part in found])
 
     return reduce(Tensor.add_, map(windowed if window[0] else whole, scales)).div_(len(scales))
 

@@ -133,9 +133,11 @@ class Segment2d:
 
         `scales`, `mirrors` and `window` are the same for all pictures of a batch: those of its split.
         """
-        found = self.probabilities(
-            net, batch["image"], batch["scales"][0].tolist(), batch["mirrors"][0].tolist(), batch["window"][0].tolist()
-        ).argmax(1)
+        image, size = batch["image"], batch["mask"].shape[1:]
+        view = [batch[name][0].tolist() for name in ("scales", "mirrors", "window")]
+        # To another size one by one: class scores at that of a file may be many times larger than what was seen.
+        parts = [image] if image.shape[2:] == size else image.split(1)
+        found = torch.cat([self.probabilities(net, part, *view, size=size).argmax(1) for part in parts])
         return self._counts(found, batch)
 
     def _counts(self, found: Tensor, batch: Batch) -> Rows:
@@ -156,10 +158,11 @@ class Segment2d:
         scales: Sequence[float] = (1.0,),
         mirrors: Sequence[bool] = (False, False),
         window: Sequence[int] = (0, 0),
+        size: Sequence[int] | None = None,
     ) -> Tensor:
-        """Class probabilities, float32 (B, classes, H, W), of normalised pictures (B, 3, H, W); see `multi_scale`.
+        """Class probabilities, float32 (B, classes, h, w), of normalised pictures (B, 3, H, W); see `multi_scale`.
 
-        `net` is in evaluation mode; `build` has been called.
+        `size` is h and w, None: those of the pictures. `net` is in evaluation mode; `build` has been called.
         """
         return multi_scale.probabilities(
             lambda seen: net(seen)["logits"][0],
@@ -170,6 +173,7 @@ class Segment2d:
             multiple=self._multiple,
             batch_size=self.window_batch,
             align_corners=self.align_corners,
+            size=size,
         )
 
     def score(self, rows: Rows, split: Split) -> Scores:

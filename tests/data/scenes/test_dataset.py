@@ -306,6 +306,48 @@ def test_the_digest_is_that_of_pictures_masks_and_names(home, tmp_path):
     assert block(other).open(0).meta.digest != first
 
 
+def test_the_content_is_that_of_files_masks_and_names_in_any_size(home, tmp_path):
+    def contents(data) -> tuple[dict, dict]:
+        found = data.open(0).evaluations
+        return {name: found[name].content for name in ("val", "val.few")}, {"val": found["val"].digest}
+
+    first, digest = contents(block(home, few=2))
+    assert None not in first.values() and first["val"] != first["val.few"]
+    small, other = contents(block(home, few=2, size=(20, 28)))
+    assert small == first and other != digest
+    assert contents(block(home, few=2, store="encoded", short_side=20))[0] == first
+    assert contents(block(home, few=2, names=["a", "b", "c", "d"]))[0]["val"] != first["val"]
+    changed = sets.camvid(tmp_path / "other")
+    assert contents(block(changed, few=2))[0] == first, "whatever folder it is in"
+    mask = drawn(1, 2)[1].copy()
+    mask[-1, -1] = (mask[-1, -1] + 1) % 4
+    sets.put(changed / "valannot" / "p002.png", mask)
+    # A pixel that no smaller mask has.
+    assert contents(block(changed, few=2, size=(20, 28)))[0]["val"] != first["val"]
+
+
+def test_masks_that_are_scored_at_the_size_of_files_keep_it(home, tmp_path):
+    plain, at_file = (block(home, size=(20, 28), score_at=word).open(0) for word in ("prepared", "file"))
+    for name in ("val", "train.msf", "val.overlays"):
+        split, before = at_file.evaluations[name], plain.evaluations[name]
+        batch, other = split.fetch(np.asarray([2, 0]), 0), before.fetch(np.asarray([2, 0]), 0)
+        assert torch.equal(batch["image"], other["image"]) and batch["image"].shape[2:] == other["mask"].shape[1:]
+        for i, row in enumerate((2, 0)):
+            assert (batch["mask"][i].numpy() == drawn(int(name.startswith("val")), row)[1]).all()
+        assert split.at_once is None and split.digest != before.digest and split.content == before.content
+    assert at_file.train.digest == plain.train.digest and at_file.meta.digest == plain.meta.digest
+    assert at_file.train.fetch(np.arange(2), 0)["mask"].shape == (2, *CROP)
+    unsized = [block(home, score_at=word).open(0).evaluations["val"].digest for word in ("prepared", "file")]
+    assert unsized[0] == unsized[1], "without `size` both are the same"
+    tall = sets.camvid(tmp_path / "tall")
+    for folder, array in zip(("val", "valannot"), sets.scene(7, (40, 30)), strict=True):
+        sets.put(tall / folder / "p000.png", array)
+    split = block(tall, size=(20, 28), score_at="file").open(0).evaluations["val"]
+    assert split.at_once == 1 and split.fetch(np.asarray([0]), 0)["mask"].shape == (1, 40, 30)
+    with pytest.raises(ValueError, match="several sizes"):
+        split.fetch(np.arange(2), 0)
+
+
 # ---- How masks are read ----------------------------------------------------------------------------------------------
 
 
@@ -471,7 +513,7 @@ def test_damage_after_packing_is_found_when_a_row_is_read(home, opened):
     damaged.pictures = SimpleNamespace(
         store="decoded", fetch=lambda rows: np.zeros((1, 3, 9, 9), np.uint8), where=lambda row: f"row {row}"
     )
-    with pytest.raises(UserError, match="row 3: 9 x 9 pixels; expected 24 x 32, as its mask"):
+    with pytest.raises(UserError, match="row 3: 9 x 9 pixels; expected 24 x 32, as it was packed"):
         SceneSet.pixels(damaged, 3)
 
 

@@ -254,7 +254,7 @@ def test_what_is_odd_is_told_and_no_problem(root):
     assert twice in found[1]
     # The same of the packed form, which a training has at hand.
     whole = opened(root).evaluations["train"].scenes
-    seen = audit.audit_packed("train", whole.masks, whole.pictures)
+    seen = audit.audit_packed("train", whole.masks, whole.pictures, whole.shapes)
     assert [f"warning: {root}#train: {text}" for text in audit.oddities(seen)] == found
 
 

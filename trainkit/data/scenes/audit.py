@@ -39,11 +39,10 @@ class Audit:
     """Names of pictures that an EXIF orientation turns or mirrors without a change of their size."""
 
 
-def audit_packed(words: str, masks: PackedMasks, pictures: Packed) -> Audit:
-    """Return the audit of a packed set, without reading a picture: for `oddities` and `shared`."""
+def audit_packed(words: str, masks: PackedMasks, pictures: Packed, shapes: np.ndarray) -> Audit:
+    """Return the audit of a packed set of pictures of `shapes`, without reading one: for `oddities` and `shared`."""
     contents, prints = np.asarray(pictures.contents()), np.asarray(masks.fingerprints)
-    shapes, counts = np.asarray(masks.shapes, np.int64), np.asarray(masks.counts)
-    return Audit(words, masks.names, tuple(masks.ids()), shapes, counts, contents, prints, ())
+    return Audit(words, masks.names, tuple(masks.ids()), shapes, np.asarray(masks.counts), contents, prints, ())
 
 
 def oddities(seen: Audit) -> list[str]:

@@ -65,7 +65,11 @@ class Scenes:
     a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
     """Shorter side at which each picture is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
-    as packed. Predictions are scored at the packed size in any case."""
+    as packed. Predictions are scored at the packed size, or with `score_at: file` at the file's, in any case."""
+    score_at: Literal["prepared", "file"] = field(default="prepared", metadata={"hash": "set"})
+    """Size at which predictions are scored where `size` is given. `file`: masks of sets that are scored keep the size
+    of their files, and the network's scores are resized to it, bilinear, before the best class is taken: scores of
+    networks that see other sizes are then of the same pixels."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
@@ -135,18 +139,21 @@ class Scenes:
         labels = self._agreed(found)
         packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
         whole = packed["train"]
+        scored = {name: self._scored(one, found[name], labels[name]) for name, one in packed.items()}
         for name, one in packed.items():
             for error in self.size_errors(key(name), one.ids, one.shapes):
                 raise error
             if not one.counts[:-1].sum():
                 raise UserError(f"{key(name)} ({found[name].where})", "no pixel with a class", "some labelled pixels")
         train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
-        audits = {name: audit.audit_packed(key(name), one.masks, one.pictures) for name, one in packed.items()}
+        audits = {
+            name: audit.audit_packed(key(name), one.masks, one.pictures, one.shapes) for name, one in packed.items()
+        }
         held = {name: one.held() for name, one in packed.items()}
         remedy = "take them out of one of the sets, or go on with `leakage: allow`"
         check_leaks(held.pop("train"), held, self.leakage, "each picture in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
-        for name, one in packed.items():
+        for name, one in scored.items():
             evaluations |= self._kinds(name, one)
         meta = DatasetInfo(
             len(whole.names),
@@ -219,6 +226,12 @@ class Scenes:
         wanted = self.distance if name == "train" else None
         maps = None if wanted is None else boundary_distance.distances_once(masks, wanted)
         return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
+
+    def _scored(self, packed: SceneSet, source: SceneSource, labels: Labels) -> SceneSet:
+        """Return a set with the masks that it is scored by."""
+        if self.score_at == "prepared" or self.size is None:
+            return packed
+        return replace(packed, masks=mask_store.pack_masks_once(source, labels), distances=None)
 
     def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
         """Return the splits by which a set is scored, by the words that evaluations name them by."""

@@ -31,6 +31,7 @@ class SceneSet:
 
     pictures: Packed
     masks: PackedMasks
+    """Of the pictures' size, or of that of their files where they are scored at it."""
     rows: np.ndarray
     """int64 (size,), which rows of these."""
     ids: tuple[str, ...]
@@ -48,7 +49,14 @@ class SceneSet:
 
     @functools.cached_property
     def shapes(self) -> np.ndarray:
-        """Height and width of each picture, int64 (size, 2)."""
+        """Height and width of each picture as it is packed, int64 (size, 2)."""
+        if self.pictures.size is None:
+            return self.mask_shapes  # both are as in their files
+        return np.tile(np.asarray(self.pictures.size, np.int64), (self.size, 1))
+
+    @functools.cached_property
+    def mask_shapes(self) -> np.ndarray:
+        """Height and width of each mask, int64 (size, 2)."""
         return np.asarray(self.masks.shapes, np.int64)[self.rows]
 
     @functools.cached_property
@@ -59,7 +67,19 @@ class SceneSet:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of pictures, masks, names and rows. What batches have beside these is no part of it."""
-        text = "\n".join((self.pictures.digest, self.masks.digest, *self.names))
+        return self._hashed(self.pictures.digest, self.masks.digest)
+
+    @functools.cached_property
+    def content(self) -> str | None:
+        """SHA-256 of the pictures' files, masks, names and rows, whatever their size here.
+
+        None where pictures or masks were packed without it.
+        """
+        pictures, masks = self.pictures.originals, self.masks.originals
+        return None if pictures is None or masks is None else self._hashed(pictures, masks)
+
+    def _hashed(self, *digests: str) -> str:
+        text = "\n".join((*digests, *self.names))
         return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
 
     def held(self) -> Held:
@@ -81,7 +101,7 @@ class SceneSet:
             found = self.pictures.picture(row).transpose(2, 0, 1)
         if found.shape[1:] != tuple(self.shapes[place]):
             shape = "{} x {} pixels".format(*found.shape[1:])
-            raise UserError(self.pictures.where(row), shape, "{} x {}, as its mask".format(*self.shapes[place]))
+            raise UserError(self.pictures.where(row), shape, "{} x {}, as it was packed".format(*self.shapes[place]))
         return found
 
     def mask(self, place: int) -> np.ndarray:
@@ -108,6 +128,11 @@ class _OfScenes:
     def digest(self) -> str:
         """SHA-256 of pictures, masks and names."""
         return self.scenes.digest
+
+    @property
+    def content(self) -> str | None:
+        """SHA-256 of the pictures' files, masks and names, whatever their size here; None where it is not known."""
+        return self.scenes.content
 
     @property
     def counts(self) -> np.ndarray:
@@ -200,11 +225,11 @@ def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class WholeScenes(_OfScenes, EvalSplit):
-    """Whole pictures to be scored, at the size in which they are packed.
+    """Whole pictures to be scored, at the size of their masks: that in which they are packed, or that of their files.
 
-    Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, H, W); scales, float32 (B, S); mirrors,
-    bool (B, 2), and window, int64 (B, 2), both for height and width; index, view; and, where pictures are wanted,
-    overlay, bool (B,).
+    Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, h, w), of the same size or of the
+    file's; scales, float32 (B, S); mirrors, bool (B, 2), and window, int64 (B, 2), both for height and width; index,
+    view; and, where pictures are wanted, overlay, bool (B,).
     """
 
     name: str
@@ -223,8 +248,8 @@ class WholeScenes(_OfScenes, EvalSplit):
 
     @functools.cached_property
     def at_once(self) -> int | None:
-        """One, where pictures differ in size; None: any number."""
-        return None if (self.scenes.shapes == self.scenes.shapes[0]).all() else 1
+        """One, where pictures or masks differ in size; None: any number."""
+        return None if all((one == one[0]).all() for one in (self.scenes.shapes, self.scenes.mask_shapes)) else 1
 
     @functools.cached_property
     def protocol(self) -> ScenesProtocol:
@@ -245,11 +270,11 @@ class WholeScenes(_OfScenes, EvalSplit):
         Raises UserError where one was damaged, ValueError where sizes differ.
         """
         indices = np.array(indices, dtype=np.int64)
-        shapes, count = self.scenes.shapes[indices], len(indices)
-        if (shapes != shapes[0]).any():
+        shapes, mask_shapes, count = self.scenes.shapes[indices], self.scenes.mask_shapes[indices], len(indices)
+        if (shapes != shapes[0]).any() or (mask_shapes != mask_shapes[0]).any():
             raise ValueError(f"{self.name}: pictures of several sizes at once; they are read one by one")
         image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
-        mask = torch.empty((count, *shapes[0].tolist()), dtype=torch.uint8)
+        mask = torch.empty((count, *mask_shapes[0].tolist()), dtype=torch.uint8)
         for i, place in enumerate(indices.tolist()):
             image[i].numpy()[:] = self.scenes.pixels(place)
             mask[i].numpy()[:] = self.scenes.mask(place)

@@ -8,7 +8,8 @@ A folder of `compressed_maps` (a byte for each pixel: its class, or `IGNORED`) w
 | `fingerprints.npy` | uint64 (rows,), BLAKE2b of each mask, for finding duplicates                       |
 | `ids.txt`          | one line per row: the name of the picture in its source                            |
 
-Names and colours of the classes are in `manifest.json`.
+Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of pictures,
+names of classes, and the classes of all pixels before masks were resized.
 """
 
 from __future__ import annotations
@@ -120,6 +121,12 @@ class PackedMasks(CompressedMaps):
         size = self.manifest["size"]
         return None if size is None else (size[0], size[1])
 
+    @property
+    def originals(self) -> str | None:
+        """SHA-256 of names, classes and masks before they were resized; None of a set that was packed without it."""
+        found = self.manifest.get("originals")
+        return found if isinstance(found, str) else None
+
     def mask(self, row: int) -> np.ndarray:
         """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
 
@@ -192,7 +199,7 @@ def _write(
     pictures, bad = compared(source.scenes)
     refuse(source.where, bad, "masks that do not fit their pictures", "mask that does not fit its picture")
 
-    def one(numbered: tuple[int, Scene]) -> tuple[str, tuple[int, int], bytes, np.ndarray, int] | UserError:
+    def one(numbered: tuple[int, Scene]) -> tuple[str, bytes, tuple[int, int], bytes, np.ndarray, int] | UserError:
         row, scene = numbered
         try:
             mask = files.classes_of(scene, labels)
@@ -201,18 +208,20 @@ def _write(
         # The header of a mask that says it is to be turned.
         if mask.shape != pictures[row]:
             return UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
+        original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
         mask = mask if size is None else resized(mask, size)
-        return scene.id, mask.shape, map_store.compress(mask), counted(mask, classes), fingerprint(mask)
+        return scene.id, original, mask.shape, map_store.compress(mask), counted(mask, classes), fingerprint(mask)
 
-    ids, counts, prints = [], [], []
+    ids, originals, counts, prints = [], [], [], []
     with map_store.Writer(folder) as writer:
         for found in map_store.each(one, enumerate(source.scenes), threads()):
             if isinstance(found, UserError):
                 bad.append(str(found))
                 continue
-            id, shape, stream, own, mark = found
+            id, original, shape, stream, own, mark = found
             writer.add(shape, stream)
             ids.append(id)
+            originals.append(original)
             counts.append(own)
             prints.append(mark)
         refuse(source.where, bad, "masks that cannot be used")
@@ -224,6 +233,7 @@ def _write(
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
             "made_from": f"{source.kind} {Path(source.where).name}",
+            "originals": hashlib.sha256(json.dumps([ids, labels.names]).encode() + b"".join(originals)).hexdigest(),
         }
         writer.finish(PackedMasks, manifest)
 
