@@ -1,5 +1,4 @@
-"""The tutorials: every command of theirs runs on data like that which they speak of, up to a compared pair of runs and an
-exported model."""
+"""The tutorials: every command of theirs runs on data like that which they speak of, up to an exported model."""
 
 from __future__ import annotations
 
