@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scene_sets
+import timm
 import torch
 from click.testing import CliRunner
 from PIL import Image
@@ -254,6 +255,17 @@ def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch)
     assert by["onnxruntime", "fp32"].ms is None
     text = "\n".join(table.lines())
     assert "16 x 24 pixels, CPU" in text and "| compiled | fp32 | cannot be compiled here: no C++ compiler |" in text
+
+
+def test_padding_that_follows_from_the_shape_is_written_as_a_constant():
+    same = timm.create_model("tf_efficientnet_lite0", features_only=True).eval()
+    constant = export_scenes._constant_padding(same)
+    kinds = {type(part).__name__ for part in constant.modules()}
+    assert "Conv2dSame" not in kinds and "Conv2dSame" in {type(part).__name__ for part in same.modules()}
+    images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for one, other in zip(same(images), constant(images), strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.slow

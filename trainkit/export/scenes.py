@@ -6,6 +6,7 @@ of sides and, where there is one, the refinement of points are inside.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -147,7 +148,7 @@ def write_checked(
     first = pictures[0]
 
     def write(any_sides: bool, others: Sequence[Tensor], of: Pictures) -> PixelAgreement:
-        _write_onnx(file, deployed, first, about, any_sides)
+        _write_onnx(file, _constant_padding(deployed) if any_sides else deployed, first, about, any_sides)
         compare_pixels(file.name, _logits(file), deployed, others, refined)
         return compare_pixels(file.name, _logits(file), deployed, of, refined)
 
@@ -165,6 +166,39 @@ def write_checked(
     height, width = first.shape[2:]
     note = f"model.onnx takes pictures of {height} x {width} pixels alone, for {reason}"
     return agreement, {"sides": f"{height} x {width}"}, [note]
+
+
+class _EvenConv2d(nn.Conv2d):
+    """Convolution with other padding before than behind."""
+
+    before_and_behind: list[int]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pad with zeros, and convolve."""
+        input = F.pad(input, self.before_and_behind)
+        return F.conv2d(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+def _constant_padding(net: nn.Module) -> nn.Module:
+    """Copy a network in which the padding of timm's `Conv2dSame` is that of sides which its stride divides.
+
+    Sides are multiples of 2 at every halving, so it computes the same. Where padding follows from the shape,
+    torch.export works on the bounds of that shape: of `tf_efficientnet_lite0` it was not done after 8 minutes.
+    """
+    from timm.layers.conv2d_same import Conv2dSame
+
+    net = copy.deepcopy(net)
+    for parent in list(net.modules()):
+        for name, conv in parent.named_children():
+            if isinstance(conv, Conv2dSame):
+                sizes = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, 0, conv.dilation)
+                even = _EvenConv2d(*sizes, conv.groups, conv.bias is not None)
+                even.weight, even.bias = conv.weight, conv.bias
+                steps = zip(conv.dilation, conv.kernel_size, conv.stride, strict=True)
+                total = [max(0, dilation * (kernel - 1) + 1 - stride) for dilation, kernel, stride in steps]
+                even.before_and_behind = [part for n in reversed(total) for part in (n // 2, n - n // 2)]
+                setattr(parent, name, even)
+    return net
 
 
 def _logits(file: Path) -> Callable[[Tensor], Tensor]:
