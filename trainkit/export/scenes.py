@@ -189,8 +189,9 @@ def _constant_padding(net: nn.Module) -> nn.Module:
 
     net = copy.deepcopy(net)
     for parent in list(net.modules()):
-        for name, conv in parent.named_children():
-            if isinstance(conv, Conv2dSame):
+        for name, child in parent.named_children():
+            if isinstance(child, Conv2dSame):
+                conv = cast(nn.Conv2d, child)
                 sizes = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, 0, conv.dilation)
                 even = _EvenConv2d(*sizes, conv.groups, conv.bias is not None)
                 even.weight, even.bias = conv.weight, conv.bias
