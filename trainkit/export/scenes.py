@@ -168,15 +168,21 @@ def write_checked(
     return agreement, {"sides": f"{height} x {width}"}, [note]
 
 
-class _EvenConv2d(nn.Conv2d):
-    """Convolution with other padding before than behind."""
+class _ConstantPadding(nn.Module):
+    """A convolution with the padding of timm's `Conv2dSame`, for inputs whose sides its stride divides."""
 
-    before_and_behind: list[int]
+    def __init__(self, conv: nn.Conv2d):
+        super().__init__()
+        self.conv = conv
+        steps = zip(conv.dilation, conv.kernel_size, conv.stride, strict=True)
+        total = [max(0, dilation * (kernel - 1) + 1 - stride) for dilation, kernel, stride in steps]
+        self.before_and_behind = [part for n in reversed(total) for part in (n // 2, n - n // 2)]
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Pad with zeros, and convolve."""
-        input = F.pad(input, self.before_and_behind)
-        return F.conv2d(input, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+        conv = self.conv
+        x = F.pad(x, self.before_and_behind)
+        return F.conv2d(x, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
 
 
 def _constant_padding(net: nn.Module) -> nn.Module:
@@ -191,14 +197,7 @@ def _constant_padding(net: nn.Module) -> nn.Module:
     for parent in list(net.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Conv2dSame):
-                conv = cast(nn.Conv2d, child)
-                sizes = (conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, 0, conv.dilation)
-                even = _EvenConv2d(*sizes, conv.groups, conv.bias is not None)
-                even.weight, even.bias = conv.weight, conv.bias
-                steps = zip(conv.dilation, conv.kernel_size, conv.stride, strict=True)
-                total = [max(0, dilation * (kernel - 1) + 1 - stride) for dilation, kernel, stride in steps]
-                even.before_and_behind = [part for n in reversed(total) for part in (n // 2, n - n // 2)]
-                setattr(parent, name, even)
+                setattr(parent, name, _ConstantPadding(cast(nn.Conv2d, child)))
     return net
 
 
