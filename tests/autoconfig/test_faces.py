@@ -19,15 +19,9 @@ from trainkit.data import sources
 from trainkit.data.formats import pairs_csv
 from trainkit.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("here")
 RECIPES = Path(__file__).parents[2] / "recipes"
 POINTS = [[8.2, 11.1], [15.7, 11.0], [12.0, 15.4], [8.9, 19.8], [15.2, 19.8]]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, cache):
-    """A folder to work in, in which paths begin."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):

@@ -18,14 +18,8 @@ from trainkit.data.formats import pairs_csv
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
 
+pytestmark = pytest.mark.usefixtures("here")
 RECIPES = Path(__file__).parents[2] / "recipes"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, cache):
-    """A folder to work in, in which paths begin."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):

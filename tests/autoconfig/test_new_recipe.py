@@ -122,13 +122,6 @@ def test_the_meaning_of_keys_is_found_in_plugins_and_in_blocks_of_blocks(monkeyp
 # Other data
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch, cache):
-    """A folder to work in, in which paths begin."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):
     """The copy of a shipped recipe for other data, and what was made of it."""
     copied = new_recipe.copy(shipped(recipe), Path(new), data=data)

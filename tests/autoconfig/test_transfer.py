@@ -91,7 +91,7 @@ def test_more_photographs_than_are_fine_tuned_in_minutes_are_probed_and_the_time
     recipe, said = copied(weights=str(tiny))
     assert said.endswith(
         "36 photographs are more than the 35 that two CPU cores fine-tune in 5 minutes; "
-        "fine-tuning takes about 6 min here (--start fine-tune)"
+        "fine-tuning takes 6 min or more here (--start fine-tune)"
     )
     assert recipe.task.net.frozen and not recipe.task.net.freeze_bn
     assert recipe.data.augment.views == 2, "flips alone"
@@ -106,7 +106,7 @@ def test_a_gpu_that_fine_tunes_in_minutes_fine_tunes(here, tiny, monkeypatch):
     monkeypatch.setattr(transfer, "seconds_per_image", lambda model, size: 0.001)
     assert "36 photographs take about 1 s on this GPU" in copied(weights=str(tiny))[1]
     monkeypatch.setattr(transfer, "seconds_per_image", lambda model, size: 10)
-    assert "36 photographs take longer; fine-tuning takes about 2 h here" in copied(new="b.yaml", weights=str(tiny))[1]
+    assert "36 photographs take longer; fine-tuning takes 2.0 h or more here" in copied(new="b.yaml", weights=str(tiny))[1]
 
 
 def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_runtime import RUNTIME
 from runs import ROOT, all_same, overrides, own_store, run, stop_after, stripes
 
 from trainkit import api
@@ -26,19 +27,6 @@ pytestmark = pytest.mark.usefixtures("store")
 CONVNEXT, EYES = ROOT / "recipes" / "convnext.yaml", ROOT / "recipes" / "eye_state.yaml"
 MODEL, SIDE, CLASSES = "test_resnet", 32, 3
 HEAD = {"net.fc.weight", "net.fc.bias"}
-RUNTIME = SimpleNamespace(
-    world=1,
-    rank=0,
-    main=True,
-    precision="no",
-    device=torch.device("cpu"),
-    accelerator=SimpleNamespace(autocast=contextlib.nullcontext),
-    to_device=lambda batch: batch,
-    gather=lambda x: x,
-    on_main=lambda act: act(),
-    all_gather=lambda x: [x],
-    any_async=lambda flag: lambda: flag,
-)
 AT = StepContext(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
 
 

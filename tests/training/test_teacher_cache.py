@@ -14,6 +14,7 @@ import filelock
 import numpy as np
 import pytest
 import torch
+from fake_runtime import RUNTIME
 from runs import ROOT, TOY, all_same, run, spawn, stop_after
 from safetensors.torch import save_file
 from torch import nn
@@ -64,21 +65,6 @@ class Split:
 
     def on_device(self, batch):
         return {**batch, "image": batch["image"].float() / 255 * self.shade - 1}
-
-
-RUNTIME = SimpleNamespace(
-    world=1,
-    rank=0,
-    main=True,
-    precision="no",
-    device=torch.device("cpu"),
-    accelerator=SimpleNamespace(autocast=contextlib.nullcontext),
-    to_device=lambda batch: batch,
-    gather=lambda x: x,
-    on_main=lambda act: act(),
-    all_gather=lambda x: [x],
-    any_async=lambda flag: lambda: flag,
-)
 
 
 @pytest.fixture(autouse=True)

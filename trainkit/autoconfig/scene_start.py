@@ -94,7 +94,9 @@ def write(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> N
     fitted.drop("data.distance", "data.size", "data.short_side", "train.ema", "train.micro_batch", "train.compile")
     fitted.put("data.mean", [round(one, 3) for one in config.mean], "those that the encoder was trained with")
     fitted.put("data.std", [round(one, 3) for one in config.std])
-    size = _size(fitted, shapes)
+    height, width = np.median(shapes, axis=0).astype(int).tolist()
+    factor = math.sqrt(AREA / (height * width))
+    size = (height, width) if factor >= 1 else resize(fitted, shapes, factor, "")
     sides = [max(32, min(32 * round(CROP * side / 32), side // 32 * 32)) for side in size]
     fitted.put("data.crop", sides, f"about half of a picture of {size[0]} x {size[1]}")
     shortest = min(size) if fitted.get("data.size") or fitted.get("data.short_side") else int(shapes.min())
@@ -121,12 +123,12 @@ def often(fitted: Fitted) -> None:
             entry["every"] = f"{every} epoch{'s' if every > 1 else ''}"
 
 
-def _size(fitted: Fitted, shapes: np.ndarray) -> tuple[int, int]:
-    """Have pictures brought to `AREA` where they are larger; height and width in the median."""
+def resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tuple[int, int]:
+    """Have pictures made smaller by `factor` on their sides, and say why behind the line; the size in the median.
+
+    `shapes` are height and width of the pictures, int64 (n, 2). Those of one shape get a size, others a shorter side.
+    """
     height, width = np.median(shapes, axis=0).astype(int).tolist()
-    factor = math.sqrt(AREA / (height * width))
-    if factor >= 1:
-        return height, width
     size = [round(factor * side / 8) * 8 for side in (height, width)]
     alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
     key = "data.size" if alike else "data.short_side"
@@ -136,6 +138,5 @@ def _size(fitted: Fitted, shapes: np.ndarray) -> tuple[int, int]:
     if alike:  # what is seen at its shorter side is scored at the file's size in any case
         fitted.put("data.score_at", "file")
     data |= later
-    said = f"pictures are {height} x {width} in the median: larger ones show more and take longer, as their area"
-    fitted.decide(key, said)
+    fitted.decide(key, f"pictures are {height} x {width} in the median{what}: larger ones show more and take longer")
     return size[0], size[1]

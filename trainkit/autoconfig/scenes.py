@@ -245,17 +245,7 @@ def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
     if share >= SMALL:
         return 1.0
     factor = math.sqrt(share / SHOWN)
-    size = [round(factor * side / 8) * 8 for side in (height, width)]
-    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
-    key = "data.size" if alike else "data.short_side"
-    data = fitted.get("data")
-    later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
-    fitted.put(key, size if alike else min(size))
-    if alike:  # what is seen at its shorter side is scored at the file's size in any case
-        fitted.put("data.score_at", "file")
-    data |= later
-    what = f"{height} x {width} in the median, made smaller so that a crop shows half of one"
-    fitted.decide(key, f"pictures are {what}: larger ones show more and take longer, in proportion to their area")
+    scene_start.resize(fitted, shapes, factor, ", made smaller so that a crop shows half of one")
     return factor
 
 

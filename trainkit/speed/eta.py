@@ -61,7 +61,7 @@ class Forecast:
             more = f" and {_seconds(self.last_s)} for the last" if self.last_s else ""
             parts.append(f"{self.checkpoints[0]} checkpoints of {_seconds(self.checkpoints[1])}{more}")
         return (
-            f"forecast: {_duration(self.total())} to go ({_duration(low)} to {_duration(high)}, if the steps stay as "
+            f"forecast: {duration(self.total())} to go ({duration(low)} to {duration(high)}, if the steps stay as "
             f"they are): {', '.join(parts)}"
         )
 
@@ -90,7 +90,8 @@ def _seconds(s: float) -> str:
     return f"{1e3 * s:.3g} ms" if s < 1 else f"{s:.3g} s"
 
 
-def _duration(s: float) -> str:
+def duration(s: float) -> str:
+    """Return so many seconds in words: `90 s`, `5 min`, `3.5 h`."""
     if s < 120:
         return f"{s:.0f} s"
     minutes = s / 60
