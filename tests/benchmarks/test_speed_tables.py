@@ -325,7 +325,20 @@ def test_rows_of_scenes_that_act_on_a_gpu_alone_are_marked(modules):
         "deterministic kernels alone",
         "without cudnn.benchmark",
         "compiled, reduce-overhead",
+        "profile: high performance",
+        "profile: memory-limited",
+        "profile: extreme",
     }
+
+
+def test_the_profiles_of_the_guide_are_as_the_page_has_them(modules):
+    page = (Path(__file__).parents[2] / "docs" / "scenes.md").read_text(encoding="utf-8")
+    for name, (_, batch, micro, workers, prefetch) in modules.segment_switches.PROFILES.items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        said = re.findall(r"[a-z_]+\.[a-z_]+=\d+", line)
+        recipe = loader.load(loader.RECIPES / "cityscapes.yaml", tuple(said))
+        assert recipe.train.batch_size == batch and (recipe.train.micro_batch or batch) == micro
+        assert (recipe.loader.workers, recipe.loader.prefetch, recipe.train.precision) == (workers, prefetch, "auto")
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1.5, 1.1])
