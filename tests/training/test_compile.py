@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import launch_settings
 from trainkit.distributed.runtime import Runtime
 from trainkit.models import face_backbones
-from trainkit.training import teacher_cache
 from trainkit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -33,7 +31,7 @@ DISTIL = ROOT / "recipes" / "adadistill.yaml"
 TEACHER = "{net: {name: iresnet18, embedding: 16, width: 0.0625}, weights: teacher.safetensors}"
 
 
-def of_faces(_: object) -> list[str]:
+def of_faces(_: object, **changes: str) -> list[str]:
     """Distillation from a teacher that runs in every update."""
     settings = {
         "task.student": "{name: mobilefacenet, embedding: 16, width: 0.125}",
@@ -43,7 +41,7 @@ def of_faces(_: object) -> list[str]:
         "train": "{length: 4 steps, batch_size: 16, micro_batch: 8, ema: 0.9}",
         "evaluations": "{sample: {every: 4 steps}}",
     }
-    return overrides(settings, {})
+    return overrides(settings, changes)
 
 
 KINDS = {
@@ -117,9 +115,7 @@ def graphs(monkeypatch) -> Iterator[Graphs]:
 @pytest.fixture
 def weights(tmp_path) -> dict[str, object]:
     torch.manual_seed(3)
-    net = face_backbones.build(
-        face_backbones.IResNetSpec(name="iresnet18", embedding=16, width=0.0625), (3, 16, 16)
-    )
+    net = face_backbones.build(face_backbones.IResNetSpec(name="iresnet18", embedding=16, width=0.0625), (3, 16, 16))
     file = tmp_path / "teacher.safetensors"
     safe_load.write_tensors(file, net.state_dict())
     return {"teacher": file}
@@ -159,3 +155,153 @@ def test_what_a_step_keeps_of_cuda_graphs_is_not_written_over(kind, graphs, weig
     seen = trained(kind, data, weights, "train.compile=reduce-overhead")
     assert graphs.compiled >= 2 and graphs.steps >= 6  # two micro-batches each
     torch.testing.assert_close(seen, plain, rtol=1e-2, atol=3e-4)  # segment chooses the hardest pixels
+
+
+# ---- What auto decides
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    return lambda *words: load(RunRequest(TOY, words, ("toy",)))
+
+
+@pytest.mark.parametrize(
+    "device, updates, recorded, lacks, decided",
+    [
+        ("cpu", 10**6, None, "", "off (train.compile auto: a CPU)"),
+        ("mps", 10**6, None, "", "off (train.compile auto: MPS)"),
+        (
+            "cuda", 295_672, None, "",
+            "default (train.compile auto: CUDA, 295,672 updates; compiling takes about a minute)",
+        ),
+        (
+            "cuda", 500, None, "",
+            "off (train.compile auto: 500 updates, and compiling, about a minute, pays from 6,000 on)",
+        ),
+        ("cuda", 10**6, None, "no triton", "off (train.compile auto: no triton)"),
+        (
+            "cpu", 500, "default", "",
+            "default (as the checkpoint was trained; here it would be off: train.compile auto: a CPU)",
+        ),
+        ("cpu", 500, "default", "no compiler", "off (no compiler; the checkpoint was trained with default)"),
+        ("cpu", 500, "off", "", "off (train.compile auto: a CPU)"),
+        (
+            "cuda", 6_000, "off", "",
+            "off (as the checkpoint was trained; here it would be default: "
+            "train.compile auto: CUDA, 6,000 updates; compiling takes about a minute)",
+        ),
+    ],
+)  # fmt: skip
+def test_auto_compiles_on_cuda_where_it_pays_off(device, updates, recorded, lacks, decided, toy, monkeypatch):
+    monkeypatch.setattr(launch_settings, "cannot_compile", lambda device: lacks)
+    assert str(launch_settings.compile_mode(toy(), device, updates, recorded)) == decided
+    assert str(launch_settings.compile_mode(toy("train.compile=default"), device, updates, recorded)) == (
+        "default (train.compile)"
+    )
+
+
+def test_auto_takes_the_mode_of_the_launcher(toy, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "max-autotune")
+    found = launch_settings.compile_mode(toy(), "cpu")
+    assert str(found) == "max-autotune (launcher, since train.compile is auto)"
+
+
+def test_auto_has_the_identity_that_off_had(toy):
+    auto, off, on = toy(), toy("train.compile=off"), toy("train.compile=default")
+    assert loader.digest(auto) == loader.digest(off) != loader.digest(on)
+    assert loader.hashed(auto)["train"]["compile"] == "off" and "compile: auto" in loader.dump(auto)
+
+
+# ---- What a resume keeps
+
+
+@pytest.fixture
+def traced(monkeypatch) -> Iterator[list[object]]:
+    """A compiler that runs what it is given; the list holds the graphs."""
+    made: list[object] = []
+
+    def backend(graph, inputs):
+        made.append(inputs)
+        return graph
+
+    with compiling(monkeypatch, backend):
+        yield made
+
+
+WORDS = ("train.length=8 steps", "evaluations={}", "best=null", "checkpoints.every=3 steps")
+
+
+def same(a, b) -> bool:
+    tensors = a.last.tensors
+    equal = all(torch.equal(t, b.last.tensors[file][name]) for file in tensors for name, t in tensors[file].items())
+    return a.series("train/loss") == b.series("train/loss") and equal
+
+
+def test_a_compiled_run_that_is_interrupted_has_the_bits_of_one_that_is_not(traced):
+    words = (*WORDS, "train.compile=default")
+    whole = run(*words)
+    assert traced and not any("_orig_mod" in name for file in whole.last.tensors.values() for name in file)
+    assert whole.last.state["machine"]["compile"] == "default"
+    cut = run(*words, stopping=stop_after(5))
+    assert cut.code != 0
+    again = run(*words, resume=cut.folder.name)
+    assert again.folder.name == cut.folder.name and same(again, whole)
+
+
+def test_a_resumed_run_keeps_the_mode_and_the_precision_that_auto_chose(traced, monkeypatch, capsys):
+    best = launch_settings._best_mode
+    precision = launch_settings._device_precision
+    gpu = launch_settings.Setting("default", "train.compile auto: CUDA")
+    monkeypatch.setattr(launch_settings, "_best_mode", lambda device, updates: gpu)
+    monkeypatch.setattr(launch_settings, "_device_precision", lambda: "bf16")
+    whole, cut = run(*WORDS), run(*WORDS, stopping=stop_after(5))
+    assert cut.last.state["machine"]["precision"] == "bf16" and cut.last.state["machine"]["compile"] == "default"
+    monkeypatch.setattr(launch_settings, "_best_mode", best)
+    monkeypatch.setattr(launch_settings, "_device_precision", precision)
+    del traced[:]
+    capsys.readouterr()
+    again = run(*WORDS, resume=cut.folder.name)
+    said = capsys.readouterr().out
+    assert traced and same(again, whole)
+    assert (
+        "precision bf16 (as the checkpoint was trained; here it would be no: train.precision auto, for this device), "
+        "compile default (as the checkpoint was trained; here it would be off: train.compile auto: a CPU)" in said
+    )
+
+
+def test_fp16_of_a_checkpoint_is_refused_on_a_cpu(monkeypatch):
+    cut = run(*WORDS, stopping=stop_after(5))
+    from trainkit.checkpoint import storage
+
+    state = storage.state_of
+
+    def trained_in_fp16(path):
+        found = state(path)
+        return found | {"machine": found["machine"] | {"precision": "fp16"}}
+
+    monkeypatch.setattr(storage, "state_of", trained_in_fp16)
+    with pytest.raises(launch_settings.UserError, match="fp16 on a CPU"):
+        run(*WORDS, resume=cut.folder.name)
+
+
+# ---- Frozen networks
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_teacher_is_compiled_where_it_runs_often(cached, traced, weights, monkeypatch):
+    monkeypatch.setattr(launch_settings, "LEAST_FORWARDS", 1)
+    more = {"task.cache_teacher": "disk" if cached else "false", "evaluations": "{}", "best": "null"}
+    recipe = load(RunRequest(DISTIL, [*of_faces(None, **more), "train.compile=default"]))
+    with Trainer(
+        recipe, recipe.data.open(recipe.seed), Runtime(recipe), weights=weights, cache=weights["teacher"].parent
+    ) as trainer:
+        networks = trainer.model.networks
+        teacher, pixels = networks.frozen["teacher"], networks.frozen["pixels"]
+        assert (teacher._compiled_call_impl is not None) is not cached and pixels._compiled_call_impl is None
+        trainer.open()
+        opened = len(traced)
+        assert opened == cached  # one graph for all batches of the table, the last of which is padded
+        trainer.step()
+        assert len(traced) == opened + 1 + (not cached)
