@@ -17,4 +17,7 @@ RUNTIME = SimpleNamespace(
     on_main=lambda act: act(),
     all_gather=lambda x: [x],
     any_async=lambda flag: lambda: flag,
+    begin_batch=lambda: None,
+    compiled=lambda net, calls: net,
+    uncompiled=contextlib.nullcontext,
 )

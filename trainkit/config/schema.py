@@ -170,7 +170,10 @@ class Train:
     schedule: Curve = field(default_factory=Curve)
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
     """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = field(
+        default="auto", metadata={"hash": {"auto": "off"}}
+    )
+    """Mode of torch.compile. `auto`: `default` on a CUDA GPU where the training is long enough, else `off`."""
     ema: FractionBetween | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)

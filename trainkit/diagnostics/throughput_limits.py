@@ -35,6 +35,8 @@ from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
+from trainkit.distributed.compilation import compile_in_place
+from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
@@ -138,6 +140,7 @@ def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     of one kind share their figures. So are the project's own sources beyond its version: `log.ceilings: measure`
     measures again.
     """
+    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
     tree = json.loads(json.dumps(loader.to_tree(recipe), default=str))
     train = {key: value for key, value in tree["train"].items() if key not in ("length", "schedule")}
     scored = {name: [e.split or name, e.batch_size] for name, e in recipe.evaluations.items()}
@@ -207,6 +210,7 @@ def measure(
     """
     say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
     # What a task may note about its training belongs to this one.
+    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
     alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
     with _unchanged(runtime, recipe):
@@ -412,8 +416,7 @@ class _Alone:
         splits = planning.evaluated(recipe, self.data)
         torch.manual_seed(rng.number(recipe.seed, "weights"))
         net = runtime.to_memory_format(recipe.task.build(self.data.meta, self.found, recipe.seed).model).eval()
-        if recipe.train.compile != "off":
-            net.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
+        compile_in_place(net, recipe.train.compile)
         return {name: self._held(net, name, split) for name, split in splits.items()}
 
     def _held(self, net: nn.Module, name: str, split: Split) -> float:

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 
 from trainkit.config.schema import Recipe
-from trainkit.distributed import launch_settings
+from trainkit.distributed import compilation, launch_settings
 from trainkit.distributed.stop_signal import Stopped
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
@@ -107,9 +107,19 @@ class Runtime:
         self.channels_last = recipe.device.channels_last and not self.sharded
         if self.world == 1:  # of several runs and models in one process each has its own
             self.accelerator.state._mixed_precision = self.precision
-        if recipe.train.compile != "off":
-            keep_compiled_private()
+        self.choose_compile(recipe)
         _set_switches(recipe)
+
+    def choose_compile(self, recipe: Recipe, updates: int | None = None, recorded: str | None = None) -> None:
+        """Set the compile mode of a run, as `launch_settings.compile_mode` decides it."""
+        self._compile = launch_settings.compile_mode(recipe, self.device.type, updates, recorded)
+        if self.compile != "off":
+            keep_compiled_private()
+
+    @property
+    def compile(self) -> str:
+        """The compile mode of the run at hand."""
+        return self._compile.value
 
     def _sharding_on_cpu(self) -> FullyShardedDataParallelPlugin | None:
         """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
@@ -148,10 +158,17 @@ class Runtime:
         found = {
             "device": launch_settings.device(self.device),
             "processes": launch_settings.processes(self.world),
-            "precision": launch_settings.precision(recipe),
-            "compile": launch_settings.compile_mode(recipe),
+            "precision": self._precision_of(recipe),
+            "compile": self._compile,
         }
         return ", ".join(f"{name} {setting}" for name, setting in found.items())
+
+    def _precision_of(self, recipe: Recipe) -> launch_settings.Setting:
+        here = launch_settings.precision(recipe)
+        if here.value == self.precision:
+            return here
+        why = f"as the checkpoint was trained; here it would be {here.value}: {here.source}"
+        return launch_settings.Setting(self.precision, why)
 
     # ---- Placing
 
@@ -193,6 +210,18 @@ class Runtime:
     def autocast(self) -> AbstractContextManager:
         """Return the run's mixed precision, for forwards outside of what `prepare` wrapped."""
         return self.accelerator.autocast()
+
+    def begin_batch(self) -> None:
+        """Begin a micro-batch, or a batch of an evaluation: what compiled networks kept of the last is given up."""
+        compilation.begin_step(self.compile)
+
+    def compiled(self, net: nn.Module, calls: int) -> Callable[[Tensor], Tensor]:
+        """Return a frozen network compiled for so many batches of one shape; itself where that does not pay off."""
+        return compilation.compiled(net, self.compile if calls >= launch_settings.LEAST_FORWARDS else "off")
+
+    def uncompiled(self) -> AbstractContextManager:
+        """Return a context in which compiled networks run as they are: for a few batches of another shape."""
+        return contextlib.nullcontext() if self.compile == "off" else torch.compiler.set_stance("force_eager")
 
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
         """Return a context that leaves gradients unsynchronised until the `last` micro-batch of an update."""

@@ -46,6 +46,7 @@ def evaluate(
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
         batch = read.on_device(runtime.to_device(read.fetch(rows, epoch=0)))
         index = torch.where(torch.as_tensor(real, device=runtime.device), batch["index"], -1)
+        runtime.begin_batch()
         with runtime.accelerator.autocast():
             predicted = task.predict(net, batch)
         return {"index": index, **{key: value.float() for key, value in predicted.items()}}
@@ -101,6 +102,7 @@ def trial(task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Ru
     for _ in range(2):
         began = time.perf_counter()
         batch = split.on_device(runtime.to_device(split.fetch(batches[0][0], epoch=0)))
+        runtime.begin_batch()
         with runtime.accelerator.autocast():
             task.predict(net, batch)
         runtime.synchronize()
@@ -171,7 +173,8 @@ class Evaluator:
         for name, module in networks.frozen.items() if self.splits else ():
             self._logger.clock.to("eval")
             first = next(iter(self.splits))
-            scores = self.score(module, first)
+            with self._runtime.uncompiled():
+                scores = self.score(module, first)
             self._logger.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
             self.curves.setdefault(first, {})[name] = scores.curves
             if name in networks.trusted:

@@ -28,7 +28,7 @@ from trainkit.tensors import full_tensor
 from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
-from trainkit.training.checkpointer import Checkpointer, Resume, load
+from trainkit.training.checkpointer import Checkpointer, Resume, load, recorded_compile
 from trainkit.training.determinism import DeterminismCheck
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.events import EventSchedule, recorded_decisions
@@ -71,8 +71,9 @@ class Trainer:
         self.logger = logger = logger or RunLogger(recipe)
         self.clock = logger.clock = Clock(device_timeline.of(runtime.device))
         self.resume, self.stop = resume or Resume(), stop or Stop()
-        self.model = model = Model(recipe, data.meta, runtime, weights or {})
         self.plan = Plan.make(recipe, data, runtime.world, runtime.rank)
+        runtime.choose_compile(recipe, self.plan.steps, recorded_compile(self.resume))
+        self.model = model = Model(recipe, data.meta, runtime, weights or {})
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
         self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
         self.monitor = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger)
@@ -212,6 +213,7 @@ class Trainer:
         losses: list[Loss] = []
         for micro in range(self.plan.accumulation):
             batch = next(batches)
+            self.runtime.begin_batch()
             self.clock.to("forward")
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
