@@ -280,9 +280,9 @@ class Runtime:
     def heartbeat(self, stop: Stop | None = None) -> Iterator[None]:
         """Return a context of work for which other ranks wait longer than `limits.collective`; all leave it together.
 
-        Every rank enters it, and calls no collective within. A thread tells the others that this one is at work, for `limits.hang` at most: so they
-        notice at once when its process has died, and within `limits.collective` when that stands still. With `stop`, a
-        signal to a rank that waits also interrupts those that work.
+        Every rank enters it, and calls no collective within. A thread tells the others that this one is at work, for
+        `limits.hang` at most: so they notice at once when its process has died, and within `limits.collective` when
+        that stands still. With `stop`, a signal to a rank that waits also interrupts those that work.
         """
         if self.world == 1:
             yield
