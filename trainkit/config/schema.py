@@ -246,8 +246,7 @@ class Limits:
     """Longest time in which a training does not move on, by a phase of an update or a batch of an evaluation: then it
     writes down what all its threads are at, and ends. Not before the first update has been made. null: no limit."""
     collective: AnySpan = field(default_factory=lambda: Span(10, "minutes"))
-    """Longest time for which a process waits for the others, of several; for the score of an evaluation too, which one
-    of them computes."""
+    """Longest time for which a process waits for another that gives no sign of life; one at work sends heartbeats."""
     stop: AnySpan = field(default_factory=lambda: Span(25, "seconds"))
     """Time from the first signal to stop, after which a training leaves although it has not saved. torch's launcher
     kills after 30 s."""

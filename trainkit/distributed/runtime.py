@@ -12,7 +12,9 @@ import datetime
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from _thread import interrupt_main
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +25,7 @@ from torch.optim import Optimizer
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed import compilation, launch_settings
-from trainkit.distributed.stop_signal import Stopped
+from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from accelerate import FullyShardedDataParallelPlugin
 
 T = TypeVar("T")
+_BEAT_SECONDS = 2.0
+"""Time between two heartbeats of a rank that others wait for."""
 
 
 class Runtime:
@@ -82,6 +86,7 @@ class Runtime:
         self.at_once: bool = self.device.type == "cpu"
         """True where values of the device can be read without waiting; set to False to emulate a GPU."""
         self._factors: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._limits = recipe.limits
         launch_settings.check_processes(self.world)
         self._plugin = self._sharding_on_cpu()
         scaler = self.accelerator.scaler
@@ -89,7 +94,7 @@ class Runtime:
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = _gloo_group(patience) if self.world > 1 and self.device.type != "cpu" else None
         self.asked = 0
-        """How often `any_async` was asked: at every update, and at every batch of an evaluation."""
+        """How often `any_async` was asked, at every update and every batch of an evaluation, and a heartbeat came."""
         self._peers = self.all_gather((socket.gethostname(), os.getpid()))
         self.configure(recipe)
 
@@ -300,28 +305,69 @@ class Runtime:
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
-    def on_main(self, act: Callable[[], T]) -> T:
+    @contextlib.contextmanager
+    def heartbeat(self, stop: Stop | None = None) -> Iterator[None]:
+        """Return a context of work for which other ranks wait longer than `limits.collective`; all leave it together.
+
+        Every rank enters it, and calls no collective within. A thread tells the others that this one is at work, for
+        `limits.hang` at most: so they notice at once when its process has died, and within `limits.collective` when
+        that stands still. With `stop`, a signal to a rank that waits also interrupts those that work.
+        """
+        if self.world == 1:
+            yield
+            return
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(done, stop), name="trainkit-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        while self._exchange(False, stop)[0]:
+            self.asked += 1  # for the watchdog: one that waits does not hang
+
+    def _beat(self, done: threading.Event, stop: Stop | None) -> None:
+        seconds = min(_BEAT_SECONDS, self._limits.collective.seconds / 4)
+        left = float("inf") if self._limits.hang is None else self._limits.hang.seconds / seconds
+        with contextlib.suppress(RuntimeError):  # a connection is broken: the main thread finds out by itself
+            while left > 0 and not done.wait(seconds):
+                left -= 1
+                _, told = self._exchange(True, stop)
+                if told and stop is not None and not stop.told:
+                    interrupt_main()
+
+    def _exchange(self, working: bool, stop: Stop | None) -> tuple[bool, bool]:
+        """Return whether any rank is at work, and whether any was told to stop."""
+        box = torch.tensor([working, stop is not None and stop.told], dtype=torch.int32)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._control)
+        return bool(box[0]), bool(box[1])
+
+    def on_main(self, act: Callable[[], T], stop: Stop | None = None) -> T:
         """Call `act` on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
 
-        Where rank 0 is stopped at it (`Stopped`), so are all.
+        It may take longer than `limits.collective` (`heartbeat`). Where rank 0 is stopped at it (`Stopped`), so are
+        all; with `stop`, also where another one is told to stop meanwhile.
         """
         if self.world == 1:
             return act()
         done: Any = None
         failure: UserError | str | None = None
-        if self.main:
+        own: BaseException | None = None
+        with self.heartbeat(stop):
             try:
-                done = act()
+                done = act() if self.main else None
             except UserError as error:
                 failure = error
             except BaseException as error:
                 # The others must not wait for a message that never comes.
                 failure = of_disk(error) if isinstance(error, OSError) else None
-                told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
                 if failure is None:
-                    self.broadcast((None, told))
-                    raise
+                    own = error
+                    failure = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
         done, failure = self.broadcast((done, failure))
+        if own is not None:
+            raise own
         if isinstance(failure, UserError):
             failure.told = not self.main
             raise failure

@@ -242,7 +242,7 @@ class Session:
         folder, resuming = self._open_folder(run)
         runtime, store, stop = self.runtime, self.store, self.stop
         weights = {name: dependency.file for name, dependency in run.dependencies.items()}
-        with self._tracked(run, folder, resuming) as position:
+        with contextlib.ExitStack() as last, self._tracked(run, folder, resuming) as position:
             logger = self._logger(run, folder, position, watch)
             with stop.at_once():
                 data_integrity.note(report, run.data, run.tracker, logger.say)
@@ -254,11 +254,11 @@ class Session:
                 stop.last_words = f"go on: {resume.command(parent or folder.name, request.plugins)}"
             with run.trainer:
                 yield run
-            if self.runtime.main:
+            last.enter_context(runtime.heartbeat())  # others wait until the run is reported and closed
+            if runtime.main:
                 self._report(run, folder, logger)
         if parent is None and run.status == "FINISHED":
             stop.last_words = ""
-        self.runtime.barrier()
 
     def _open_data(self, run: OpenRun) -> Report | None:
         """Open and check the data of a run, or find the finished run that takes its place."""
@@ -267,7 +267,8 @@ class Session:
 
         runtime, recipe, request = self.runtime, run.recipe, run.request
         runtime.configure(recipe)
-        run.data = data = recipe.data.open(recipe.seed)
+        with runtime.heartbeat():  # each machine may have to prepare its own copy
+            run.data = data = recipe.data.open(recipe.seed)
         _, updates = plan.updates(recipe, data)  # mistakes in it are said before a run is begun
         runtime.choose_compile(recipe, updates)
         plan.evaluated(recipe, data)

@@ -76,7 +76,7 @@ def evaluate(
         with stop.at_once():
             return task.score(rows, split)
 
-    scores = runtime.on_main(score)
+    scores = runtime.on_main(score, stop)
     scores.samples = samples
     return scores
 
