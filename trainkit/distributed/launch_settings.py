@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
 
@@ -174,8 +175,8 @@ def _check_accumulation(recipe: Recipe) -> None:
     name = "gradient_accumulation_steps"
     asked = launcher_option(f"--{name}") or os.environ.get(f"ACCELERATE_{name.upper()}", "1")
     train, processes = recipe.train, asked_processes()
-    share = train.batch_size // processes
-    own = max(1, share // (train.micro_batch or share or 1))
+    share = max(1, samples_per_update(train.batch_size, processes) // processes)
+    own = max(1, share // (train.micro_batch or share))
     if asked not in ("1", "auto", str(own)):
         raise UserError(
             "launch",

@@ -266,7 +266,8 @@ class Session:
         runtime, recipe, request = self.runtime, run.recipe, run.request
         runtime.configure(recipe)
         run.data = data = recipe.data.open(recipe.seed)
-        plan.updates(recipe, data)  # mistakes in it are said before a run is begun
+        plan.divided(recipe, data, runtime.world)  # mistakes in it are said before a run is begun
+        plan.updates(recipe, data, runtime.world)
         plan.evaluated(recipe, data)
         runtime.check_equal({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
         digest = loader.digest(recipe)
