@@ -278,7 +278,7 @@ RULES = (
     Rule("`gradient_clipping`", "another `optim.clip_norm`", "refused", _check_clipping),
     Rule(
         "`num_processes`",
-        "any `train.batch_size` that it divides",
+        "any `train.batch_size` that it divides, or that is smaller",
         "so many processes, each with its part of every batch; refused where another number comes up",
     ),
     Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),

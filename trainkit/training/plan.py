@@ -30,7 +30,8 @@ class Plan:
     rank: int
     idle: int = 0
     """Processes for which an update has no samples: they read and compute those of others, which count nothing. So
-    every collective has all processes, and the training is that of the others alone."""
+    every collective has all processes, and the training is that of the others alone; but what batch norms see of a
+    process, and logged means beside the loss, count some samples again in their averages over processes."""
     parts: int = 1
     """Processes that share a block of samples that belong together."""
 
