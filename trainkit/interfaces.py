@@ -1,10 +1,11 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`, `LabelsVolumes` and
-`LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`,
-`DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `LabelsWithoutImages`, `ComparableSplit`,
-`IdentifiesContent` and `ImageSplit` of splits. One that lacks them works without.
+`isinstance`: `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`,
+`LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`,
+`DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `DividesBlocks`,
+`LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of splits. One that lacks them works
+without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -148,6 +149,18 @@ class ThreadSafeFetch(Protocol):
 
 
 @runtime_checkable
+class DividesBlocks(Protocol):
+    """A training split whose blocks of samples several processes can share."""
+
+    def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
+        """Indices with which `fetch` reads one of equal `parts` of the block `rows`, drawing for it as for the whole.
+
+        Samples that belong together are in one part, as far as it has room for them.
+        """
+        ...
+
+
+@runtime_checkable
 class LabelsWithoutImages(Protocol):
     """A split that gives labels without reading images."""
 
@@ -198,6 +211,9 @@ class Dataset:
     """Sentences about what was decided when it was opened, said with the plan."""
     block: int = 1
     """Samples that a micro-batch is made of and that must not be parted: P x K of people; 1 where any may meet."""
+    part: int = 0
+    """Samples of a block that stay on one process where processes share one, their split a `DividesBlocks`: the K of a
+    person; 0: a block is not shared."""
 
 
 @runtime_checkable
@@ -401,6 +417,13 @@ class NormalisesBatch(Protocol):
     def batch_norm_least(self) -> int:
         """Least number of samples that must be normalised together; 1 before `build`."""
         ...
+
+
+@runtime_checkable
+class ComparesSamples(Protocol):
+    """A task that says what its loss compares: only where they are those of all may processes share a block."""
+
+    gather: Literal["all", "local"]
 
 
 @runtime_checkable

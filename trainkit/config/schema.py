@@ -25,7 +25,7 @@ from trainkit.config.ranges import (
     Score,
     Whole,
 )
-from trainkit.config.units import AnySpan, Curve, Share, Span, TrainingSpan
+from trainkit.config.units import AnySpan, Curve, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
 if TYPE_CHECKING:
@@ -163,8 +163,9 @@ class Train:
 
     length: TrainingSpan
     """The whole training: `26 epochs`, `80k steps`."""
-    batch_size: BatchSize
-    """Samples per update, over all processes."""
+    batch_size: UpdateSize
+    """Samples per update, over all processes; or, as `4 per process`, those of each: more processes then make another
+    training, with larger updates, which `optim.lr_rule` can follow."""
     micro_batch: BatchSize | None = None
     """Samples per process and forward; accumulation follows from it. None: the whole share of a process at once."""
     schedule: Curve = field(default_factory=Curve)
@@ -188,9 +189,11 @@ class Train:
     """Whether updates are computed twice now and then; None: none is. A GPU needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch and self.batch_size % self.micro_batch:
+        one = samples_per_update(self.batch_size, 1)
+        if self.micro_batch and one % self.micro_batch:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
-        self.schedule.refuse_short(self.length, None, self.batch_size)
+        if isinstance(self.batch_size, int):
+            self.schedule.refuse_short(self.length, None, self.batch_size)
 
 
 @dataclass(kw_only=True)
@@ -546,7 +549,9 @@ class Recipe:
                     "once: take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
                 )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
-        if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
+        # Of a size per process nobody knows yet how many processes share a block.
+        rest = 0 if isinstance(self.train.batch_size, PerProcess) else self.train.batch_size % block
+        if block > 1 and ((self.train.micro_batch or block) != block or rest):
             raise ValueError(
                 f"micro_batch {self.train.micro_batch} and batch_size {self.train.batch_size} of train; data.sampler "
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from trainkit.config.ranges import FractionBelowOne, FractionBetween
+from trainkit.config.ranges import BatchSize, FractionBelowOne, FractionBetween
 
 _UNITS = {
     "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs", "sample": "samples",
@@ -72,6 +72,36 @@ class Span:
         return max(1, round(steps))
 
 
+@dataclass(frozen=True)
+class PerProcess:
+    """A batch size for each process: the samples of an update are so many times the processes."""
+
+    samples: BatchSize
+
+    @staticmethod
+    def parse(text: str) -> PerProcess:
+        """Read `4 per process`. Raises ValueError."""
+        match = re.fullmatch(r"(\d{1,7})\s+per\s+process", text.strip())
+        if match is None or not 1 <= int(match[1]) <= 1 << 20:
+            raise ValueError(f"{text!r} is no batch size; write a number, such as 64, or '4 per process'")
+        return PerProcess(int(match[1]))
+
+    def __str__(self) -> str:
+        return f"{self.samples} per process"
+
+
+def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
+    """Return the samples of an update over all processes."""
+    return batch_size if isinstance(batch_size, int) else batch_size.samples * processes
+
+
+def read_batch_size(value: object) -> Any:
+    """Return what `4 per process` says, and a number as it is. Raises ValueError for other text, and for blocks."""
+    if isinstance(value, dict | list):
+        raise ValueError("a block is no batch size; write a number, such as 64, or '4 per process'")
+    return PerProcess.parse(value) if isinstance(value, str) else value
+
+
 def _read_span(value: object) -> Span:
     return value if isinstance(value, Span) else Span.parse(value)
 
@@ -104,6 +134,13 @@ TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
 """A span of training."""
 Share = Annotated[FractionBetween, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
 """A percentage."""
+UpdateSize = Annotated[
+    BatchSize | PerProcess,
+    BeforeValidator(read_batch_size),
+    PlainSerializer(lambda size: str(size) if isinstance(size, PerProcess) else size),
+    "a whole number, or a text such as '4 per process'",
+]
+"""Samples of an update: over all processes, or for each."""
 
 
 @dataclass(kw_only=True)

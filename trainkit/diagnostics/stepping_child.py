@@ -78,7 +78,7 @@ class _Session:
         block = Block(
             first=first,
             updates=steps,
-            samples=steps * self._whole.train.batch_size,
+            samples=steps * trainer.plan.batch_size,
             seconds=sum(phases.values()),
             phases=phases,
             losses=tuple(map(_mean, losses)),

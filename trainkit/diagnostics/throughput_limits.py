@@ -32,7 +32,7 @@ from trainkit import rng
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Log, Recipe
-from trainkit.config.units import Curve, Span
+from trainkit.config.units import Curve, Span, samples_per_update
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
 from trainkit.distributed.compilation import compile_in_place
@@ -84,7 +84,7 @@ def ensure(
 
     Called on every process. What cannot be measured is named in `absent` and never ends the run.
     """
-    word, updates = recipe.log.ceilings, _updates(recipe, data)
+    word, updates = recipe.log.ceilings, _updates(recipe, data, runtime.world)
     if word == "off" or not updates:
         return None
     if word == "auto" and updates < ENOUGH and not runtime.on_main(lambda: (store.home / FOLDER).is_dir()):
@@ -162,10 +162,11 @@ def _cores() -> float:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
-def _updates(recipe: Recipe, data: Dataset) -> int:
+def _updates(recipe: Recipe, data: Dataset, world: int) -> int:
     """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
-    per_epoch = data.train.size // recipe.train.batch_size
-    return recipe.train.length.steps(per_epoch, recipe.train.batch_size) if per_epoch else 0
+    batch = samples_per_update(recipe.train.batch_size, world)
+    per_epoch = data.train.size // batch
+    return recipe.train.length.steps(per_epoch, batch) if per_epoch else 0
 
 
 def _words_of(ceilings: ThroughputLimits | None) -> dict[str, Any] | None:
@@ -235,7 +236,7 @@ class _Alone:
         self.stopping = stopping
         self.absent: dict[str, str] = {}
         self._seconds, self._share = seconds, share
-        self._updates, self._step_seconds = _updates(recipe, data), 0.0
+        self._updates, self._step_seconds = _updates(recipe, data, runtime.world), 0.0
 
     def all(self) -> dict[str, Any]:
         """Every figure of `Ceilings`."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
 
@@ -239,8 +240,8 @@ def _check_accumulation(recipe: Recipe) -> None:
     name = "gradient_accumulation_steps"
     asked = launcher_option(f"--{name}") or os.environ.get(f"ACCELERATE_{name.upper()}", "1")
     train, processes = recipe.train, asked_processes()
-    share = train.batch_size // processes
-    own = max(1, share // (train.micro_batch or share or 1))
+    share = max(1, samples_per_update(train.batch_size, processes) // processes)
+    own = max(1, share // (train.micro_batch or share))
     if asked not in ("1", "auto", str(own)):
         raise UserError(
             "launch",
@@ -342,7 +343,7 @@ RULES = (
     Rule("`gradient_clipping`", "another `optim.clip_norm`", "refused", _check_clipping),
     Rule(
         "`num_processes`",
-        "any `train.batch_size` that it divides",
+        "any `train.batch_size` that it divides, or that is smaller",
         "so many processes, each with its part of every batch; refused where another number comes up",
     ),
     Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),

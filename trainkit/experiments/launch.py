@@ -269,7 +269,8 @@ class Session:
         runtime.configure(recipe)
         with runtime.heartbeat():  # each machine may have to prepare its own copy
             run.data = data = recipe.data.open(recipe.seed)
-        _, updates = plan.updates(recipe, data)  # mistakes in it are said before a run is begun
+        plan.divided(recipe, data, runtime.world)  # mistakes in it are said before a run is begun
+        _, updates = plan.updates(recipe, data, runtime.world)
         runtime.choose_compile(recipe, updates)
         plan.evaluated(recipe, data)
         runtime.check_equal({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})

@@ -97,9 +97,9 @@ class MicroBatching:
     def apply(self, plan: Plan) -> Plan:
         """Return the plan with the micro-batches that the run has come to."""
         micro = self._state.micro_batch
-        if micro is None or plan.batch_size // plan.world % micro:  # on another number of processes: --elastic
+        if micro is None or plan.share % micro:  # on another number of processes: --elastic
             return plan
-        return replace(plan, micro_batch=micro, accumulation=plan.batch_size // plan.world // micro)
+        return replace(plan, micro_batch=micro, accumulation=plan.share // micro)
 
     def recorded(self) -> str:
         """Return what was said where memory ran out at this step, behind the checkpoint that is resumed from.
@@ -126,7 +126,7 @@ class MicroBatching:
             raise UserError(where, f"memory ran out{one} ({said})", remedy=lower)
         _free()
         plan = halved(plan)
-        refuse_few(self._recipe, plan.micro_batch, plan.batch_size, plan.world)
+        refuse_few(self._recipe, plan.micro_batch, plan.batch_size, plan.active)
         self._state.micro_batch = plan.micro_batch
         seen = "" if batch_norm(self._recipe) is None else f"; batch norm sees {plan.micro_batch} samples from here on"
         self._log("micro-batches", _MICRO, plan.micro_batch, said, seen)

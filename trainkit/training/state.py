@@ -13,6 +13,7 @@ from torch import nn
 from trainkit.checkpoint import state_dict, storage
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError, few
@@ -162,6 +163,7 @@ class TrainState:
             ("recipe", "start a new run for a changed recipe"),
             ("data", "the data has changed since; start a new run"),
             ("frozen", "the frozen weights have changed since; start a new run"),
+            ("batch_size", "it is a number per process; resume with as many processes"),
             ("processes", "resume with that many processes; or add --elastic, and bits are no longer promised"),
         ):
             if elastic and key == "processes":
@@ -198,12 +200,14 @@ class TrainState:
 def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Json]:
     """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
     fixed = {**networks.frozen, **networks.cached}
+    size = recipe.train.batch_size
     return {
         "recipe": loader.digest(recipe),
         "data": data.meta.digest,
         "evaluated": {name: split.digest for name, split in evaluated(recipe, data).items()},
         "frozen": checksum(t for module in fixed.values() for t in module.state_dict().values()),
         "processes": runtime.world,
+        "batch_size": None if isinstance(size, int) else samples_per_update(size, runtime.world),
     }
 
 

@@ -184,7 +184,8 @@ class Trainer:
         step = self.state.step
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
-        return StepContext(step, epoch, step / self.plan.steps, self.monitor.gather, self.runtime.autocast)
+        gather = self.plan.gathered(self.monitor.gather)
+        return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast)
 
     def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
@@ -218,7 +219,7 @@ class Trainer:
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
             with self.runtime.no_sync(self.model.net, last=synchronised):
-                loss = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
+                loss = self.plan.counted(self.recipe.task.loss(self.model.net, self.model.networks, batch, at))
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
@@ -298,7 +299,7 @@ class Trainer:
         skipped, lr = self.state.skipped(), self.model.optimizer.param_groups[0]["lr"]
         learned = {**self.meter.read(), **({"train/left_out": skipped} if skipped else {})}
         learned |= {"train/lr": lr, "train/epoch": self.state.step / self.plan.steps_per_epoch}
-        self.logger.line(self.state.step, self.plan.steps, learned, self.monitor.window())
+        self.logger.line(self.state.step, self.plan.steps, self.plan.batch_size, learned, self.monitor.window())
         self.meter.clear()
 
     def stops_early(self) -> bool:
