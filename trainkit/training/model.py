@@ -13,6 +13,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.models.compiled import compile_in_place
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
@@ -35,7 +36,7 @@ class Model:
         runtime.to_memory_format(networks.model)
         if (mode := recipe.train.compile) != "off":
             # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
-            networks.model.compile(mode=None if mode == "default" else mode)
+            compile_in_place(networks.model, mode=None if mode == "default" else mode)
         self.net, prepared = runtime.prepare(networks.model, optim.build(networks.model, recipe.optim, runtime.sharded))
         self.bare = runtime.unwrap(self.net)
         """The network without the wrapper that averages gradients."""
