@@ -23,7 +23,7 @@ def compile_in_place(net: nn.Module, **options: Any) -> None:
         net._compiled_call_impl = by_mode(net, net._call_impl, **options)
 
 
-def by_mode(net: nn.Module, call: Callable[..., Any], dynamic: bool | None = False, **options: Any) -> Any:
+def by_mode(net: nn.Module, call: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Any:
     """Compile `call`, a method of `net`, once for training and once for evaluation; `dynamic` is that of training.
 
     Batches of a training have one size, and those of evaluations many. Compiled together, a training graph that comes
