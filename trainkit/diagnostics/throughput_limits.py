@@ -35,13 +35,13 @@ from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span, samples_per_update
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
-from trainkit.distributed.compilation import compile_in_place
 from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Dataset, Split, TrainsOnFeatures
+from trainkit.models.compilation import compile_in_place
 from trainkit.speed.limits import ThroughputLimits, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store

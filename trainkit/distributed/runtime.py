@@ -24,11 +24,12 @@ from torch import distributed as dist
 from torch.optim import Optimizer
 
 from trainkit.config.schema import Recipe
-from trainkit.distributed import compilation, launch_settings
+from trainkit.distributed import launch_settings
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
+from trainkit.models import compilation
 from trainkit.paths import keep_compiled_private
 from trainkit.tensors import synchronize
 

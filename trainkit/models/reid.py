@@ -9,13 +9,14 @@ is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shape_config
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels, FractionBelowOne, Layers
@@ -23,6 +24,7 @@ from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
+from trainkit.models.compilation import by_mode
 from trainkit.models.lora import BatchModalities, Lora
 from trainkit.models.text_encoder import TextEncoder, TextSpec
 from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
@@ -226,13 +228,13 @@ class ReidNet(nn.Module):
         self.rows.clear()
         return out
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, **options: Any) -> None:
         """Compile in place all but the first layers.
 
         How many pictures there are of each modality changes with every batch; compiled, the first layers would be
         compiled again for each modality that has none or one.
         """
-        self._after = torch.compile(self._after, *args, **kwargs)
+        self._after = _SizesLeftOpen(self, by_mode(self, self._after, dynamic=None, **options))
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
         """Features (B, D) of pictures, then captions, float32, before the neck."""
@@ -308,6 +310,36 @@ class ReidNet(nn.Module):
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
                 module.eval()
         return self
+
+
+class _SizesLeftOpen:
+    """What is compiled behind the first layers: with the sizes of the first batch, then once with all sizes open.
+
+    Left to itself torch opens the size that has changed, and compiles again for each of the others.
+    """
+
+    def __init__(self, net: ReidNet, call: Callable[..., dict[str, Tensor]]):
+        self.rows, self.call = net.rows, call
+        weight = None if net.stems is None else next(net.stems.parameters())
+        last = weight is not None and weight.is_contiguous(memory_format=torch.channels_last)
+        self.format = torch.channels_last if last and not weight.is_contiguous() else torch.contiguous_format
+        self.first: list[int] | None = None
+        self.open = False
+
+    def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
+        if self.rows.first is not None:  # rows of a modality that has none would change the format of all
+            self.rows.first = self.rows.first.contiguous(memory_format=self.format)
+        tensors = [t for t in (*given, self.rows.first, *self.rows.own.values()) if t is not None]
+        sizes = [len(t) for t in tensors]
+        self.first = self.first or sizes
+        self.open = self.open or sizes != self.first
+        if not self.open:
+            return self.call(*given)
+        for t in tensors:
+            torch._dynamo.maybe_mark_dynamic(t, 0)
+        # Sizes that are equal by chance are not taken for one.
+        with shape_config.patch(use_duck_shape=False):
+            return self.call(*given)
 
 
 def _trained(module: nn.Module) -> bool:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.schema import Recipe
-from trainkit.distributed.compilation import compile_in_place
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.models.compilation import compile_in_place
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter

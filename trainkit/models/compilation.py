@@ -6,6 +6,8 @@ values, features or the gradients of an earlier micro-batch, would change under 
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,13 +24,34 @@ def compile_in_place(net: nn.Module, mode: str) -> None:
     if mode == "off":
         return
     # Wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
-    net.compile(mode=_torch_mode(mode))
+    if type(net).compile is not nn.Module.compile:  # a network that compiles part of itself
+        net.compile(mode=_torch_mode(mode))
+    else:
+        # What `Module.compile` sets, and copies of a module leave out.
+        net._compiled_call_impl = by_mode(net, net._call_impl, mode=_torch_mode(mode))
     if mode in CUDA_GRAPHS:
         # A network may compile parts of itself only.
         net._compiled_call_impl = _copying(net._compiled_call_impl or net._call_impl)
         for p in net.parameters():
             if p.requires_grad:
                 p.register_hook(Tensor.clone)  # pyright: ignore[reportArgumentType] - else `p.grad` is the graph's
+
+
+def by_mode(net: nn.Module, call: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Any:
+    """Compile `call`, a method of `net`, once for training and once for evaluation; `dynamic` is that of training.
+
+    Batches of a training have one size, and those of evaluations many. Compiled together, a training graph that comes
+    after an evaluation would leave the size of its batches open, and all graphs would count against one limit.
+    """
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # torch 2.14 has it, 2.11 may not
+        options["isolate_recompiles"] = True
+    train, evaluate = torch.compile(call, dynamic=dynamic, **options), torch.compile(call, **options)
+
+    @functools.wraps(call)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return (train if net.training else evaluate)(*args, **kwargs)
+
+    return either
 
 
 def compiled(net: nn.Module, mode: str) -> Callable[[Tensor], Tensor]:
