@@ -171,6 +171,9 @@ class Train:
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
     """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    activation_checkpointing: bool = field(default=False, metadata=_NOT_IN_HASH)
+    """Keep the inputs of the network's blocks alone, and compute what is inside them again in the backward pass: less
+    memory for about a third more computation, and the same bits."""
     ema: FractionBetween | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)

@@ -13,6 +13,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.training import activation_checkpointing
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
@@ -33,6 +34,8 @@ class Model:
         if networks.memory is not None:
             networks.memory.to(runtime.device)
         runtime.to_memory_format(networks.model)
+        if recipe.train.activation_checkpointing:
+            activation_checkpointing.apply(networks.model)
         if (mode := recipe.train.compile) != "off":
             # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
             networks.model.compile(mode=None if mode == "default" else mode)
