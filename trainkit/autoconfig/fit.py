@@ -250,8 +250,10 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
     fitted.scored = dict(sets)
     fitted.put("evaluations", kept)
     fitted.put("data.evaluate", dict(sets))
-    if isinstance(metric, str):
-        fitted.put("best.metric", f"{called.get(chosen, first)}/{metric.partition('/')[2]}")
+    for key in ("best.metric", "train.schedule.metric"):
+        if isinstance(metric := fitted.get(key), str):
+            name, _, score = metric.partition("/")
+            fitted.put(key, f"{called.get(name, first)}/{score}")
 
 
 def measure(fitted: Fitted, count: int, block: int = 1) -> None:

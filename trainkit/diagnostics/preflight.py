@@ -271,7 +271,16 @@ def _shortened(recipe: Recipe, held: str | None) -> Recipe:
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
     checkpoints = replace(recipe.checkpoints, every=None, lose_at_most=None, failing="stop")
-    out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
+    train = replace(recipe.train, schedule=recipe.train.schedule.without_scores())
+    out = {
+        "train": train,
+        "best": None,
+        "stop_when": None,
+        "time_to": {},
+        "promote": None,
+        "log": log,
+        "checkpoints": checkpoints,
+    }
     return replace(recipe, evaluations=evaluations, **out)
 
 

@@ -225,6 +225,7 @@ def _own_of_workers() -> int:
 def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
     """Return a recipe as it is trained here: without end, and without evaluations and checkpoints not in `keep`."""
     log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
+    schedule = recipe.train.schedule.without_scores()
     return replace(
         recipe,
         best=None,
@@ -232,7 +233,7 @@ def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
         time_to={},
         promote=None,
         log=log,
-        train=replace(recipe.train, length=Span.parse(_LENGTH)),
+        train=replace(recipe.train, length=Span.parse(_LENGTH), schedule=schedule),
         evaluations=recipe.evaluations if "evaluations" in keep else {},
         checkpoints=recipe.checkpoints
         if "checkpoints" in keep

@@ -219,7 +219,10 @@ class Evaluator:
         state.events.gates[f"evaluate.{name}"].took(seconds, elapsed)
         leads, entered = False, False
         if state.entered.get(name) != state.step:  # else that was before the run was interrupted
+            reduced = state.plateau["reduced"]
             leads, entered = best.enter(state, self._recipe, name, metrics)
+            if state.plateau["reduced"] > reduced:
+                logger.lr_reduced(state.step, state.plateau["reduced"])
             state.entered[name] = state.step
         if leads and self._recipe.best is not None:
             self.leading = (state.step, scored[self._recipe.best.metric.rpartition("/")[0]].rows)

@@ -80,10 +80,10 @@ class Plan:
         """Epoch and update within it that follow `step` finished updates."""
         return divmod(step, self.steps_per_epoch)
 
-    def lr(self, recipe: Recipe, step: int) -> float:
-        """Learning rate of the update that follows `step` finished ones."""
+    def lr(self, recipe: Recipe, step: int, reduced: int = 0) -> float:
+        """Learning rate of the update that follows `step` finished ones, when a plateau has reduced it so often."""
         full = optimizer.rate(recipe.optim, self.batch_size)
-        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size)
+        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size, reduced)
 
     def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
         """(epoch, rows) of every micro-batch of this rank from `step` to the end.
@@ -264,6 +264,10 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
         rate = optimizer.rate(recipe.optim, plan.batch_size)
         lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
+    if (curve := recipe.train.schedule).metric:
+        least = f", down to {curve.floor:g} of the full rate" if curve.floor else ""
+        waits = number_of(curve.patience or 0, "evaluations")
+        lines.append(f"learning rate x {curve.gamma:g} each time {curve.metric} has not improved for {waits}{least}")
     for name, e in recipe.evaluations.items():
         when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
         if e.every is not None:

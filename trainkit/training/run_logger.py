@@ -180,6 +180,12 @@ class RunLogger:
         self.say(f"step {step}: {metric} no longer improves; stopping early")
         self.tracker.event(step, "stopped_early", {"metric": metric})
 
+    def lr_reduced(self, step: int, times: int) -> None:
+        """Report that the learning rate is reduced, since a score no longer improves."""
+        curve = self.recipe.train.schedule
+        self.say(f"step {step}: {curve.metric} no longer improves; learning rate x {curve.gamma:g} (reduction {times})")
+        self.tracker.event(step, "lr_reduced", {"metric": curve.metric, "times": times})
+
     def draw(self, curves: Mapping[str, Columns]) -> None:
         """Draw the figures as they are now."""
         if self.main and self.folder is not None:

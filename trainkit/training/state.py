@@ -6,6 +6,7 @@ import copy
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 from torch import nn
@@ -25,6 +26,18 @@ from trainkit.training.finite_checks import not_finite
 from trainkit.training.loss_meter import LossMeter
 from trainkit.training.optimizer import Average
 from trainkit.training.plan import evaluated
+
+
+class Plateau(TypedDict):
+    """How long a score has not improved, and what came of it."""
+
+    best: float | None
+    waited: int
+    """Evaluations since the best."""
+    cooling: int
+    """Evaluations that are not counted yet, after a reduction."""
+    reduced: int
+    """How often the learning rate was reduced."""
 
 
 @dataclass
@@ -50,6 +63,8 @@ class TrainState:
     """The value that `stop_when` compares with."""
     waited: int = 0
     """Evaluations since that value improved."""
+    plateau: Plateau = field(default_factory=lambda: Plateau(best=None, waited=0, cooling=0, reduced=0))
+    """Counters of `train.schedule` where it is `plateau`."""
     left_out: list[int] = field(default_factory=list)
     """Steps whose update was left out, when it was computed, because it was not finite."""
     passed: list[list[int]] = field(default_factory=list)
@@ -77,7 +92,7 @@ class TrainState:
     """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = (
-        *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
+        *("step", "elapsed", "best", "record", "waited", "plateau", "left_out", "rollbacks", "trained", "final"),
         *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking", "spent"),
     )
 

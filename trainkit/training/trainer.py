@@ -239,7 +239,8 @@ class Trainer:
             nonfinite.skip(update, self.model, self.state, self.logger)
         else:
             self.checkpoints.wait_for_copies("optimizer")  # what one still copies must not change
-            self.model.update(self.plan.lr(self.recipe, at.step), at.step)
+            reduced = self.state.plateau["reduced"]
+            self.model.update(self.plan.lr(self.recipe, at.step, reduced), at.step)
             self.meter.add(update.losses, full_tensor(update.norm))
         self.model.zero_grad()
 
