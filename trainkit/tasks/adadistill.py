@@ -107,6 +107,7 @@ class AdaDistill:
             cached={"teacher": teacher} if self.cache_teacher else {},
             cache_on_disk=self.cache_teacher == "disk",
             memory=None if self.method == "mse" else self._memory(meta, centres, seed),
+            in_parts=True,
         )
 
     def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
@@ -131,12 +132,13 @@ class AdaDistill:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The one loss of the method; only the student gets a gradient."""
-        student = net(batch["image"])
+        image = batch["image"]
+        student = at.forward(lambda rows: net(image[rows]), len(image))
         if self.cache_teacher:
             teacher = batch["teacher"]
         else:
             with at.autocast():
-                teacher = networks.frozen["teacher"](batch["image"]).float().detach()
+                teacher = networks.frozen["teacher"](image).float().detach()
         cosine = agreement(student.detach(), teacher)
         logs = {"cosine_to_teacher": cosine.mean()}
         if self.method == "mse":

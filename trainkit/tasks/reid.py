@@ -102,7 +102,7 @@ class Reid:
             (*net.about, *self._left(net), self._note()),
             "its losses compare the records of a micro-batch",
         )
-        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together)
+        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together, in_parts=True)
 
     def _left(self, net: reid.ReidNet) -> list[str]:
         """Let what no loss looks at stay as it is; sentences about it."""
@@ -132,7 +132,7 @@ class Reid:
         """
         _refuse_sharded(net)
         label, modality, queries = batch["label"], batch["modality"], batch["queries"]
-        out = net(*_inputs(batch), queries)
+        out = net(*_inputs(batch), queries, at.in_parts)
         person = label[queries.amax(1)]
         terms, logs = {}, {}
         if self.identity is not None:

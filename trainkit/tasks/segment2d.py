@@ -89,7 +89,8 @@ class Segment2d:
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
         self._multiple, self._least = net.multiple, net.least
-        return Networks(net, notes=tuple(notes), indivisible="its loss is over all pixels of a micro-batch")
+        together = "its loss is over all pixels of a micro-batch"
+        return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
@@ -97,11 +98,11 @@ class Segment2d:
         Logged are the terms of the objective, of the network's own scores; `aux`, the sum of the objectives of the
         auxiliary heads; `points`; and `pixel_accuracy`, at the network's own stride.
         """
-        mask, distance = batch["mask"], batch.get("distance")
+        image, mask, distance = batch["image"], batch["mask"], batch.get("distance")
         weights = self._weights
         if weights is not None and weights.device != mask.device:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
-        out = net(batch["image"], distance)
+        out = at.forward(lambda rows: net(image[rows], None if distance is None else distance[rows]), len(image))
         main, *aux = out["logits"]
         terms = self.objective.terms(main, mask, distance, weights)
         value = self.objective.total(terms)

@@ -75,7 +75,7 @@ class Segment3d:
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
         net, notes = volumetric.build(self.net, meta, found)
         together = "objective.whole_batch sums over a micro-batch" if self.objective.whole_batch else ""
-        return Networks(net, notes=tuple(notes), indivisible=together)
+        return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def _tolerances(self, names: Sequence[str]) -> list[float]:
         """mm of each class but the background."""
@@ -89,9 +89,9 @@ class Segment3d:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over patches, and the Dice of their voxels, all organs together."""
-        mask = batch["mask"]
+        image, mask = batch["image"], batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)
-        out = net(batch["image"])
+        out = at.forward(lambda rows: net(image[rows]), len(image))
         if isinstance(out, Tensor):
             finest, loss_B = out, self.objective(out, mask, weights)
         else:
