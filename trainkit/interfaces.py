@@ -336,16 +336,19 @@ class StepContext:
     rank: int = 0
     """Number of this process: of what `gather` returns, its rows begin at rank * b."""
     in_parts: Callable[[Callable[[slice], Any], int], Any] | None = None
-    """Where memory ran out before: what `forward` does then; None: micro-batches go through the network as a whole."""
+    """Where memory ran out before: `in_parts(compute, count)` is compute(slice(0, count)), made of a few rows at a
+    time, and of each such part again in the backward pass, with the same random numbers. None: of all at once."""
 
-    def forward(self, compute: Callable[[slice], T], count: int) -> T:
-        """Return `compute` of all rows of a micro-batch of `count` samples; where memory ran out, made in parts.
+    def forward(self, net: Callable[..., T], *inputs: Any) -> T:
+        """Return `net(*inputs)` of a micro-batch; where memory ran out before, made in parts.
 
-        `compute(rows)` calls the network on some rows and returns tensors, or a dict, list or tuple of them, whose
-        first dimension is these rows. Of each part it is called again in the backward pass, with the same random
-        numbers.
+        The first dimension of each tensor among the inputs, and of each that `net` returns, alone or in a dict, list or
+        tuple, is the sample.
         """
-        return compute(slice(None)) if self.in_parts is None else self.in_parts(compute, count)
+        if self.in_parts is None:
+            return net(*inputs)
+        count = next(len(x) for x in inputs if isinstance(x, Tensor))
+        return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
 
 
 @dataclass

@@ -132,13 +132,12 @@ class AdaDistill:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The one loss of the method; only the student gets a gradient."""
-        image = batch["image"]
-        student = at.forward(lambda rows: net(image[rows]), len(image))
+        student = at.forward(net, batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
         else:
             with at.autocast():
-                teacher = networks.frozen["teacher"](image).float().detach()
+                teacher = networks.frozen["teacher"](batch["image"]).float().detach()
         cosine = agreement(student.detach(), teacher)
         logs = {"cosine_to_teacher": cosine.mean()}
         if self.method == "mse":

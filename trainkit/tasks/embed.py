@@ -75,12 +75,7 @@ class Embed:
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
         label = batch["label"]
-        inputs = {"image": batch.get("image"), "label": label, "features": batch.get(FEATURES)}
-
-        def compute(rows: slice) -> tuple[Tensor, Tensor | MarginTerms]:
-            return net(with_scores=True, **{name: x if x is None else x[rows] for name, x in inputs.items()})
-
-        embedding, scores = at.forward(compute, len(label))
+        embedding, scores = at.forward(net, batch.get("image"), True, label, batch.get(FEATURES))
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)

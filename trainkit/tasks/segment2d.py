@@ -98,11 +98,11 @@ class Segment2d:
         Logged are the terms of the objective, of the network's own scores; `aux`, the sum of the objectives of the
         auxiliary heads; `points`; and `pixel_accuracy`, at the network's own stride.
         """
-        image, mask, distance = batch["image"], batch["mask"], batch.get("distance")
+        mask, distance = batch["mask"], batch.get("distance")
         weights = self._weights
         if weights is not None and weights.device != mask.device:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
-        out = at.forward(lambda rows: net(image[rows], None if distance is None else distance[rows]), len(image))
+        out = at.forward(net, batch["image"], distance)
         main, *aux = out["logits"]
         terms = self.objective.terms(main, mask, distance, weights)
         value = self.objective.total(terms)

@@ -89,9 +89,9 @@ class Segment3d:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over patches, and the Dice of their voxels, all organs together."""
-        image, mask = batch["image"], batch["mask"]
+        mask = batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)
-        out = at.forward(lambda rows: net(image[rows]), len(image))
+        out = at.forward(net, batch["image"])
         if isinstance(out, Tensor):
             finest, loss_B = out, self.objective(out, mask, weights)
         else:

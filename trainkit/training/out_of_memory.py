@@ -216,15 +216,12 @@ class MicroBatching:
 
     def _smaller(self) -> str:
         """What of the recipe can be changed."""
+        lower = "take a smaller train.micro_batch, which keeps batch_size as it is"
         if self._block > 1:
             lower = "take fewer people, or records of each, in data.sampler, whose blocks are the micro-batches"
-        else:
-            lower = "take a smaller train.micro_batch, which keeps batch_size as it is"
-        return (
-            lower
-            if self.halving
-            else f"{lower}; --resume train.on_oom=halve goes on from the last checkpoint with less"
-        )
+        if not self.halving:
+            lower += "; --resume train.on_oom=halve goes on from the last checkpoint with smaller portions"
+        return lower
 
     def evaluate(self, name: str, net: torch.nn.Module, score: Callable[[int], T]) -> T:
         """Call `score` with the batch size of an evaluation, or with the first half of it that memory suffices for.
