@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ from trainkit.errors import hint_renamed
 IGNORED = 255
 """In a `mask` of pixels: not labelled, and neither learned from nor scored. Classes are 0 .. 254."""
 
+T = TypeVar("T")
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]
 Columns = dict[str, Any]
@@ -314,8 +315,11 @@ class Networks:
     notes: tuple[str, ...] = ()
     """Sentences about what was built, said with the plan."""
     indivisible: str = ""
-    """Why a micro-batch must not be computed in parts: what of the loss is over all of its samples, after "and"; empty
-    where the loss is a sum over samples."""
+    """Why a micro-batch must not become several: what of the loss is over all of its samples, after "and"; empty where
+    the loss is a sum over samples."""
+    in_parts: bool = False
+    """The loss calls the network through `StepContext.forward`: where memory runs out, the loss still sees the whole
+    micro-batch, whose forward and backward pass through the network are made in parts."""
     cache_on_disk: bool = False
     """Keep outputs of `cached` in the store, in half precision, however few they are."""
     cached_alone: bool = False
@@ -345,6 +349,22 @@ class StepContext:
     that each compute one loss of all rows, and weigh it by their own share, train as one process would."""
     autocast: Callable[[], AbstractContextManager]
     """The run's mixed precision, for forwards of frozen networks."""
+    rank: int = 0
+    """Number of this process: of what `gather` returns, its rows begin at rank * b."""
+    in_parts: Callable[[Callable[[slice], Any], int], Any] | None = None
+    """Where memory ran out before: `in_parts(compute, count)` is compute(slice(0, count)), made of a few rows at a
+    time, and of each such part again in the backward pass, with the same random numbers. None: of all at once."""
+
+    def forward(self, net: Callable[..., T], *inputs: Any) -> T:
+        """Return `net(*inputs)` of a micro-batch; where memory ran out before, made in parts.
+
+        The first dimension of each tensor among the inputs, and of each that `net` returns, alone or in a dict, list or
+        tuple, is the sample.
+        """
+        if self.in_parts is None:
+            return net(*inputs)
+        count = next(len(x) for x in inputs if isinstance(x, Tensor))
+        return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
 
 
 @dataclass

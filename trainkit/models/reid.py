@@ -30,6 +30,8 @@ from trainkit.models.text_encoder import TextEncoder, TextSpec
 from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
 
 WHERE = "task.net"
+InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
+"""Computes features of rows a few at a time: `StepContext.in_parts`."""
 
 
 @dataclass(kw_only=True)
@@ -216,17 +218,27 @@ class ReidNet(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.001)
 
     def forward(
-        self, images: Mapping[str, Tensor], text: Tensor | None, queries: Tensor | None = None
+        self,
+        images: Mapping[str, Tensor],
+        text: Tensor | None,
+        queries: Tensor | None = None,
+        in_parts: InParts | None = None,
     ) -> dict[str, Tensor]:
         """Features of a batch, and of the queries that are made of its rows.
 
         `images` are float pictures (b, 3, H, W) by name of modality, of all that the data has; `text` token ids (b, L).
         Returns `feature` (B, D), `neck` (B, D) and `logits` (B, classes), and with `queries` (Q, 5), rows of the batch
-        or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once.
+        or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once. `in_parts`
+        is that of `StepContext`: features are then made of some rows at a time.
         """
-        out = self._after(self._first(images), text, queries)
-        self.rows.clear()
-        return out
+        if in_parts is not None:
+            images = {name: images[name] for name in self.pictures}
+            count = sum(map(len, images.values())) + (0 if text is None else len(text))
+            return self._heads(in_parts(lambda rows: self.encode(*_taken(images, text, rows)), count), queries)
+        try:
+            return self._after(self._first(images), text, queries)
+        finally:
+            self.rows.clear()
 
     def compile(self, **options: Any) -> None:
         """Compile in place all but the first layers.
@@ -238,9 +250,10 @@ class ReidNet(nn.Module):
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
         """Features (B, D) of pictures, then captions, float32, before the neck."""
-        feature = self._features(self._first(images), text)
-        self.rows.clear()
-        return feature
+        try:
+            return self._features(self._first(images), text)
+        finally:  # also where memory runs out: what the first layers made would be kept
+            self.rows.clear()
 
     def _first(self, images: Mapping[str, Tensor]) -> Tensor | None:
         """Pictures of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
@@ -262,7 +275,9 @@ class ReidNet(nn.Module):
         return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
 
     def _after(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
-        feature = self._features(pictures, text)
+        return self._heads(self._features(pictures, text), queries)
+
+    def _heads(self, feature: Tensor, queries: Tensor | None) -> dict[str, Tensor]:
         if queries is None:
             neck = self.neck(feature)
             return {"feature": feature, "neck": neck, "logits": self.classifier(neck)}
@@ -340,6 +355,16 @@ class _SizesLeftOpen:
         # Sizes that are equal by chance are not taken for one.
         with shape_config.patch(use_duck_shape=False):
             return self.call(*given)
+
+
+def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Pictures and captions of some rows of a batch: those of pictures by modality, then those of captions."""
+    found, first = {}, 0
+    for name, x in {**images, "text": text}.items():
+        if x is not None:
+            found[name] = x[max(0, rows.start - first) : max(0, rows.stop - first)]
+            first += len(x)
+    return found, found.pop("text", None)
 
 
 def _trained(module: nn.Module) -> bool:

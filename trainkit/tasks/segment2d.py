@@ -89,7 +89,8 @@ class Segment2d:
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
         self._multiple, self._least = net.multiple, net.least
-        return Networks(net, notes=tuple(notes), indivisible="its loss is over all pixels of a micro-batch")
+        together = "its loss is over all pixels of a micro-batch"
+        return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
@@ -101,7 +102,7 @@ class Segment2d:
         weights = self._weights
         if weights is not None and weights.device != mask.device:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
-        out = net(batch["image"], distance)
+        out = at.forward(net, batch["image"], distance)
         main, *aux = out["logits"]
         terms = self.objective.terms(main, mask, distance, weights)
         value = self.objective.total(terms)

@@ -211,15 +211,16 @@ class Trainer:
 
     def accumulate(self, batches: Iterator[Batch], at: StepContext) -> list[Loss]:
         """Add up the gradients of the micro-batches of a step, averaged over processes; returns their losses."""
-        losses: list[Loss] = []
+        losses, at = list[Loss](), self.memory.context(at)
         for micro in range(self.plan.accumulation):
             batch = next(batches)
             self.runtime.begin_batch()
             self.clock.to("forward")
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
-            with self.runtime.no_sync(self.model.net, last=synchronised):
-                loss = self.plan.counted(self.recipe.task.loss(self.model.net, self.model.networks, batch, at))
+            with self.runtime.no_sync(self.model.net, last=synchronised), self.memory.micro_batch():
+                loss = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
+                loss = self.memory.made(self.plan.counted(loss))
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
