@@ -1,6 +1,6 @@
 """Every network of the recipes, traced by torch's compiler in a training: no graph break, and no recompile after it.
 
-The first two updates and the evaluations after them are the warm-up; what comes then must find its graphs. Each training
+The first two updates and the evaluations after them are the warm-up; what comes then must find its graphs. Each
 accumulates gradients over two micro-batches, averages its weights, and evaluates both.
 """
 
