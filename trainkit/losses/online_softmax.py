@@ -74,7 +74,7 @@ class _Rivals(torch.autograd.Function):
         trained = ctx.needs_input_grad[1]
         ctx.save_for_backward(mean_BD, target_BD, *((centre_CD, label_B, *others) if trained else ()))
         ctx.mark_non_differentiable(terms.nearest)
-        return tuple(terms)
+        return terms.target, terms.nearest, terms.others
 
     @staticmethod
     @once_differentiable
@@ -84,7 +84,9 @@ class _Rivals(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_grad = _x_grad(mean_BD, target_BD, cosine_B, others_B)
         if ctx.needs_input_grad[1]:
-            centre_grad = _centre_grad(*trained, cosine_B, others_B, ctx.scale)
+            centre_CD, label_B, x_BD, inverse_C1, total_B = trained
+            whole = (centre_CD, label_B, x_BD, inverse_C1, total_B)
+            centre_grad = _centre_grad(*whole, cosine_B, others_B, ctx.scale)
         return x_grad, centre_grad, None, None, None
 
 
