@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.whole_runs.test_classification import CONVNEXT, pictures  # noqa: F401 - a fixture
 from tests.whole_runs.test_classification import words as of_pictures
-from tests.whole_runs.test_embedding import EYES, OMNIGLOT, crops  # noqa: F401
+from tests.whole_runs.test_embedding import EYES, OMNIGLOT, crops, strange  # noqa: F401
 from tests.whole_runs.test_embedding import words as of_crops
 from tests.whole_runs.test_reid import REID, TINY, sets  # noqa: F401
 from tests.whole_runs.test_reid import words as of_sets
@@ -44,6 +44,13 @@ IRESNET = "{name: iresnet18, embedding: 16, width: 0.0625}"
 IR = "{name: ir18, embedding: 16, width: 0.0625}"
 SMP = "{name: smp, encoder: tu-resnet10t, decoder: unet, args: {decoder_channels: [16, 16, 8, 8, 8]}}"
 SLICES = "{name: slices, encoder: tu-resnet10t, decoder: unet, filters: [16, 8, 8]"
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew():
+    """Leave nothing of what was compiled to other tests."""
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +102,12 @@ VAL, IN_TWOS = "{val: {every: 2 steps}}", "{val: {every: 2 steps, batch_size: 2}
 VOLUMES = "{val: {every: 2 steps}, patches: {split: val.patches, every: 2 steps, batch_size: 8}}"
 SEPARATION = "{val: {every: 2 steps}, separation: {split: val.separation, every: 2 steps}}"
 SCALES = "{multi: {split: val.mscf, batch_size: 2, every: 2 steps}}"
-OTHERS = {
-    "data.group": "'([a-z]+\\d+)_\\d+\\.png$'",
-    "data.hold_out": "[train1]",
-    "data.open_set": "false",
-    "data.evaluate": "{unseen: held_out}",
-    "data.cap": "null",
-    "task.class_weights": "{}",
-    "task.classify": "false",
-    "task.margin": "{name: adaface}",
-}
+
+
+def of_others(root, **changes: str) -> list[str]:
+    """Omniglot's words, other settings in their place."""
+    words = {word.partition("=")[0]: word for word in strange(root)}
+    return list((words | {key: f"{key}={value}" for key, value in changes.items()}).values())
 
 
 def patch(net: str) -> dict[str, str]:
@@ -118,7 +121,7 @@ CASES = {
     "convnext in bf16": (*IMAGES, VAL, {"train.precision": "bf16"}),
     "eye_convnext": (*CROPS, SEPARATION, {}),
     "eye_baseline": (*CROPS, VAL, {"task.net": SMALL_EYES}),
-    "omniglot": (OMNIGLOT, *CROPS[1:], "{unseen: {every: 2 steps}}", {"task.net": SMALL_EYES, **OTHERS}),
+    "omniglot": (OMNIGLOT, "crops", of_others, 10, "{unseen: {split: unseen.retrieval, every: 2 steps}}", {}),
     "adadistill": (ADADISTILL, *FACES, VAL, {}),
     "adadistill, asking the teacher": (ADADISTILL, *FACES, VAL, {"task.cache_teacher": "false"}),
     "face_teacher": (TEACHER, *FACES, VAL, {"task.net": IRESNET}),
@@ -234,7 +237,8 @@ COMPILER = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), re
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CALM)
 def test_inductor_trains_as_without(name, request):
-    """MEASURED"""
+    """The same losses but for rounding, which training makes larger: relative, first and third, 3e-8 and 1e-4
+    (adadistill), 1e-7 and 1e-7 (eyes), 4e-8 and 7e-7 (convnext), 6e-8 and below 1e-9 (unet), torch 2.14 on a Xeon."""
     folder, losses = request.getfixturevalue(CASES[name][1]), {}
     more = {**CALM[name], "train.length": "3 steps", "evaluations": "{val: {}}"}
     for mode in ("off", "default"):
