@@ -313,7 +313,7 @@ class ReidNet(nn.Module):
 
 
 class _SizesLeftOpen:
-    """What is compiled behind the first layers: with the sizes of the first batch, then once with all sizes open.
+    """Calls what is compiled behind the first layers: sizes are fixed until one changes, and then all are left open.
 
     Left to itself torch opens the size that has changed, and compiles again for each of the others.
     """
