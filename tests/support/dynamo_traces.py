@@ -49,10 +49,8 @@ class Traced:
 
         With `train` 2 the second has sizes left open.
         """
-        assert self.steps > 0 and len(self.train) == train and not self.train[0] and bool(self.evaluate) == evaluate, (
-            self
-        )
-        assert self.breaks == self.late == 0, self
+        assert len(self.train) == train and not self.train[0] and bool(self.evaluate) == evaluate, self
+        assert self.steps > 0 and self.breaks == self.late == 0, self
 
 
 def count(put: Callable[[Any, str, Any], None] = setattr) -> Traced:

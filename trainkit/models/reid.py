@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental import _config as shape_settings
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels, FractionBelowOne, Layers
@@ -328,33 +328,34 @@ class ReidNet(nn.Module):
 
 
 class _SizesLeftOpen:
-    """What is compiled behind the first layers: with the sizes of the first batch, then once with all sizes open.
+    """Calls what is compiled behind the first layers: sizes are fixed until one changes, and then all are left open.
 
     Left to itself torch opens the size that has changed, and compiles again for each of the others.
     """
 
     def __init__(self, net: ReidNet, call: Callable[..., dict[str, Tensor]]):
-        self.rows, self.call = net.rows, call
-        weight = None if net.stems is None else next(net.stems.parameters())
-        last = weight is not None and weight.is_contiguous(memory_format=torch.channels_last)
-        self.format = torch.channels_last if last and not weight.is_contiguous() else torch.contiguous_format
-        self.first: list[int] | None = None
+        self.rows, self.call, self.format = net.rows, call, torch.contiguous_format
+        for weight in () if net.stems is None else net.stems.parameters():
+            if weight.ndim == 4 and not weight.is_contiguous():
+                self.format = torch.channels_last
+        self.first: list[int] = []
         self.open = False
 
-    def __call__(self, *given: Tensor | None) -> dict[str, Tensor]:
+    def __call__(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
         if self.rows.first is not None:  # rows of a modality that has none would change the format of all
             self.rows.first = self.rows.first.contiguous(memory_format=self.format)
-        tensors = [t for t in (*given, self.rows.first, *self.rows.own.values()) if t is not None]
+        every = (pictures, text, queries, self.rows.first, *self.rows.own.values())
+        tensors = [t for t in every if t is not None]
         sizes = [len(t) for t in tensors]
         self.first = self.first or sizes
         self.open = self.open or sizes != self.first
         if not self.open:
-            return self.call(*given)
+            return self.call(pictures, text, queries)
         for t in tensors:
             torch._dynamo.maybe_mark_dynamic(t, 0)
         # Sizes that are equal by chance are not taken for one.
-        with shape_config.patch(use_duck_shape=False):
-            return self.call(*given)
+        with shape_settings.patch(use_duck_shape=False):  # pyright: ignore[reportAttributeAccessIssue] - torch types no settings
+            return self.call(pictures, text, queries)
 
 
 def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tuple[dict[str, Tensor], Tensor | None]:
