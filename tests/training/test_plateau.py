@@ -110,7 +110,7 @@ def test_the_metric_is_checked():
 
 @pytest.fixture(autouse=True)
 def _plugin(monkeypatch):
-    monkeypatch.syspath_prepend(PLUGIN)
+    monkeypatch.syspath_prepend(str(PLUGIN))
 
 
 def recipe(*words: str) -> Recipe:
