@@ -14,7 +14,7 @@ from trainkit.config import loader
 from trainkit.config.loader import digest
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
-from trainkit.training import activation_checkpointing
+from trainkit.models import activation_checkpointing
 
 RECIPES = Path(loader.RECIPES)
 FLAT, CUBE = (3, 64, 64), (1, 16, 32, 32)
@@ -77,7 +77,7 @@ def trained(net: nn.Module, x: Tensor, compiled: bool = False) -> tuple[dict[str
 
         torch.manual_seed(seed)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            loss = sum((t.float() ** 2).mean() for t in tensors(forward(x)) if t.requires_grad)
+            loss = torch.stack([(t.float() ** 2).mean() for t in tensors(forward(x)) if t.requires_grad]).sum()
         loss.backward()
         drawn = torch.rand(1)
     gradients = {f"gradient {name}": p.grad for name, p in net.named_parameters() if p.grad is not None}

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TOY, run, stop_after
+from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.autoconfig import fit
-from trainkit.config.loader import ConfigError, digest, hashed
+from trainkit.config.loader import ConfigError, digest, dump, hashed
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Curve, Span, Warmup
 from trainkit.diagnostics import preflight, stepping_child
 from trainkit.errors import UserError
+from trainkit.inference import evaluate_run
 from trainkit.training import best
 from trainkit.training.state import Plateau
 
@@ -107,6 +108,11 @@ def test_the_metric_is_checked():
     refused("train.ema is not set", plateau.replace("val/", "val/ema/"), "train.ema=null")
 
 
+@pytest.fixture(autouse=True)
+def _plugin(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+
+
 def recipe(*words: str) -> Recipe:
     return load(RunRequest(TOY, words, ("toy",)))
 
@@ -133,3 +139,10 @@ def test_a_copy_for_other_data_watches_its_score():
     fitted = fit.Fitted(tree, Path("new.yaml"))
     fit.score(fitted, {"val": "own/pairs.csv"})
     assert fitted.get("train.schedule.metric") == "val/accuracy"
+
+
+def test_an_evaluation_of_weights_needs_no_such_score(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(dump(recipe(STUCK, EACH)))
+    words = ("evaluations={other: {split: val}}",)
+    assert evaluate_run._recipe(RunRequest(file, words, ("toy",))).train.schedule.name == "constant"

@@ -177,7 +177,7 @@ class Train:
     """Mode of torch.compile. `auto`: `default` on a CUDA GPU where the training is long enough, else `off`."""
     activation_checkpointing: bool = field(default=False, metadata=_NOT_IN_HASH)
     """Keep the inputs of the network's blocks alone, and compute what is inside them again in the backward pass: less
-    memory for about a third more computation, and the same bits."""
+    memory for more computation, a forward pass at most, and the same bits."""
     ema: FractionBetween | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)

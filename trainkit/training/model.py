@@ -13,8 +13,8 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.models import activation_checkpointing
 from trainkit.models.compilation import compile_in_place
-from trainkit.training import activation_checkpointing
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
