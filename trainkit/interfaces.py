@@ -366,6 +366,10 @@ class StepContext:
         count = next(len(x) for x in inputs if isinstance(x, Tensor))
         return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
 
+    def recompute(self, loss: Callable[..., T], *inputs: Any) -> T:
+        """Return `loss(*inputs)`; where memory ran out before, it is computed again in the backward pass."""
+        return loss(*inputs) if self.in_parts is None else self.in_parts(lambda _: loss(*inputs), 1)
+
 
 @dataclass
 class Loss:

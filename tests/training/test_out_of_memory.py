@@ -14,13 +14,19 @@ import pytest
 import torch
 from runs import ROOT, TOY, Ran, newest, spawn
 
-from tests.training.test_nonfinite import bits, held, poisoned, same
+from tests.checkpoint.test_async_save import Folder
+from tests.training.test_nonfinite import QUIET, Noted, bits, held, poisoned, same
+from trainkit.config.run_request import RunRequest, load
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Networks, StepContext
 from trainkit.tracking.journal import Event
 from trainkit.training import gradient_cache, out_of_memory
+from trainkit.training.checkpointer import Resume
 from trainkit.training.model import Model
 from trainkit.training.plan import Plan, halved
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.trainer import Trainer
 
 HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
 TASK = "task={{name: poisoned, remembers: false, {}}}"
@@ -58,7 +64,6 @@ def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch
 def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
     """As it would be with the micro-batch that ran out of memory left out."""
     calls = itertools.count()
-    from trainkit.training.plan import Plan
 
     def keys(self, split, step, plain=Plan.keys):
         return plain(self, split, step + (next(calls) > 0))
@@ -312,6 +317,47 @@ def test_all_processes_go_in_parts_together_under_a_loss_that_compares_them():
         torch.testing.assert_close(tensor, bits(early.last)["model"][name], rtol=1e-5, atol=1e-5)
     ended = spawned(2, ", room: 2, rank: 1, exchanging: true", 8)
     assert ended.returncode and "in the loss, in which processes wait" in ended.stdout + ended.stderr
+
+
+def limited(folder, recipe, *words, room, at=None):
+    """A recipe trained for 4 steps with memory for `room` samples in the first convolution of its network, from step 1
+    on: the sizes that were gone on with, and the checkpoints."""
+    words = (*QUIET, "train.on_oom=halve", "train.length=4 steps", "train.schedule={name: constant}", *words)
+    asked = load(RunRequest(ROOT / "recipes" / recipe, list(words)))
+    folder.mkdir()
+    run = RunLogger(asked, Folder(folder), Noted(), main=True)
+    with Trainer(asked, asked.data.open(0), Runtime(asked), run, resume=Resume(at)) as trainer:
+        first = next(m for m in trainer.model.bare.modules() if isinstance(m, torch.nn.Conv2d))
+
+        def short(_, given):
+            if first.training and trainer.state.step and len(given[0]) > room:
+                raise MemoryError
+
+        first.register_forward_pre_hook(short)
+        trainer.fit()
+    return [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words", "room", "sizes"),
+    [
+        # Of 20 records 4 are RGB, whose first layer it is.
+        ("reid.yaml", ["data.sampler.people=4", "train.batch_size=40", "train.micro_batch=20"], 3, [10, 5, 2]),
+        ("segment.yaml", ["task.net.width=0.25"], 2, [4, 2]),
+    ],
+)
+def test_recipes_whose_losses_compare_samples_go_on_in_parts_and_resume_to_the_bit(
+    tmp_path, recipe, words, room, sizes
+):
+    whole, short, resumed = (tmp_path / name for name in ("whole", "short", "resumed"))
+    assert limited(whole, recipe, *words, room=1000) == []
+    told = limited(short, recipe, *words, room=room)
+    assert told == [(1, "train.micro_batch.part", size) for size in sizes]
+    assert same(bits(held(short)[0]), bits(held(whole)[0])) and not same(bits(held(short)[-1]), bits(held(whole)[-1]))
+    at = short / "checkpoints" / "step-000000002"
+    assert limited(resumed, recipe, *words, room=1000, at=at) == []
+    assert same(bits(held(resumed)[-1]), bits(held(short)[-1]))
 
 
 LIMITED = """

@@ -104,11 +104,12 @@ class Segment2d:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
         out = at.forward(net, batch["image"], distance)
         main, *aux = out["logits"]
-        terms = self.objective.terms(main, mask, distance, weights)
+        terms = at.recompute(self.objective.terms, main, mask, distance, weights)
         value = self.objective.total(terms)
         logs = {name: term.detach() for name, term in terms.items()}
         if aux:
-            logs["aux"] = torch.stack([self.objective(logits, mask, distance, weights) for logits in aux]).sum()
+            losses = [at.recompute(self.objective, logits, mask, distance, weights) for logits in aux]
+            logs["aux"] = torch.stack(losses).sum()
             value = value + self.aux_weight * logs["aux"]
         if self.points is not None and "points" in out:
             logs["points"] = point_loss(out["point_logits"], out["points"], mask, weights)

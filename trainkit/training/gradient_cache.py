@@ -38,7 +38,7 @@ def forward_in_parts(compute: Callable[[slice], T], count: int, size: int, net: 
         checkpoint(of, on, first, use_reentrant=False, context_fn=contexts, early_stop=False)
         for first in range(0, count, size)
     ]
-    return tree_map(lambda *parts: torch.cat(parts), *made)
+    return made[0] if len(made) == 1 else tree_map(lambda *parts: torch.cat(parts), *made)
 
 
 @contextmanager
