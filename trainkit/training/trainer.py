@@ -214,7 +214,7 @@ class Trainer:
         for micro in range(self.plan.accumulation):
             batch = next(batches)
             self.clock.to("forward")
-            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
+            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
             with self.runtime.no_sync(self.model.net, last=synchronised):
                 loss = self.plan.counted(self.recipe.task.loss(self.model.net, self.model.networks, batch, at))
