@@ -6,6 +6,7 @@ import re
 
 import people_sets
 import pytest
+import scene_sets
 import torch
 from runs import ROOT, TOY, Ran, newest, overrides, run, spawn
 
@@ -117,3 +118,33 @@ def test_processes_that_share_a_block_train_as_one_that_has_it(sampler, shares, 
         assert f"x 1 x {share}" in done.stdout and "share each block of 20" in done.stdout
         assert ("5 processes, 1 of them idle" in done.stdout) == (processes == 5)
         assert_trained_alike(one, Ran(0, newest()), "model")
+
+
+@pytest.mark.slow
+def test_batch_norm_over_all_processes_sees_each_sample_equally_often(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    streets = scene_sets.camvid(tmp_path / "streets", pictures=(10, 5), size=(40, 56))
+    settings = {
+        "data.train": f"{streets}#train",
+        "data.evaluate": f"{{val: {streets}#val}}",
+        "data.names": "[sky, road, tree, car]",
+        "data.ignore": "[255]",
+        "data.crop": "[32, 64]",
+        "task.net": "{name: bisenetv2, width: 0.125}",
+        "task.norm": "{name: sync}",
+        "task.points": "null",
+        "optim": "{name: sgd, lr: 0.01}",
+        "train": "{length: 2 steps, batch_size: 2}",
+        "evaluations": "{val: {batch_size: 2}}",
+        "log": "{every: 1 steps, system_every: null}",
+    }
+    recipe = ROOT / "recipes" / "segment.yaml"
+    ran = []
+    for processes in (2, 4):
+        done = spawn(processes, str(recipe), *overrides(settings, {"best": "null"}))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("4 processes, 2 of them idle" in done.stdout) == (processes == 4)
+        ran.append(Ran(0, newest()))
+    # Rounding grows from step to step in norms over 2 pictures: the first gradient, and what it leads to.
+    losses, norms = ([one.series(f"train/{name}") for one in ran] for name in ("loss", "grad_norm"))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and norms[1][0] == pytest.approx(norms[0][0], rel=1e-4)

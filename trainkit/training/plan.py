@@ -62,6 +62,11 @@ class Plan:
         return self.world - self.idle
 
     @property
+    def place(self) -> int:
+        """Number of this process's samples in what is gathered; of an idle process, of those that it repeats."""
+        return self.rank % self.active
+
+    @property
     def share(self) -> int:
         """Samples of an update on one process."""
         return self.micro_batch * self.accumulation
@@ -102,14 +107,14 @@ class Plan:
 
     def rows(self, split: Split, order: RowOrder, update: int, micro: int) -> np.ndarray:
         """Return the indices with which this rank reads micro-batch `micro` of an update, as `order` draws it."""
-        rank, many = self.rank % self.active, self.micro_batch
+        many = self.micro_batch
         if self.parts == 1:
-            first = (micro * self.active + rank) * many
+            first = (micro * self.active + self.place) * many
             return order[update, first : first + many]
         if not isinstance(split, DividesBlocks):
             raise TypeError(f"{split.name} has blocks that processes cannot share")
         block = many * self.parts
-        return split.divide(order[update, micro * block : (micro + 1) * block], rank, self.parts)
+        return split.divide(order[update, micro * block : (micro + 1) * block], self.place, self.parts)
 
 
 def divided(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:

@@ -216,7 +216,7 @@ class Trainer:
             batch = next(batches)
             self.runtime.begin_batch()
             self.clock.to("forward")
-            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
+            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
             with self.runtime.no_sync(self.model.net, last=synchronised), self.memory.micro_batch():
                 loss = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
