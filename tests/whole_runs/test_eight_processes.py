@@ -74,7 +74,7 @@ def words(sets, crops, tmp_path):
             tmp_path / "teacher.safetensors"
         )
         teacher = f"{{net: {{name: iresnet18, embedding: 128, width: 0.25}}, weights: {tmp_path}/teacher.safetensors}}"
-        return FACES, overrides(settings(32, name="sample"), {"task.teacher": teacher}), 0
+        return FACES, overrides(settings(32, name="sample"), {"task.teacher": teacher}), 705
 
     return of
 
