@@ -120,11 +120,9 @@ class MicroBatching:
         return replace(plan, micro_batch=size, accumulation=plan.share // size)
 
     def context(self, at: StepContext) -> StepContext:
-        """Return what a loss is told, with the rank, and how it goes in parts and agrees with others, where it does."""
+        """Return what a loss is told, with how it goes in parts and agrees with others, where it does."""
         if self._part is not None:
             at = replace(at, in_parts=self._in_parts)
-        if self._runtime.world > 1:
-            at = replace(at, rank=self._runtime.rank)
         return replace(at, gather=partial(self._gather, at.gather)) if self.averages_gradients else at
 
     def _in_parts(self, compute: Callable[[slice], T], count: int) -> T:

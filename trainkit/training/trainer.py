@@ -185,7 +185,7 @@ class Trainer:
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
         gather = self.plan.gathered(self.monitor.gather)
-        return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast)
+        return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast, self.plan.place)
 
     def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
