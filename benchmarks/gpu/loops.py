@@ -109,9 +109,7 @@ def write(name: str, tiny: bool, folder: Path, precision: str) -> Path:
         optim = f"{{name: adamw, lr: {RATE / 20}, weight_decay: {DECAY}}}"
     mirror = ", flip: false" if subject.faces else ""
     words = {"kind": "faces" if subject.faces else "images", "data": data, "side": side, "mirror": mirror}
-    text = _RECIPE.format(
-        name=name, task=task, optim=optim, batch=subject.batch[tiny], precision=precision, **words
-    )
+    text = _RECIPE.format(name=name, task=task, optim=optim, batch=subject.batch[tiny], precision=precision, **words)
     path.write_text(text, encoding="utf-8")
     return path
 
