@@ -280,8 +280,8 @@ TASKS = {
     ),
     "segment2d": Task(
         recipe="segment",
-        full=("task.net.width=1.0", "data.crop=[192,256]", "train.batch_size=16"),
-        tiny=("task.net.width=0.125", "data.crop=[48,64]", "train.batch_size=2"),
+        full=("task.net.width=1.0", "train.batch_size=32"),
+        tiny=("task.net.width=0.125", "data.crop=[32,64]", "train.batch_size=2"),
     ),
     "segment3d": Task(
         recipe="tom500",
