@@ -173,7 +173,7 @@ def _synced(device: torch.device, world: int, rank: int, total: Callable[[Tensor
     from trainkit.models.norms import convert
 
     torch.manual_seed(0)
-    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4))
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
     plain, x = plain.to(device), torch.randn(4 * world, 3, 16, 16).to(device) * 3 + 1
     synced = convert(copy.deepcopy(plain), "sync")
     whole, own = plain(x), synced(x.chunk(world)[rank])
