@@ -17,6 +17,7 @@ from benchmarks.claims.table import CLAIMS, Switch
 from benchmarks.gpu import claims, several, speed
 from benchmarks.gpu.report import Row, Scale
 from trainkit.config.run_request import RunRequest, load
+from trainkit.models.face_backbones import IResNetSpec
 from trainkit.tracking.store import Store
 from trainkit.training.plan import Plan
 
@@ -115,6 +116,13 @@ def test_full_and_tiny_words_of_every_task_fit_its_recipe():
             for words in (task.full, task.tiny):
                 recipe = load(RunRequest(RECIPES / f"{task.recipe}.yaml", words))
                 assert recipe.name == task.recipe
+
+
+@pytest.mark.slow
+def test_a_teacher_of_fifty_layers_stays_in_bounds():
+    net = speed.teacher_of(IResNetSpec(name="iresnet50", embedding=512), 112, TINY).eval()
+    with torch.no_grad():
+        assert net(torch.zeros(2, 3, 112, 112)).norm(dim=1).max() < 1e3
 
 
 @pytest.mark.slow
