@@ -42,27 +42,24 @@ class Subject:
     """A network, its pictures and its batch, each in full and as a test has them."""
 
     net: tuple[str, str]
-    side: tuple[int, int]
     batch: tuple[int, int]
     classes: tuple[int, int]
-    rows: tuple[int, int]
+    side: tuple[int, int] = (112, 48)
+    rows: tuple[int, int] = (8192, 64)
     faces: bool = True
     """Class centres with a margin and SGD; else a classifier with label smoothing and AdamW."""
 
 
-_FEW_FACES = {"side": (112, 48), "rows": (8192, 64)}
 SUBJECTS = {
     "mobilefacenet": Subject(
         net=("{name: mobilefacenet, embedding: 512}", "{name: mobilefacenet, embedding: 64, width: 0.25}"),
         batch=(256, 8),
         classes=(10_000, 16),
-        **_FEW_FACES,
     ),
     "iresnet50": Subject(
         net=("{name: iresnet50, embedding: 512}", "{name: iresnet18, embedding: 64, width: 0.125}"),
         batch=(256, 8),
         classes=(85_742, 16),
-        **_FEW_FACES,
     ),
     "convnext_tiny": Subject(
         net=(
@@ -118,16 +115,16 @@ class Feed(torch.utils.data.Dataset):
     """Batches of the steps in turn, in the order in which trainkit has them."""
 
     def __init__(self, data: Dataset, batch: int):
-        self.split, self.batch, self.known = data.train, batch, (-1, None)
+        self.split, self.batch, self.epoch, self.order = data.train, batch, 0, data.train.order(0, batch)
 
     def __len__(self) -> int:
         return 10**7
 
     def __getitem__(self, step: int) -> Batch:
         epoch, at = divmod(step, self.split.size // self.batch)
-        if self.known[0] != epoch:
-            self.known = epoch, self.split.order(epoch, self.batch)
-        return self.split.fetch(np.asarray(self.known[1][at, 0 : self.batch]), epoch)
+        if self.epoch != epoch:
+            self.epoch, self.order = epoch, self.split.order(epoch, self.batch)
+        return self.split.fetch(np.asarray(self.order[at, 0 : self.batch]), epoch)
 
 
 @dataclass
@@ -212,7 +209,8 @@ class Job:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.manual_seed(rng.number(self.recipe.seed, "weights"))
         net = self.recipe.task.build(self.data.meta, {}, self.recipe.seed).model.train()
-        return net.to(self.device, memory_format=torch.channels_last if last else torch.contiguous_format)
+        form = torch.channels_last if last else torch.contiguous_format
+        return net.to(self.device, memory_format=form)  # pyright: ignore[reportCallIssue] - torch types no memory_format
 
     def optimizer(self, net: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
         """SGD or AdamW; `fused`: in one kernel, which is not what torch does unasked."""
@@ -320,7 +318,7 @@ def accelerate(job: Job) -> None:
 
 def lightning(job: Job) -> None:
     """The Trainer of Lightning, without bar, logger and checkpoints."""
-    import lightning
+    import lightning  # pyright: ignore[reportMissingImports] - skipped where it is missing
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

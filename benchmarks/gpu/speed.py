@@ -13,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor
 
 from benchmarks.gpu import loops
@@ -25,7 +26,7 @@ from benchmarks.gpu.report import Row, Scale
 from trainkit.config.run_request import RunRequest
 from trainkit.diagnostics.stepped_process import Block, Ratio, SteppedProcess, SteppedProcessError, ratio
 from trainkit.models import face_backbones
-from trainkit.models.face_backbones import AnyNet
+from trainkit.models.face_backbones import IResNetSpec
 from trainkit.paths import recipe_file
 
 TITLE = "Speed, side by side"
@@ -329,9 +330,8 @@ def adadistill(scale: Scale) -> Measured:
             path,
             (f"task={{name: adadistill, student: {student}, teacher: {teach}, {margin}}}", f"train.batch_size={batch}"),
         )
-        recipe = loops.loader.load(path, request.overrides)
         side = loops.SUBJECTS["mobilefacenet"].side[scale.tiny]
-        net = teacher_of(recipe.task.teacher.net, side, scale)
+        net = teacher_of(IResNetSpec(**yaml.safe_load(teacher)), side, scale)
         safetensors.torch.save_file(net.state_dict(), weights)
         words = variants(scale)
         if not scale.tiny:
@@ -344,7 +344,7 @@ def adadistill(scale: Scale) -> Measured:
     yield f"{text}{of_limits(scale, 'mobilefacenet', best)} (the fastest)", verdict(alike, reached)
 
 
-def teacher_of(spec: AnyNet, side: int, scale: Scale) -> torch.nn.Module:
+def teacher_of(spec: IResNetSpec, side: int, scale: Scale) -> torch.nn.Module:
     """Random weights, and batch norm with statistics of noise: without, 50 layers leave all bounds."""
     torch.manual_seed(0)
     net = face_backbones.build(spec, (3, side, side))
@@ -435,7 +435,7 @@ def jpeg(scale: Scale) -> Measured:
     draw = torch.Generator().manual_seed(0)
     coarse = torch.randint(0, 256, (many, 3, 12, 16), generator=draw).float()
     pictures = F.interpolate(coarse, size, mode="bicubic").clamp(0, 255).to(torch.uint8)
-    files = [encode_jpeg(picture, quality=90) for picture in pictures]
+    files: Any = [encode_jpeg(picture, quality=90) for picture in pictures]
     decoder, cores = image_decode.plain_decoder(), os.cpu_count() or 1
     if decoder is None:
         raise RuntimeError("no decoder of JPEG for the processor")

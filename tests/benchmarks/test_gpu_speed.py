@@ -170,7 +170,7 @@ def test_each_claim_that_needs_a_gpu_can_be_trained_on_data_that_are_drawn():
 
 
 @pytest.fixture
-def toy(monkeypatch) -> Bench:
+def toy(monkeypatch) -> Iterator[Bench]:
     """A bench whose guide has the toy recipe."""
     monkeypatch.syspath_prepend(str(PLUGIN))
     guides = {"toy": Guide(title="toy", small=("toy",))}
