@@ -190,7 +190,16 @@ class Runtime:
         if scaler is not None and self._scale is not None:
             # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
             scaler.load_state_dict(self._scale)
-        return self.accelerator.prepare(net, optimizer)
+        net, optimizer = self.accelerator.prepare(net, optimizer)
+        if self.sharded:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            # Networks of timm are called by these too, which gather no parameters unasked.
+            for module in net.modules():
+                for method in ("forward_features", "forward_head"):
+                    if hasattr(module, method):
+                        register_fsdp_forward_method(module, method)
+        return net, optimizer
 
     def to_device(self, batch: Batch) -> Batch:
         """Move a batch to the device, without waiting where the host memory is pinned."""
