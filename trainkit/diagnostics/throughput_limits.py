@@ -211,10 +211,9 @@ def measure(
     """
     say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
     # What a task may note about its training belongs to this one.
-    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
     alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
-    with _unchanged(runtime, recipe):
+    with _unchanged(runtime, alone.recipe):
         figures = alone.all()
     return ThroughputLimits(**figures, absent=alone.absent)
 
@@ -232,7 +231,8 @@ class _Alone:
         share: float | None,
         stopping: Callable[[], bool],
     ):
-        self.recipe, self.data, self.runtime, self.found = recipe, data, runtime, found
+        self.data, self.runtime, self.found = data, runtime, found
+        self.recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
         self.stopping = stopping
         self.absent: dict[str, str] = {}
         self._seconds, self._share = seconds, share
