@@ -18,11 +18,11 @@ from trainkit.interfaces import StepContext
 from trainkit.losses.margin import AdaFace
 from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
 from trainkit.losses.segmentation_3d import SegmentationLoss
+from trainkit.models.gradient_cache import forward_in_parts
 from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
 from trainkit.tasks.embed import Embed
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d
-from trainkit.training.gradient_cache import forward_in_parts
 
 __all__ = ["teacher_file"]
 COUNT = 6

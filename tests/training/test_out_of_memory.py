@@ -20,8 +20,9 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Networks, StepContext
+from trainkit.models import gradient_cache
 from trainkit.tracking.journal import Event
-from trainkit.training import gradient_cache, out_of_memory
+from trainkit.training import out_of_memory
 from trainkit.training.checkpointer import Resume
 from trainkit.training.model import Model
 from trainkit.training.plan import Plan, halved

@@ -88,7 +88,7 @@ def full(heads: Path, capsys, *more: str, recipe: Path = FULL) -> tuple[Ran, str
         "train.length=1 steps",
         "loader.workers=1",
         "log.system_every=null",
-        *(() if "train.batch_size=6" in more else ("train.batch_size=1",)),
+        *(() if "train.batch_size=8" in more else ("train.batch_size=1",)),
         *more,
         recipe=recipe,
     )
@@ -124,7 +124,7 @@ def test_the_recipe_for_tom500_scores_a_whole_volume(heads, capsys):
 def test_the_recipe_with_emcad_builds_its_whole_network_and_scores_a_whole_volume(heads, capsys):
     random = "task.net={name: emcad, encoder: pvt_v2_b2, form: code}"  # no weights are downloaded here
     evaluated = "evaluations={val: {}}"
-    ran, said = full(heads, capsys, random, evaluated, "train.batch_size=6", "log.baseline=false", recipe=EMCAD)
+    ran, said = full(heads, capsys, random, evaluated, "train.batch_size=8", "log.baseline=false", recipe=EMCAD)
     assert ran.code == 0 and ran.last.step == 1 and np.isfinite(ran.series("loss")).all()
-    assert "batch 6 = 1 process(es) x 1 x 6" in said and "pvt_v2_b2 with kernels 1x3x5, each slice alone" in said
+    assert "batch 8 = 1 process(es) x 1 x 8" in said and "pvt_v2_b2 with kernels 1x3x5, each slice alone" in said
     assert ran.series("eval/val/unique_samples") == [1.0] and 0 <= ran.series("val/dice_mean")[-1] < 0.3

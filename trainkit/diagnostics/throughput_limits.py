@@ -140,7 +140,7 @@ def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     of one kind share their figures. So are the project's own sources beyond its version: `log.ceilings: measure`
     measures again.
     """
-    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
+    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
     tree = json.loads(json.dumps(loader.to_tree(recipe), default=str))
     train = {key: value for key, value in tree["train"].items() if key not in ("length", "schedule")}
     scored = {name: [e.split or name, e.batch_size] for name, e in recipe.evaluations.items()}
@@ -232,7 +232,7 @@ class _Alone:
         stopping: Callable[[], bool],
     ):
         self.data, self.runtime, self.found = data, runtime, found
-        self.recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data))
+        self.recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
         self.stopping = stopping
         self.absent: dict[str, str] = {}
         self._seconds, self._share = seconds, share

@@ -80,7 +80,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Share:
-    """What a process computes of a loss over the records of all: added up over processes it is the whole loss."""
+    """Share of a process in a loss over the records of all; added up over processes it is the whole loss."""
 
     records: slice
     """Its own among those of all."""

@@ -23,8 +23,8 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Dataset, Loss, Networks, StepContext
+from trainkit.models.gradient_cache import forward_in_parts
 from trainkit.tracking.journal import Event
-from trainkit.training.gradient_cache import forward_in_parts
 from trainkit.training.plan import Plan, batch_norm, halved, refuse_few
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
