@@ -17,6 +17,7 @@ from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.training import gradients, optimizer
+from trainkit.training.plan import Plan
 
 
 def made(shapes, seed=0, grow=1.0):
