@@ -7,39 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from planned_recipes import PROCESSES, stand_in
 
 from trainkit.config import loader
 from trainkit.config.loader import RECIPES, ConfigError
 from trainkit.config.units import PerProcess
 from trainkit.errors import UserError
-from trainkit.interfaces import Dataset, DatasetInfo, DrawsBlocks, Loss
+from trainkit.interfaces import Loss
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.training.plan import Plan, describe, halved
 
 FILES = sorted(RECIPES.glob("*.yaml"))
-SIZE = 1 << 17
-"""Samples of the set that stands in for a recipe's."""
-
-
-class Numbers:
-    """A split of numbers in order, whose blocks are divided into runs."""
-
-    name, size = "train", SIZE
-
-    def order(self, epoch, batch_size):
-        updates = self.size // batch_size
-        return np.arange(updates * batch_size).reshape(updates, batch_size)
-
-    def divide(self, rows, number, parts):
-        return np.array_split(rows, parts)[number]
-
-
-def stand_in(recipe, size=SIZE) -> Dataset:
-    """A set of no files with the blocks that the recipe's has."""
-    split = Numbers()
-    split.size = size
-    block, part = (recipe.data.block, recipe.data.sampler.each) if isinstance(recipe.data, DrawsBlocks) else (1, 0)
-    return Dataset(DatasetInfo(2, (3, 8, 8), "0"), split, {}, block=block, part=part)
 
 
 def plans(recipe, world, data=None):
@@ -54,7 +32,7 @@ def classified(*words):
     return loader.load(RECIPES / "convnext.yaml", words)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("processes", PROCESSES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_recipe_can_be_planned_and_means_the_same(path, processes):
     recipe = loader.load(path)
