@@ -104,7 +104,9 @@ def fly(
     runtime.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
-    short = _shortened(with_compile_mode(recipe, runtime.device.type, plan.updates(recipe, data)[1]), smallest)
+    short = _shortened(
+        with_compile_mode(recipe, runtime.device.type, plan.updates(recipe, data, runtime.world)[1]), smallest
+    )
     logger = RunLogger(short, _Scratch(folder))
     with Trainer(short, data, runtime, logger, weights=found) as trainer:
         if trainer.plan.steps <= FIRST:

@@ -252,7 +252,7 @@ def run(words: list[str], began: float, tell: Tell) -> None:
     try:
         found = {name: dependency.file for name, dependency in gather(request, whole, runtime, store, None).items()}
         data = whole.data.open(whole.seed)
-        recipe = shortened(with_compile_mode(whole, runtime.device.type, updates(whole, data)[1]), keep)
+        recipe = shortened(with_compile_mode(whole, runtime.device.type, updates(whole, data, runtime.world)[1]), keep)
         folder = _folder(recipe, began)
         logger = RunLogger(recipe, folder, _Journalled(folder), main=True)
         with Trainer(recipe, data, runtime, logger, weights=found) as trainer:
