@@ -100,8 +100,13 @@ def machine(device: torch.device) -> dict[str, str]:
     """Return what rows are kept for: GPU, versions and commit. Where they are equal no row is measured again."""
     from trainkit.environment.version import __version__
 
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/gpu.md"
+    )  # the page is written here
+    commit = git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
     found = {"device": "CPU"}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

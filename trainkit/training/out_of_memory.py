@@ -213,7 +213,7 @@ class MicroBatching:
         return plan
 
     def _smaller(self) -> str:
-        """What of the recipe can be changed."""
+        """Name what to change in the recipe."""
         lower = "take a smaller train.micro_batch, which keeps batch_size as it is"
         if self._block > 1:
             lower = "take fewer people, or records of each, in data.sampler, whose blocks are the micro-batches"
