@@ -65,8 +65,9 @@ def words(sets, crops, tmp_path):
         if kind == "segment3d":
             return test_segmentation_3d.TOM500, test_segmentation_3d.words(sets / "volumes", **settings(8)), 3
         if kind == "reid":
-            blocks = {"data.sampler": "{name: modal_pk, people: 2, each: 5, batches_per_epoch: 8}"}
-            return test_reid.REID, test_reid.words(sets / "people", **settings(80), **blocks), 36
+            sampler = "{name: modal_pk, people: 8, each: 5, batches_per_epoch: 8}"  # one block, of a person a process
+            shared = {"train": "{length: 5 steps, batch_size: 40}", "data.sampler": sampler}
+            return test_reid.REID, test_reid.words(sets / "people", **(settings(40) | shared)), 36
         if kind == "segment2d":
             return test_segmentation_2d.SEGMENT, test_segmentation_2d.words(sets / "streets", **pictures), 11
         run("train.length=1 epoch", "evaluations={}", "best=null", recipe=FACES.with_name("face_teacher.yaml"))
