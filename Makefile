@@ -4,6 +4,8 @@
 #                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
 # make soak   every promise of docs/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
+# make gpu    what trainkit does on a GPU, into docs/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
+#             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
 # make lock   constraints.lock anew: constraints.txt with the SHA-256 of its wheels, as the package index has them
 # make audit  known holes of what is pinned, by pip-audit;  make sbom  the same as a bill of materials, build/sbom.json
@@ -12,7 +14,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all test-lowest test-newest soak bench bench-full screenshots lock audit sbom clean
+.PHONY: run test test-all test-lowest test-newest soak bench bench-full gpu screenshots lock audit sbom clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -39,6 +41,10 @@ bench: $(VENV)/.bench
 
 bench-full: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/performance.md
+
+gpu:
+	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON))) \
+		-m benchmarks.gpu $(PART)
 
 screenshots: $(READY)
 	$(BIN)/python tests/support/screenshots.py

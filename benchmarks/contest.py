@@ -203,7 +203,7 @@ class Contest:
                 if self.turns:
                     waiting = [side for side in sides if made[side].go(self.timeout)]  # up to its first block
                     while waiting:
-                        waiting = [side for side in waiting if made[side].go(self.timeout)]
+                        waiting = [side for side in reversed(waiting) if made[side].go(self.timeout)]  # A B B A
                 return {side: self._ended(process, side, case) for side, process in made.items()}
             finally:
                 for process in made.values():

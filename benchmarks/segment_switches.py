@@ -19,6 +19,7 @@ them in place of as pixels, which makes other data of them by its digest and so 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -36,6 +37,12 @@ PRECISION = "2 x, half the GPU memory"
 LOADING = "20-30 %"
 CUDNN = "5-10 %"
 BATCHES = "10-20 %"
+PROFILES = {
+    "high performance": ("2-3 x", 64, 64, 8, 2),
+    "memory-limited": ("64 in the memory of 32", 64, 32, 8, 2),
+    "extreme": ("more", 128, 128, 16, 4),
+}
+"""The three profiles of the guide: what it promises, batch, micro-batch, workers, batches that each reads ahead."""
 ACCUMULATION = "no more memory"
 
 
@@ -63,7 +70,21 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
         Switch("evaluated at three scales, mirrored", NO_FIGURE, (several,)),
         Switch("evaluated at six scales, mirrored", NO_FIGURE, (several, six)),
         Switch("without channels_last", NOT_IN_IT, ("device.channels_last=false",)),
+        *(map(_profile, PROFILES) if samples % (shared.LINES * 128) == 0 else ()),
     ]
+
+
+def _profile(name: str) -> Switch:
+    """A profile as docs/scenes.md has it, with as many workers as cores at most."""
+    promised, batch, micro, workers, prefetch = PROFILES[name]
+    changes = {
+        "train.precision": "fp16",
+        "train.batch_size": batch,
+        "train.micro_batch": micro,
+        "loader.workers": min(workers, os.cpu_count() or 1),
+        "loader.prefetch": prefetch,
+    }
+    return Switch(f"profile: {name}", promised, tuple(f"{key}={value}" for key, value in changes.items()), gpu=True)
 
 
 def _evaluation(run: Measured) -> float | None:

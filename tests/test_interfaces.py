@@ -12,7 +12,7 @@ import trainkit
 from trainkit.data import split as splits
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.images.dataset import Images
-from trainkit.data.people.dataset import People
+from trainkit.data.people.dataset import People, PeopleSplit
 from trainkit.data.people.pk_sampler import PK
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.interfaces import (
@@ -20,6 +20,8 @@ from trainkit.interfaces import (
     CachesTeacher,
     ChecksLeakage,
     ComparableSplit,
+    ComparesSamples,
+    DividesBlocks,
     DividesIntoFolds,
     DrawsBlocks,
     Exportable,
@@ -34,15 +36,17 @@ from trainkit.interfaces import (
     ThreadSafeFetch,
 )
 from trainkit.models.face_backbones import MobileFaceNetSpec
+from trainkit.models.reid import ReidSpec
 from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
 from trainkit.models.segmentation_3d import UNetSpec
 from trainkit.tasks.adadistill import AdaDistill, Teacher
+from trainkit.tasks.reid import Reid
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d
 
-OF_TASKS = (NormalisesBatch, CachesTeacher, Exportable, HasBaselines, LabelsImages, LabelsVolumes)
+OF_TASKS = (NormalisesBatch, ComparesSamples, CachesTeacher, Exportable, HasBaselines, LabelsImages, LabelsVolumes)
 OF_DATA = (NamesTrainingSet, NamesEvaluationSets, ChecksLeakage, DividesIntoFolds, DrawsBlocks, CachesSamples)
-OF_SPLITS = (ThreadSafeFetch, ComparableSplit, IdentifiesContent, ImageSplit)
+OF_SPLITS = (ThreadSafeFetch, DividesBlocks, ComparableSplit, IdentifiesContent, ImageSplit)
 NAMED = {"NamesTrainingSet", "NamesEvaluationSets"}
 
 
@@ -69,6 +73,11 @@ def test_data_has_the_protocols_of_the_keys_of_its_block():
     volumes = Volumes(train="sample", patch=(16, 16, 16))
     assert of(volumes) == {*NAMED, "ChecksLeakage", "DividesIntoFolds", "CachesSamples"}
     assert of(people) == {*NAMED, "ChecksLeakage", "DrawsBlocks"} and people.block == 8
+
+
+def test_people_are_compared_across_processes_that_share_their_blocks():
+    assert of(Reid(net=ReidSpec(model="resnet18", embedding=16))) == {"ComparesSamples", "HasBaselines"}
+    assert issubclass(PeopleSplit, DividesBlocks)
 
 
 def test_sets_are_named_as_far_as_a_block_names_them():

@@ -1,10 +1,11 @@
 """The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
 
 `Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
-`isinstance`: `NormalisesBatch`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`, `LabelsVolumes` and
-`LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`,
-`DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `LabelsWithoutImages`, `ComparableSplit`,
-`IdentifiesContent` and `ImageSplit` of splits. One that lacks them works without.
+`isinstance`: `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`,
+`LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`,
+`DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `DividesBlocks`,
+`LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of splits. One that lacks them works
+without.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -36,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ from trainkit.errors import hint_renamed
 IGNORED = 255
 """In a `mask` of pixels: not labelled, and neither learned from nor scored. Classes are 0 .. 254."""
 
+T = TypeVar("T")
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]
 Columns = dict[str, Any]
@@ -148,6 +150,18 @@ class ThreadSafeFetch(Protocol):
 
 
 @runtime_checkable
+class DividesBlocks(Protocol):
+    """A training split whose blocks of samples several processes can share."""
+
+    def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
+        """Indices with which `fetch` reads one of equal `parts` of the block `rows`, drawing for it as for the whole.
+
+        Samples that belong together are in one part, as far as it has room for them.
+        """
+        ...
+
+
+@runtime_checkable
 class LabelsWithoutImages(Protocol):
     """A split that gives labels without reading images."""
 
@@ -198,6 +212,9 @@ class Dataset:
     """Sentences about what was decided when it was opened, said with the plan."""
     block: int = 1
     """Samples that a micro-batch is made of and that must not be parted: P x K of people; 1 where any may meet."""
+    part: int = 0
+    """Samples of a block that stay on one process where processes share one, their split a `DividesBlocks`: the K of a
+    person; 0: a block is not shared."""
 
 
 @runtime_checkable
@@ -298,8 +315,11 @@ class Networks:
     notes: tuple[str, ...] = ()
     """Sentences about what was built, said with the plan."""
     indivisible: str = ""
-    """Why a micro-batch must not be computed in parts: what of the loss is over all of its samples, after "and"; empty
-    where the loss is a sum over samples."""
+    """Why a micro-batch must not become several: what of the loss is over all of its samples, after "and"; empty where
+    the loss is a sum over samples."""
+    in_parts: bool = False
+    """The loss calls the network through `StepContext.forward`: where memory runs out, the loss still sees the whole
+    micro-batch, whose forward and backward pass through the network are made in parts."""
     cache_on_disk: bool = False
     """Keep outputs of `cached` in the store, in half precision, however few they are."""
     cached_alone: bool = False
@@ -329,6 +349,26 @@ class StepContext:
     that each compute one loss of all rows, and weigh it by their own share, train as one process would."""
     autocast: Callable[[], AbstractContextManager]
     """The run's mixed precision, for forwards of frozen networks."""
+    rank: int = 0
+    """Number of this process: of what `gather` returns, its rows begin at rank * b."""
+    in_parts: Callable[[Callable[[slice], Any], int], Any] | None = None
+    """Where memory ran out before: `in_parts(compute, count)` is compute(slice(0, count)), made of a few rows at a
+    time, and of each such part again in the backward pass, with the same random numbers. None: of all at once."""
+
+    def forward(self, net: Callable[..., T], *inputs: Any) -> T:
+        """Return `net(*inputs)` of a micro-batch; where memory ran out before, made in parts.
+
+        The first dimension of each tensor among the inputs, and of each that `net` returns, alone or in a dict, list or
+        tuple, is the sample.
+        """
+        if self.in_parts is None:
+            return net(*inputs)
+        count = next(len(x) for x in inputs if isinstance(x, Tensor))
+        return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
+
+    def recompute(self, loss: Callable[..., T], *inputs: Any) -> T:
+        """Return `loss(*inputs)`; where memory ran out before, it is computed again in the backward pass."""
+        return loss(*inputs) if self.in_parts is None else self.in_parts(lambda _: loss(*inputs), 1)
 
 
 @dataclass
@@ -401,6 +441,13 @@ class NormalisesBatch(Protocol):
     def batch_norm_least(self) -> int:
         """Least number of samples that must be normalised together; 1 before `build`."""
         ...
+
+
+@runtime_checkable
+class ComparesSamples(Protocol):
+    """A task that says what its loss compares: only where they are those of all may processes share a block."""
+
+    gather: Literal["all", "local"]
 
 
 @runtime_checkable

@@ -153,7 +153,7 @@ class Bench:
             recipe = load(request)
             if recipe.data.missing():
                 return "its data are not here"
-            gather(request, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+            gather(request, recipe, SimpleNamespace(on_main=lambda ask: ask(), main=False), self.store, None)
         except UserError as error:
             return f"{Path(error.where).name} {error.found}" if error.found else str(error)
         return ""
@@ -162,7 +162,7 @@ class Bench:
         """Words with the machine's numbers in them."""
         return tuple(word.replace("{cores}", str(max(1, int(self.cores)))) for word in words)
 
-    def order(self, guide: str, words: Sequence[str] = ()) -> RunRequest:
+    def request(self, guide: str, words: Sequence[str] = ()) -> RunRequest:
         """The guide's recipe with some changes."""
         return RunRequest(self.chosen(guide)[0], tuple(words), self.plugins)
 
@@ -253,7 +253,7 @@ class Bench:
 
         request = self.request(guide)
         recipe = load(request)
-        dependencies = gather(request, recipe, SimpleNamespace(lead=lambda ask: ask(), main=False), self.store, None)
+        dependencies = gather(request, recipe, SimpleNamespace(on_main=lambda ask: ask(), main=False), self.store, None)
         device = torch.device("cuda" if self.gpu else "cpu")
         data = recipe.data.open(recipe.seed)
         torch.manual_seed(0)

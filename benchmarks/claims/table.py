@@ -98,14 +98,14 @@ class Whole:
 
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
-        recipe = load(bench.order(guide))
+        recipe = load(bench.request(guide))
         name = self.evaluation or next(iter(recipe.evaluations), "")
         if name not in recipe.evaluations:
             raise Unable(f"{recipe.name} has no evaluation {name!r}")
         cost, held = bench.evaluation(guide, name)
         recipes = [
             load(
-                bench.order(
+                bench.request(
                     guide,
                     (
                         f"train.length={self.length}",

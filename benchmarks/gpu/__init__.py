@@ -1,0 +1,1 @@
+"""What trainkit does on a GPU: `make gpu`."""

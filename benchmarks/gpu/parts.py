@@ -238,24 +238,24 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "emcad": _volume(voxels.EmcadSpec(name="emcad", encoder="test_convnext"), "timm"),
 }
 """A small one of each network."""
-SINGLE = {"reid, mean", "reid, transformer"}
-"""Networks that are compared in float32 alone: they round features to it, whatever their weights are."""
+FLOAT32 = ("reid, mean", "reid, transformer")
+"""Those that compute features in float32 whatever their input."""
 
 
 # ---- What is computed of predictions on the device
 
 MEASURES: dict[str, Callable[[Drawn], Any]] = {
-    "numbers of pixels": lambda d: scenes.pixel_counts(d.mask.roll(1, 2) % 5, d.mask, 5),
+    "numbers of pixels": lambda d: scenes.pixel_counts(d.mask % 5, d.mask, 5),
     "numbers of boundary pixels": lambda d: boundary_f_score.boundary_counts(
-        (d.mask.roll(1, 2) % 5).long(), d.mask, 5, boundary_f_score.tolerance(32, 48)
+        (d.mask % 5).long(), d.mask, 5, boundary_f_score.tolerance(32, 48)
     ),
-    "thumbnails of label maps": lambda d: scenes.thumbnail_maps((d.mask.roll(1, 2) % 5).long(), d.mask),
+    "thumbnails of label maps": lambda d: scenes.thumbnail_maps((d.mask % 5).long(), d.mask),
     "probabilities of several scales, mirrored": lambda d: multi_scale.probabilities(
         lambda x: x, d.picture.detach(), scales=[0.75, 1.5], mirrors=[False, True], window=[0, 0], multiple=4,
         batch_size=4, align_corners=False,
     ),
     "sliding windows over a volume": lambda d: sliding_window.sliding_probabilities(
-        lambda x: x, d.volume.detach(), (8, 8, 8), batch_size=2
+        lambda x: x, d.volume.detach()[:1], (8, 8, 8), batch_size=2
     ),
     "calibrated class scores": lambda d: margin.class_logits(margin.cosines(d.x_BD, d.centre_CD), _ARCFACE).softmax(1),
 }  # fmt: skip

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import gc
 import importlib.util
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -73,3 +78,88 @@ def _free() -> None:
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+# ---- Kept, and shown
+
+KEPT, PAGE = ROOT / "build" / "gpu", ROOT / "docs" / "gpu.md"
+INTRODUCTION = """# On a GPU
+
+Written by `make gpu` and never by hand. `make gpu PART=equality` (or `memory`, `speed`, `claims`) does one part in
+about 8 minutes; without `PART` all are done, one after another. The same command goes on where it was interrupted: rows
+of the same machine, versions and commit are kept in `build/gpu/`.
+
+It takes the Python it is given (`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's
+own packages), installs nothing, and needs neither a network nor data. What is missing, such as a rival's package, is a
+row that says so. Without a GPU it measures nothing, and says so.
+"""
+NOTHING = "Not run yet: no GPU was at hand. On the CPU its rows are run by `tests/benchmarks/test_gpu_*.py`."
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Return what rows are kept for: GPU, versions and commit. Where they are equal no row is measured again."""
+    from trainkit.environment.version import __version__
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/gpu.md"
+    )  # the page is written here
+    commit = git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    found = {"device": "CPU"}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found = {
+            "device": f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB",
+            "CUDA": str(torch.version.cuda),
+        }
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "trainkit": __version__}
+    return {**found, **versions, "commit": commit or "unknown"}
+
+
+def kept(part: str, on: Mapping[str, str], folder: Path = KEPT) -> list[Row]:
+    """Return the rows of a part that were measured on the same machine with the same code."""
+    file = folder / f"{part}.jsonl"
+    if not file.is_file():
+        return []
+    first, *lines = file.read_text(encoding="utf-8").splitlines()
+    if json.loads(first) != dict(on):
+        return []
+    return [Row(**json.loads(line)) for line in lines]
+
+
+def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[dict[str, str], list[Row]]:
+    """Measure the rows of a part that are not kept, writing each down at once; returns the machine and all rows."""
+    on = machine(scale.device)
+    found = kept(part, on, folder)
+    file = folder / f"{part}.jsonl"
+    if not found:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(on) + "\n", encoding="utf-8")
+    for row in module.rows(scale, {row.what for row in found}):
+        found.append(row)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(asdict(row)) + "\n")
+        print(f"{row.result:8} {row.what}: {row.measured} (expected: {row.expected})", flush=True)
+    return on, found
+
+
+def section(title: str, on: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """Return the part of the page about the rows of a part."""
+    said = ", ".join(value if name in ("device",) else f"{name} {value}" for name, value in on.items())
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    counts = {result: sum(row.result == result for row in rows) for result in ("ok", "fails", "skipped", "no goal")}
+    found = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    lines = [f"## {title}", "", f"{said}; {datetime.date.today()}, load {load:.1f}: {found}.", ""]
+    lines += ["| what | expected | measured | result |", "|---|---|---|---|"]
+    cells = ((row.what, row.expected, row.measured, row.result) for row in rows)
+    return "\n".join([*lines, *(f"| {' | '.join(c.replace('|', '/') for c in row)} |" for row in cells)]) + "\n"
+
+
+def write(sections: Mapping[str, str], titles: Sequence[str], page: Path = PAGE) -> None:
+    """Write sections of the page, by title; others stay as they are, and one that was never written says so."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    before = {part.partition("\n")[0]: f"## {part.rstrip()}\n" for part in text.split("\n## ")[1:]}
+    all_ = (sections.get(title) or before.get(title) or f"## {title}\n\n{NOTHING}\n" for title in titles)
+    page.write_text("\n".join([INTRODUCTION, *all_]), encoding="utf-8")

@@ -34,7 +34,12 @@ TASKS = {
     "segment3d": ("tom500", ("task.net.filters=[4,8,8,8]", "data.patch=[8,32,32]")),
 }
 """Recipe of each task, and what a tiny one has otherwise."""
-PLAIN = ("log={every: 1000000 steps, system_every: null}", "checkpoints={}", "evaluations={}", "best=null")
+PLAIN = (
+    "log={every: 1000000 steps, system_every: null}",
+    "checkpoints={every: null, at_end: false, lose_at_most: null}",
+    "evaluations={}",
+    "best=null",
+)
 """Changes that leave nothing of a training but its steps."""
 
 
@@ -52,16 +57,16 @@ def recipe(task: str, scale: Scale, words: Sequence[str] = ()) -> Recipe:
 
 
 @functools.cache
-def _opened(task: str, tiny: bool) -> Dataset:
+def opened(task: str, tiny: bool) -> Dataset:
     made = recipe(task, Scale(device=torch.device("cpu"), tiny=tiny))
     return made.data.open(made.seed)
 
 
-def _teacher(home: str) -> Path:
+def teacher(home: str) -> Path:
     """Weights that a distillation takes for its teacher's: of its network, by chance."""
     torch.manual_seed(0)
     made = loader.load(recipe_file("face_teacher"))
-    net = made.task.build(_opened("embed", False).meta, {}, made.seed).model
+    net = made.task.build(opened("embed", False).meta, {}, made.seed).model
     safetensors.torch.save_file(net.state_dict(), file := Path(home) / "teacher.safetensors")
     return file
 
@@ -91,20 +96,20 @@ def training(
     resume: Path | None = None,
     emulate: bool = False,
 ) -> Iterator[Trainer]:
-    """Make a training whose batches are ready. `folder` keeps what it saves; `resume` is a checkpoint to go on from.
+    """Make a training whose batches are ready. With a `folder` it can save; `resume` is a checkpoint to go on from.
 
     `emulate` has a CPU train as a GPU would, for `Following`.
     """
     made = recipe(task, scale, words)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     with on(scale.device), tempfile.TemporaryDirectory() as home:
         runtime = Runtime(made)
         runtime.configure(made)
         runtime.at_once = runtime.at_once and not emulate
-        weights = {"teacher": _teacher(home)} if task == "adadistill" else {}
-        folder = folder or Path(home) / "run"
-        folder.mkdir(exist_ok=True)
-        logger = RunLogger(made, _Scratch(folder))
-        data = _opened(task, scale.tiny)
+        weights = {"teacher": teacher(home)} if task == "adadistill" else {}
+        logger = RunLogger(made, _Scratch(folder) if folder else None)
+        data = opened(task, scale.tiny)
         with Trainer(made, data, runtime, logger, weights=weights, resume=Resume(resume)) as trainer:
             trainer.open()
             yield trainer

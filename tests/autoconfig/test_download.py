@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import tarfile
 import urllib.request
 import urllib.response
+import zipfile
 from email.message import Message
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trainkit.autoconfig import download
+from trainkit.autoconfig import archive, download
 from trainkit.config.schema import Download
 from trainkit.data import hub
 from trainkit.errors import UserError
@@ -192,3 +195,93 @@ def test_only_https_may_be_named(tmp_path):
 
 class DownloadOverHttp:
     url, sha256, to = "http://models.example/t", SHA, "t"
+
+
+# Archives
+
+
+def zipped(files: dict[str, bytes], change=lambda info: None) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        for name, content in files.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o100644 << 16
+            change(info)
+            packed.writestr(info, content)
+    return out.getvalue()
+
+
+def tarred(files: dict[str, bytes], kind: bytes = tarfile.REGTYPE) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as packed:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.linkname = kind, len(content), "/etc/passwd"
+            packed.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+FILES = {"SET/train/a (1).nii.gz": b"1" * 3000, "SET/val/b.txt": b"2", "__MACOSX/SET/._b": b"x", "SET/.DS_Store": b"x"}
+
+
+@pytest.mark.parametrize(("to", "pack"), [("SET.zip", zipped), ("deep/SET.tar.gz", tarred)])
+def test_an_archive_is_unpacked_once_without_its_folder_and_is_not_needed_again(web, tmp_path, to, pack):
+    web[URL] = (200, {}, pack(FILES))
+    wanted = Download(url=URL, sha256=hashlib.sha256(pack(FILES)).hexdigest(), to=to, unpack="sets/SET")
+    file = recipe(tmp_path, wanted)
+    file.write_text(file.read_text().replace(f"to: {to}", f"to: {to}, unpack: sets/SET"))
+    here = tmp_path / "data"
+    assert list(download.download(file)) == [f"{here}/{to}: downloaded", f"{here}/sets/SET: 2 files unpacked"]
+    assert left(tmp_path) == sorted([to, "sets/SET/train/a (1).nii.gz", "sets/SET/val/b.txt"])
+    assert (here / "sets" / "SET" / "val" / "b.txt").read_bytes() == b"2"
+    (here / to).unlink()
+    assert list(download.download(file)) == [f"{here}/sets/SET: already there"] and len(web["asked"]) == 1
+
+
+def bomb(info: zipfile.ZipInfo) -> None:
+    info.compress_type = zipfile.ZIP_DEFLATED
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.zip", zipped({"../out.txt": b"1"}), "leads elsewhere"),
+        ("a.zip", zipped({"/etc/x.txt": b"1"}), "leads elsewhere"),
+        ("a.zip", zipped({"a/../../x.txt": b"1"}), "leads elsewhere"),
+        ("a.zip", zipped({"a\\..\\x.txt": b"1"}), "leads elsewhere"),
+        ("a.zip", zipped({"a/.bashrc": b"1"}), "hidden"),
+        ("a.zip", zipped({"a/torch.py": b"1"}), "code"),
+        ("a.zip", zipped({"a/Makefile": b"1"}), "code"),
+        ("a.zip", zipped({"a/x.txt": b"1", "A/X.txt": b"2"}), "twice"),
+        ("a.zip", zipped({"x": b"/etc"}, lambda info: setattr(info, "external_attr", 0o120777 << 16)), "a link"),
+        ("a.zip", zipped({}), "holds 0 files"),
+        ("a.zip", zipped({"x.txt": b"0" * 9000})[:-40], "cannot be unpacked"),
+        ("a.zip", zipped({"x.txt": b"01234567"}).replace(b"01234567", b"01234568"), "CRC"),
+        ("a.zip", b"no archive", "cannot be unpacked"),
+        ("a.tar.gz", tarred({"../x.txt": b"1"}), "leads elsewhere"),
+        ("a.tar.gz", tarred({"x.txt": b""}, tarfile.SYMTYPE), "a link"),
+        ("a.tar.gz", tarred({"x.txt": b""}, tarfile.LNKTYPE), "a link"),
+        ("a.tar.gz", tarred({"x": b""}, tarfile.FIFOTYPE), "a link or a device"),
+        ("a.tar.gz", tarred({"x.txt": b"1" * 100000})[:60], "cannot be unpacked"),
+        ("a.tar", b"", "cannot be unpacked"),
+    ],
+)
+def test_an_archive_that_is_no_plain_files_leaves_nothing(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        archive.unpack(tmp_path / name, tmp_path / "set")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_an_archive_that_the_disk_cannot_hold_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    (tmp_path / "a.zip").write_bytes(zipped({"x.bin": b"0" * (1 << 20)}, bomb))
+    monkeypatch.setattr(archive.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 19))
+    with pytest.raises(UserError, match=r"it holds 0\.00105 GB, and the disk has"):
+        archive.unpack(tmp_path / "a.zip", tmp_path / "set")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zip"]
+
+
+@pytest.mark.parametrize(("to", "into"), [("set.zip", "../set"), ("set.zip", "~/set"), ("set.pth", "set")])
+def test_what_is_unpacked_goes_below_the_data_and_is_an_archive(to, into):
+    with pytest.raises(ValueError, match=r"^unpack is "):
+        Download(url=URL, sha256=SHA, to=to, unpack=into)

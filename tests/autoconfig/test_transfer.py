@@ -106,7 +106,9 @@ def test_a_gpu_that_fine_tunes_in_minutes_fine_tunes(here, tiny, monkeypatch):
     monkeypatch.setattr(transfer, "seconds_per_image", lambda model, size: 0.001)
     assert "36 photographs take about 1 s on this GPU" in copied(weights=str(tiny))[1]
     monkeypatch.setattr(transfer, "seconds_per_image", lambda model, size: 10)
-    assert "36 photographs take longer; fine-tuning takes 2.0 h or more here" in copied(new="b.yaml", weights=str(tiny))[1]
+    assert (
+        "36 photographs take longer; fine-tuning takes 2.0 h or more here" in copied(new="b.yaml", weights=str(tiny))[1]
+    )
 
 
 def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch):

@@ -279,7 +279,8 @@ def test_evaluations_are_held_as_often_as_a_row_says_and_lines_between_them_are_
         row = either.STUDY.row(switch, samples)
         loaded = loader.load(either.shared.speeds.comparison.recipe(row), row.changes)
         batch = loaded.train.batch_size
-        largest = max(largest, batch)
+        if not switch.title.startswith("profile"):  # listed where samples fill lines of 128 too
+            largest = max(largest, batch)
         cut = (320 // batch, batch)
         held, lines = (_steps(gate, samples // batch) for gate in (_gate(loaded, cut), Gate(loaded.log.every, *cut)))
         assert len(held) == switch.held, switch.title
@@ -319,13 +320,26 @@ def test_rows_that_act_on_a_gpu_alone_are_marked(switches):
 
 
 def test_rows_of_scenes_that_act_on_a_gpu_alone_are_marked(modules):
-    assert {switch.title for switch in modules.segment_switches.switches(256, GPU) if switch.gpu} == {
+    assert {switch.title for switch in modules.segment_switches.switches(1024, GPU) if switch.gpu} == {
         "mixed precision, fp16",
         "without pinned memory",
         "deterministic kernels alone",
         "without cudnn.benchmark",
         "compiled, reduce-overhead",
+        "profile: high performance",
+        "profile: memory-limited",
+        "profile: extreme",
     }
+
+
+def test_the_profiles_of_the_guide_are_as_the_page_has_them(modules):
+    page = (Path(__file__).parents[2] / "docs" / "scenes.md").read_text(encoding="utf-8")
+    for name, (_, batch, micro, workers, prefetch) in modules.segment_switches.PROFILES.items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
+        said = re.findall(r"[a-z_]+\.[a-z_]+=\d+", line)
+        recipe = loader.load(loader.RECIPES / "cityscapes.yaml", tuple(said))
+        assert recipe.train.batch_size == batch and (recipe.train.micro_batch or batch) == micro
+        assert (recipe.loader.workers, recipe.loader.prefetch, recipe.train.precision) == (workers, prefetch, "auto")
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1.5, 1.1])

@@ -40,8 +40,8 @@ from trainkit.tracking.store import Store
 RECIPES = sorted(loader.RECIPES.glob("*.yaml"))
 MACHINE = {
     "device": "cpu", "gpu": None, "cpu": "made up", "cpu_cores": 4, "threads": 1, "processes": 1, "parallelism": "NO",
-    "precision": "no", "torch": "2.14", "instructions": "AVX2", "bf16": True, "tf32": False, "compiles": "",
-    "cores": 4.0,
+    "precision": "no", "torch": "2.14", "instructions": "AVX2", "bf16": True, "tf32": False, "compile": "off",
+    "compiles": "", "cores": 4.0,
 }  # fmt: skip
 GPU = {**MACHINE, "device": "cuda", "gpu": "made up", "precision": "bf16", "tf32": True, "cores": 16.0}
 

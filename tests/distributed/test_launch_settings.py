@@ -66,7 +66,7 @@ EXAMPLES = [
     ({"mixed_precision": "bf16"}, "", ["train.precision=auto"]),
     ({"mixed_precision": "bf16"}, "", ["train.precision='no'"]),
     ({"mixed_precision": "fp16"}, "", ["train.precision=auto"]),
-    ({"dynamo_backend": "INDUCTOR"}, "", ["train.compile=default"]),
+    ({"dynamo_backend": "INDUCTOR"}, "", ["train.compile=auto"]),
     ({"dynamo_backend": "INDUCTOR"}, "", ["train.compile=off"]),
     ({"dynamo_backend": "EAGER"}, "", ["train.compile=default"]),
     ({}, "--gradient_accumulation_steps 1", ["train.micro_batch=8"]),
@@ -256,5 +256,5 @@ def test_the_plan_says_device_processes_precision_and_compile_mode_with_where_th
     line = next(line for line in done.stdout.splitlines() if line.startswith("device "))
     assert line == (
         "device cpu (launcher: use_cpu), processes 1 (launcher), "
-        "precision bf16 (launcher, since train.precision is auto), compile off (train.compile)"
+        "precision bf16 (launcher, since train.precision is auto), compile off (train.compile auto: a CPU)"
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
+import psutil
 import pytest
 import torch
 from runs import PLUGIN, TOY
+from training_processes import job
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import launch_settings
@@ -33,3 +38,64 @@ def test_fewer_processes_than_the_launcher_was_asked_for_are_refused(store, monk
     monkeypatch.setattr(launch_settings, "asked_processes", lambda: 2)
     with pytest.raises(UserError, match="launch: 1 process came up; expected 2, as the launcher was told"):
         Runtime(load(RunRequest(TOY, (), ("toy",))))
+
+
+def scoring(seconds: float, collective: float, **limits: float) -> list[str]:
+    """Words for four steps and one score, which takes so many seconds."""
+    short = ["train.length=4 steps", "train.ema=null", "evaluations={val: {}}", "best=null", "log.every=1 steps"]
+    most = [f"limits.{name}={value} s" for name, value in (limits | {"collective": collective}).items()]
+    return [f"task.slow_score={seconds}", *short, *most]
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_score_may_take_longer_than_others_wait_for_a_process_that_stands_still(store, processes):
+    words = ("train.batch_size=18", "train.micro_batch=6") if processes == 3 else ()
+    with job(store, *scoring(6, collective=2), *words, processes=processes) as one:
+        assert one.end() == [0] * processes, one.said
+        assert one.ran().folder.info().status == "FINISHED" and len(one.ran().series("val/accuracy")) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("do", ["kill", "stop", "spin 600"])
+def test_a_process_that_dies_or_stands_still_while_it_scores_is_noticed(store, do):
+    plan = [{"at": "toy.ToyTask.score", "do": do, "rank": 0}]
+    with job(store, *scoring(0, collective=5, stop=4), processes=2, plan=plan) as one:
+        one.until("step 4/")
+        began = time.monotonic()
+        one.until(lambda: not alive(one.pids[1]))
+        took = time.monotonic() - began
+        assert one.end()[1] == 1, one.said
+        assert took < 5 if do == "kill" else 5 < took < 15, one.said
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+def test_a_score_that_hangs_is_given_up_by_the_process_that_computes_it(store):
+    """Those that wait for it go on waiting: for them each heartbeat counts as progress."""
+    with job(store, *scoring(600, collective=4, hang=8), processes=2) as one:
+        assert one.end() == [1, 1], one.said
+        assert "process 0: nothing moved for 8 s (limits.hang)" in one.said
+        assert "process 1: nothing" not in one.said and "Timed out" not in one.said, one.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_process_that_is_told_to_stop_ends_a_score(store, rank):
+    with job(store, *scoring(600, collective=10, stop=60), processes=2) as one:
+        one.until("step 4/")
+        time.sleep(3)
+        one.signal(signal.SIGTERM, rank)
+        assert one.end() == [143, 143], one.said
+        ran = one.ran()
+    assert ran.folder.info().status == "KILLED" and ran.last.step == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "rank"), [("trainkit.analysis.run_summary.write", 0), ("toy.ToyData.open", 1)])
+def test_data_and_a_report_may_take_longer_too(store, at, rank):
+    plan = [{"at": at, "do": "sleep 6", "rank": rank}]
+    with job(store, *scoring(0, collective=2), processes=2, plan=plan) as one:
+        assert one.end() == [0, 0], one.said

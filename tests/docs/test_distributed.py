@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from runs import PLUGIN, ROOT, TOY, Ran, newest, spawn
+import yaml
+from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, spawn
+from torch.distributed.run import get_args_parser
 
+from trainkit.cli import train
+from trainkit.config import loader
 from trainkit.distributed.runtime import Runtime
 from trainkit.environment import process
 from trainkit.errors import UserError
@@ -37,6 +42,103 @@ esac
 ACCELERATE = f"""#!/bin/bash
 exec {sys.executable} -m accelerate.commands.launch "${{@:2}}"
 """
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+MANIFESTS = {one["kind"]: one for text in blocks("yaml") for one in yaml.safe_load_all(text)}
+PODS = {
+    "Job": MANIFESTS["Job"]["spec"]["template"]["spec"],
+    "TrainJob": MANIFESTS["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]["spec"],
+}
+
+
+@pytest.mark.parametrize("kind", PODS)
+def test_a_pod_has_time_to_stop_room_to_write_and_no_root(kind):
+    pod = PODS[kind]
+    (container,), volumes = pod["containers"], {volume["name"]: volume for volume in pod["volumes"]}
+    assert pod["terminationGracePeriodSeconds"] > 30 > loader.load(ROOT / "recipes/adadistill.yaml").limits.stop.seconds
+    assert pod["restartPolicy"] == "Never" and pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] > 0
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+    claim = mounts["/volume"]["persistentVolumeClaim"]["claimName"]
+    assert kind == "TrainJob" or claim == MANIFESTS["PersistentVolumeClaim"]["metadata"]["name"]
+    named = {each["name"]: each["value"] for each in container["env"]}
+    assert named["TRAINKIT_STORE"].startswith("/volume/") and {"HOME", "USER"} <= named.keys()
+
+
+def test_manifests_refer_to_one_another_by_names_that_exist():
+    runtime, job = MANIFESTS["TrainingRuntime"], MANIFESTS["TrainJob"]
+    named = {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    assert job["spec"]["runtimeRef"] == {"apiGroup": runtime["apiVersion"].partition("/")[0], **named}
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    per_node = job["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+    assert runtime["spec"]["mlPolicy"]["torch"]["numProcPerNode"] == per_node
+    assert job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"]
+
+
+COMMANDS = {
+    "Job": PODS["Job"]["containers"][0]["command"],
+    "TrainJob": MANIFESTS["TrainJob"]["spec"]["trainer"]["command"],
+    "torchrun": shlex.split(next(text for text in blocks("bash") if text.startswith("torchrun")).replace("\\\n", "")),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_lines_are_understood_by_torchrun_and_by_trainkit(name):
+    program, *words = COMMANDS[name]
+    launched = get_args_parser().parse_args(words)
+    assert program == "torchrun" and launched.training_script == "trainkit/run.py"
+    asked = train.run.make_context("run", launched.training_script_args).params
+    loader.load(ROOT / asked["recipe"], asked["overrides"])
+    assert asked["or_start"] and asked["elastic"] == (launched.nnodes == "1:4")
+    assert name == "TrainJob" or launched.nproc_per_node == "8"
+
+
+@pytest.mark.parametrize("text", blocks("bash"), ids=lambda text: text.split()[0])
+def test_shell_is_shell(text):
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_torchrun_starts_processes_again_when_one_is_killed_and_the_run_goes_on(store, tmp_path, monkeypatch):
+    """By the command of the page, with two processes on one machine."""
+    monkeypatch.setenv("PYTHONPATH", f"{PLUGIN}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    words = list(COMMANDS["torchrun"])
+    for theirs, ours in (
+        ("8", "2"),
+        ("10.0.0.1:29400", f"127.0.0.1:{_port()}"),
+        ("recipes/adadistill.yaml", str(TOY)),
+        ("trainkit/run.py", str(ROOT / "trainkit" / "run.py")),
+    ):
+        words[words.index(theirs)] = ours
+    words = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    words += ["--plugin", "toy", "train.length=150 steps", "log.every=10 steps"]
+    said = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        try:
+            for line in launcher.stdout:
+                said.append(line)
+                if line.startswith("step 50/") and (children := psutil.Process(launcher.pid).children()):
+                    children[-1].kill()
+                    break
+            said.append(launcher.communicate(timeout=400)[0])
+        finally:
+            launcher.kill()
+    text = "".join(said)
+    assert launcher.returncode == 0, text
+    done = newest()
+    assert "resumed from step-" in text and done.info().status == "FINISHED" and Ran(0, done).last.step == 150
+    assert len(list((store / "runs").iterdir())) == 1
 
 
 def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_third():
@@ -148,7 +250,7 @@ def test_processes_that_read_other_data_do_not_train(store):
 @pytest.fixture
 def job(tmp_path, monkeypatch, store):
     """The script of the page, for the toy on two nodes of one CPU process."""
-    (script,) = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    script = next(text for text in blocks("bash") if "#SBATCH" in text)
     script = re.sub(r"^export TRAINKIT_STORE=.*$", "", script, count=1, flags=re.MULTILINE)
     for theirs, ours in (
         ("recipes/adadistill.yaml", f'{TOY} --plugin toy train.length="1000 steps" log.every="10 steps"'),

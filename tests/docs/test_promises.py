@@ -65,7 +65,7 @@ def test_every_default_that_is_named_is_the_default(page, defaults):
 
 
 def test_the_table_of_keys_has_their_defaults(defaults):
-    words = {"none": "None", "what the launcher set": "None", "true": "True"}
+    words = {"none": "None", "what the launcher set": "None", "true": "True", "false": "False"}
     seen = 0
     for line in PAGES["running"].splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

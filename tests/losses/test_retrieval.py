@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import ROOT, _port
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.autograd import gradcheck
 
@@ -260,3 +264,113 @@ def test_losses_are_those_of_pytorch_metric_learning():
     assert retrieval.contrast(x, label, 0.2).item() == pytest.approx(losses.SupConLoss(0.2)(x, label).item(), rel=1e-5)
     theirs = losses.CircleLoss(m=0.25, gamma=16)(x, label).item()
     assert retrieval.circle(x, label, 0.25, 16.0).item() == pytest.approx(theirs, rel=1e-5)
+
+
+# ---- Divided among processes
+
+
+def held(ranks: int = 1, rank: int = 0):
+    """Records and queries of a process, float64: features, labels, which are of the gallery, sets of the queries."""
+    count, asked = 24 // ranks, 40 // ranks
+    label = torch.randint(0, 7, (24,), generator=torch.Generator().manual_seed(1))
+    inside = torch.rand(24, generator=torch.Generator().manual_seed(2)) < 0.6
+    which, asks, _ = sets_of(40, 3)
+    who = torch.where(which < 0, -1, torch.randint(0, 7, (40,), generator=torch.Generator().manual_seed(4)))
+    mine, own = slice(rank * count, (rank + 1) * count), slice(rank * asked, (rank + 1) * asked)
+    return features(24)[mine], label[mine], inside[mine], features(40, seed=5)[own], who[own], asks.T[own]
+
+
+def compared(held_by_all, share=None) -> dict[str, torch.Tensor]:
+    x, label, inside, query, who, asks = held_by_all
+    sizes = torch.tensor([1, 2, 2])
+    return {
+        "soft": retrieval.triplet(x, label, "soft", share),
+        "hinge": retrieval.triplet(x, label, 0.3, share),
+        "circle": retrieval.circle(x, label, 0.25, 8.0, share),
+        "contrast": retrieval.contrast(x, label, 0.3, share),
+        "matching": retrieval.matching(query, who, x, label, 0.2, asks.T, sizes, inside, share),
+    }
+
+
+def gradients(losses, *of):
+    return {name: torch.autograd.grad(loss, of, retain_graph=True, allow_unused=True) for name, loss in losses.items()}
+
+
+def same_gradients(found, wanted):
+    for name, parts in wanted.items():
+        for a, b in zip(found[name], parts, strict=True):
+            assert (a is None) == (b is None)
+            if b is not None:
+                torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shares_add_up_to_the_loss_and_its_gradient(ranks):
+    whole = held()
+    for leaf in (whole[0], whole[3]):
+        leaf.requires_grad_()
+    wanted = compared(whole)
+
+    def of(rank, total):
+        mine, own = (slice(rank * n // ranks, (rank + 1) * n // ranks) for n in (24, 40))
+        return compared(whole, retrieval.Share(mine, own, total))
+
+    counts = [[] for _ in range(ranks)]
+    for rank in range(ranks):
+        of(rank, lambda own, r=rank: counts[r].append(own) or own)
+    totals = [sum(each) for each in zip(*counts, strict=True)]
+    shares = []
+    for rank in range(ranks):
+        told = iter(totals)
+        shares.append(of(rank, lambda own, told=told: next(told)))
+    found = {name: sum(share[name] for share in shares) for name in wanted}
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0)
+    same_gradients(gradients(found, whole[0], whole[3]), gradients(wanted, whole[0], whole[3]))
+
+
+GLOO = """
+import sys
+from types import SimpleNamespace
+
+import torch
+from torch import distributed
+
+from tests.losses import test_retrieval as here
+from trainkit.distributed.runtime import Runtime
+from trainkit.losses.retrieval import Share
+
+distributed.init_process_group("gloo")
+rank, world = distributed.get_rank(), distributed.get_world_size()
+runtime = SimpleNamespace(world=world, rank=rank)
+own = here.held(world, rank)
+x, query = own[0].requires_grad_(), own[3].requires_grad_()
+whole = [Runtime.gather(runtime, t, grad=t.requires_grad) for t in own]
+rows = [slice(rank * len(t), (rank + 1) * len(t)) for t in (x, query)]
+losses = here.compared(whole, Share(*rows, lambda count: Runtime.gather(runtime, count[None]).sum(0)))
+found = {name: [loss.detach(), *here.gradients({name: loss}, x, query)[name]] for name, loss in losses.items()}
+torch.save(found, f"{sys.argv[1]}-{rank}")
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_over_gloo_shares_add_up_to_the_loss_and_its_gradient(ranks, tmp_path):
+    script, out = tmp_path / "ranks.py", tmp_path / "found"
+    script.write_text(GLOO)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--master_port", str(_port()), script, out], capture_output=True, text=True, timeout=300, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    whole = held()
+    leaves = whole[0].requires_grad_(), whole[3].requires_grad_()
+    wanted = compared(whole)
+    seen = [torch.load(f"{out}-{rank}", weights_only=True) for rank in range(ranks)]
+    for name, value in wanted.items():
+        torch.testing.assert_close(sum(one[name][0] for one in seen), value.detach(), rtol=1e-12, atol=0)
+    parts = {name: [[one[name][k] for one in seen] for k in (1, 2)] for name in wanted}
+    found = {name: [None if rows[0] is None else torch.cat(rows) for rows in both] for name, both in parts.items()}
+    same_gradients(found, gradients(wanted, *leaves))

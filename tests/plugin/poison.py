@@ -7,7 +7,10 @@ import signal
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from toy import ToyTask
+
+from trainkit.interfaces import Loss
 
 TABLES = {"task": {"poisoned": "poison:PoisonedTask"}, "data": {}}
 
@@ -40,6 +43,10 @@ class PoisonedTask(ToyTask):
     killed: bool = False
     """Whether the process is killed in the steps `steps`, as the kernel does when memory runs out."""
     remembers: bool = True
+    compares: bool = False
+    """Whether the loss compares the samples of a micro-batch on all processes, and the network may see parts of it."""
+    exchanging: bool = False
+    """Whether memory runs out in the loss, where `room` says so, and not in the network."""
     hoard: int = 0
     """MB that the forward pass of a sample really takes."""
 
@@ -47,11 +54,34 @@ class PoisonedTask(ToyTask):
         networks = super().build(meta, found, seed)
         if not self.remembers:
             networks.memory = None
+        if self.compares:
+            networks.indivisible, networks.in_parts = "its loss compares the samples of a micro-batch", True
         if self.constant:
             networks.model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
         return networks
 
     def loss(self, net, networks, batch, at):
+        return (self._compared if self.compares else self._summed)(net, networks, batch, at)
+
+    def _compared(self, net, networks, batch, at):
+        """Of each sample a cross-entropy of its scores less their means over all samples."""
+        label = batch["label"]
+        here = self.rank is None or os.environ.get("RANK", "0") == str(self.rank)
+        here = here and (not self.steps or at.step in self.steps)
+
+        def seen(image):
+            self._need(net, self.room, len(image), here and not self.exchanging)
+            return {"scores": [net(image)]}
+
+        scores = at.forward(seen, batch["image"])["scores"][0]
+        means = at.gather(scores, grad=True).mean(0)
+        self._need(net, self.room, len(label), here and self.exchanging)
+        if networks.memory is not None:
+            networks.memory.mean.lerp_(at.gather(scores.detach()).mean(0), 0.1)
+        loss = F.cross_entropy(scores - means, label, reduction="sum")
+        return Loss(loss, len(label), {"margin": scores.detach().amax(1).mean()})
+
+    def _summed(self, net, networks, batch, at):
         here = self.rank is None or os.environ.get("RANK", "0") == str(self.rank)
         self._need(net, self.room, len(batch["label"]), here and (not self.steps or at.step in self.steps))
         poison = self.poison if here and at.step in self.steps else None
@@ -85,10 +115,17 @@ class PoisonedTask(ToyTask):
         bare = getattr(net, "module", net)
         if here and room is not None and samples > room:
             if self.late and bare.training:
-                hook = bare.conv.weight.register_hook(lambda grad: (hook.remove(), _raise(self.error)))
+                # One for each part of a micro-batch, in both of its forwards; all go when the first raises.
+                hooks = self.__dict__.setdefault("hooks", [])
+                hooks.append(bare.conv.weight.register_hook(lambda grad: self._run_out(hooks)))
             else:
                 bare(torch.zeros(2, 3, 8, 8))  # statistics have moved by then
                 _raise(self.error)
+
+    def _run_out(self, hooks):
+        while hooks:
+            hooks.pop().remove()
+        _raise(self.error)
 
     def predict(self, net, batch):
         self._need(net, self.room_scored, len(batch["label"]), True)

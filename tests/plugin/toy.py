@@ -117,7 +117,9 @@ class ToyTask:
         return {"logits": net(batch["image"])}
 
     def score(self, rows, split):
-        time.sleep(self.slow_score)
+        end = time.monotonic() + self.slow_score
+        while time.monotonic() < end:  # in portions, between which a signal is handled
+            time.sleep(0.01)
         hit = rows["logits"].argmax(1) == torch.from_numpy(split.labels)
         chance = 1 / CLASSES + 3 * (0.25 / split.size) ** 0.5
         table = {"id": split.ids, "hit": hit.numpy(), "accuracy": hit.float().numpy()}

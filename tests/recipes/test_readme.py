@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+from planned_recipes import runs
+
 from trainkit.config import loader, yaml_reader
 from trainkit.config.loader import RECIPES
 
 PAGE = RECIPES / "README.md"
 FILES = sorted(RECIPES.glob("*.yaml"))
-COLUMNS = ("recipe", "learns", "task", "data", "paper", "cost", "measured here", "published")
+WORDS = "paper|command|runs|figure|cost|result|data|reading|teacher|memory"
+COLUMNS = ("recipe", "learns", "task", "data", "paper", "runs", "cost", "measured here", "published")
 ABOVE = (
     "# The recipes\n\n"
     "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe "
@@ -24,7 +28,9 @@ def said(path: Path) -> dict[str, str]:
     """The parts of a header by their word; what stands above them under `learns`."""
     parts, word = {"learns": ""}, "learns"
     for line in loader.header(path).splitlines():
-        if found := re.fullmatch(r"# (paper|command|figure|cost|result|data|reading) +(\S.*)", line):
+        if found := re.fullmatch(
+            r"# (paper|command|runs|figure|cost|result|data|reading|teacher|memory)\s+(\S.*)", line
+        ):
             word = found[1]
             parts[word] = found[2]
         elif text := line.lstrip("# "):
@@ -35,7 +41,7 @@ def said(path: Path) -> dict[str, str]:
 def row(path: Path) -> list[str]:
     parts, tree = said(path), yaml_reader.read(path.read_text(encoding="utf-8")).tree
     task, data = tree["task"]["name"], f"`{tree['data']['train']}`"
-    figures = (parts[word] for word in ("paper", "cost", "result", "figure"))
+    figures = (parts[word] for word in ("paper", "runs", "cost", "result", "figure"))
     return [f"[{path.stem}]({path.name})", parts["learns"], task, data, *figures]
 
 
@@ -49,6 +55,11 @@ def test_the_page_says_what_the_headers_say(request):
     if request.config.getoption("--update-golden", default=False):
         PAGE.write_text(page(), encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == page()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_header_says_what_the_recipe_runs_with(path):
+    assert said(path)["runs"] == runs(path)
 
 
 def test_every_recipe_has_a_row_in_which_nothing_is_empty():

@@ -583,6 +583,9 @@ DOORS: dict[str, set[str]] = {
 """By which door payloads come to a call: `file call`."""
 REASONS = {
     "a file of this package": {"data/scenes/label_maps.py json.loads"},
+    "an archive with the hash that the recipe states; hostile ones are in tests/autoconfig/test_download.py": {
+        "autoconfig/archive.py zipfile.ZipFile", "autoconfig/archive.py tarfile.open",
+    },
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",

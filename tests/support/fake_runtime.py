@@ -14,7 +14,10 @@ RUNTIME = SimpleNamespace(
     accelerator=SimpleNamespace(autocast=contextlib.nullcontext),
     to_device=lambda batch: batch,
     gather=lambda x: x,
-    on_main=lambda act: act(),
+    on_main=lambda act, stop=None: act(),
     all_gather=lambda x: [x],
     any_async=lambda flag: lambda: flag,
+    begin_batch=lambda: None,
+    compiled=lambda net, calls: net,
+    uncompiled=contextlib.nullcontext,
 )

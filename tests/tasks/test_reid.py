@@ -45,8 +45,8 @@ ALL = {
 }
 
 
-def at(step: int = 1, gather=lambda x, grad=False: x) -> StepContext:
-    return StepContext(step, 0, 0.0, gather, contextlib.nullcontext)
+def at(step: int = 1, gather=lambda x, grad=False: x, rank: int = 0) -> StepContext:
+    return StepContext(step, 0, 0.0, gather, contextlib.nullcontext, rank)
 
 
 def made(meta: DatasetInfo = META, seed: int = 0, net=None, **settings):
@@ -301,7 +301,7 @@ def two_ranks(gather):
     alone = task.loss(one, networks, whole, at())
     (alone.sum / alone.weight).backward()
     nets, pair = [copy.deepcopy(networks.model) for _ in range(2)], Pair()
-    losses = pair.run(lambda rank, gather: task.loss(nets[rank], networks, shares[rank], at(gather=gather)))
+    losses = pair.run(lambda rank, gather: task.loss(nets[rank], networks, shares[rank], at(1, gather, rank)))
     # As the loop scales it and the wrapper averages it.
     sum(loss.sum * (2 / 12) for loss in losses).backward()
     averaged = {
@@ -350,7 +350,8 @@ assert torch.equal(x.grad, 3 * torch.arange(12.0).reshape(6, 2)[3 * rank : 3 * r
 task, parts = toy.made(net=toy.PLAIN, **toy.ALL)
 net = nn.parallel.DistributedDataParallel(parts.model, broadcast_buffers=False)
 share = toy.halves()[0][rank]
-loss = task.loss(net, parts, share, toy.at(gather=lambda x, grad=False: Runtime.gather(runtime, x, grad)))
+at = toy.at(1, lambda x, grad=False: Runtime.gather(runtime, x, grad), rank)
+loss = task.loss(net, parts, share, at)
 (loss.sum * (2 / 12)).backward()
 if rank == 0:
     torch.save({name: p.grad for name, p in parts.model.named_parameters() if p.requires_grad}, sys.argv[1])

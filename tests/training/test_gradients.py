@@ -17,6 +17,7 @@ from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.training import gradients, optimizer
+from trainkit.training.plan import Plan
 
 
 def made(shapes, seed=0, grow=1.0):
@@ -107,7 +108,7 @@ def test_an_update_reports_the_norm_before_it_clips():
     params = made([(3, 4), (5,)], grow=10.0)
     norm = float(torch.nn.utils.get_total_norm([p.grad for p in params.values()]))
     wanted = [by_loops(p.detach(), p.grad, 0.01, 1e-3) for p in params.values()]
-    machine, plan = SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), SimpleNamespace(batch_size=8, world=1)
+    machine, plan = SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), Plan(1, 1, 8, 4, 2, 1, 0)
     losses = [Loss(torch.zeros(()), 4), Loss(torch.zeros(()), 4)]
     said = gradients.finish_gradients(machine, params, plan, losses, Optim(lr=1.0, clip_agc=AdaptiveClip()))
     assert float(said) == pytest.approx(norm)

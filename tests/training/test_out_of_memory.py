@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import resource
@@ -13,13 +14,20 @@ import pytest
 import torch
 from runs import ROOT, TOY, Ran, newest, spawn
 
-from tests.training.test_nonfinite import bits, held, poisoned, same
+from tests.checkpoint.test_async_save import Folder
+from tests.training.test_nonfinite import QUIET, Noted, bits, held, poisoned, same
+from trainkit.config.run_request import RunRequest, load
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.interfaces import Networks
+from trainkit.interfaces import Networks, StepContext
+from trainkit.models import gradient_cache
 from trainkit.tracking.journal import Event
 from trainkit.training import out_of_memory
+from trainkit.training.checkpointer import Resume
 from trainkit.training.model import Model
 from trainkit.training.plan import Plan, halved
+from trainkit.training.run_logger import RunLogger
+from trainkit.training.trainer import Trainer
 
 HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
 TASK = "task={{name: poisoned, remembers: false, {}}}"
@@ -57,7 +65,6 @@ def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch
 def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
     """As it would be with the micro-batch that ran out of memory left out."""
     calls = itertools.count()
-    from trainkit.training.plan import Plan
 
     def keys(self, split, step, plain=Plan.keys):
         return plain(self, split, step + (next(calls) > 0))
@@ -148,6 +155,106 @@ def test_what_belongs_together_is_not_cut(block, together):
         portions.halve(Plan(1, 1, 16, 16, 1, 1, 0), said)
 
 
+COMPARES = "task={{name: poisoned, compares: true, {}}}"
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory):
+    """A training whose loss compares 16 samples and whose network, with batch norm and dropout, sees 4 at once."""
+    folder = tmp_path_factory.mktemp("parted")
+    poisoned(folder, COMPARES.format("room: 4"), HALVE.format(16))
+    return held(folder)
+
+
+@pytest.mark.parametrize(("error", "late"), SHORT[1:])
+def test_a_loss_over_the_micro_batch_stays_whole_whatever_ran_out_of_memory(tmp_path, parted, error, late):
+    run = poisoned(tmp_path, COMPARES.format(f"room: 4, error: {error}, late: {late}"), HALVE.format(16))
+    told = [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
+    assert told == [(0, "train.micro_batch.part", 8), (0, "train.micro_batch.part", 4)]
+    assert all(same(bits(a), bits(b)) for a, b in zip(held(tmp_path), parted, strict=True))
+
+
+def test_parts_under_a_whole_loss_give_the_weights_and_the_memory_of_the_whole(tmp_path):
+    """But for rounding, where no layer looks across samples; in micro-batches of one part they are others."""
+    task = "norm: false, dropout: 0.0"
+    poisoned(tmp_path / "whole", COMPARES.format(task), HALVE.format(16))
+    poisoned(tmp_path / "parts", COMPARES.format(f"{task}, room: 1"), HALVE.format(16))
+    poisoned(tmp_path / "small", COMPARES.format(task), HALVE.format(4))
+    whole, parts, small = (bits(held(tmp_path / name)[-1]) for name in ("whole", "parts", "small"))
+    assert held(tmp_path / "parts")[-1].state["micro_batch"] == 1
+    for file in ("model", "memory"):
+        for name in whole[file]:
+            torch.testing.assert_close(whole[file][name], parts[file][name], rtol=1e-5, atol=1e-5)
+    assert (whole["model"]["conv.weight"] - small["model"]["conv.weight"]).abs().max() > 1e-3
+
+
+def test_parts_go_on_in_a_resumed_run_and_come_back_behind_its_checkpoint(tmp_path, parted):
+    words = COMPARES.format("room: 4, steps: [6]"), HALVE.format(16)
+    short = poisoned(tmp_path / "short", *words)
+    behind = [Event(0, step, name, data) for step, name, data in short.tracker.events if name == "memory"]
+    last = held(tmp_path / "short")[-1]
+    assert [e.step for e in behind] == [6, 6] and last.state["micro_batch"] == 4
+    for at, events in (("step-000000009", ()), ("step-000000005", behind)):
+        folder = tmp_path / at
+        poisoned(
+            folder, COMPARES.format(""), HALVE.format(16), at=tmp_path / "short" / "checkpoints" / at, replayed=events
+        )
+        assert same(bits(held(folder)[-1]), bits(last))
+    assert not same(bits(parted[-1]), bits(last))
+
+
+def test_the_second_forward_repeats_random_numbers_and_moves_no_statistics(monkeypatch):
+    def gradients(act):
+        torch.manual_seed(3)
+        net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).double()
+        x = torch.randn(12, 5, dtype=torch.float64)
+        torch.manual_seed(4)
+        out = act(lambda rows: net(x[rows]), net)
+        (out @ out.T).softmax(1).square().sum().backward()
+        return [p.grad for p in net.parameters()], list(net.buffers()), torch.rand(3)
+
+    def plainly(compute, net):
+        return torch.cat([compute(slice(first, first + 4)) for first in (0, 4, 8)])
+
+    def in_parts(compute, net):
+        return gradient_cache.forward_in_parts(compute, 12, 4, net, torch.device("cpu"))
+
+    wanted = gradients(plainly)
+    torch.testing.assert_close(gradients(in_parts), wanted, rtol=0, atol=0)
+    monkeypatch.setattr(gradient_cache, "_unmoved", lambda net: contextlib.nullcontext())
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(gradients(in_parts), wanted, rtol=0, atol=0)
+
+
+def test_where_others_wait_in_the_loss_the_run_ends_in_words():
+    recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
+    runtime = SimpleNamespace(world=2, rank=1, all_gather=lambda said: [said, ""])
+    networks = Networks(torch.nn.Identity(), indivisible="it compares", in_parts=True)
+    memory = out_of_memory.MicroBatching(
+        recipe, SimpleNamespace(block=1), networks, runtime, SimpleNamespace(step=3), None
+    )
+    at = memory.context(StepContext(3, 0, 0.0, lambda x, grad: 2 * x, contextlib.nullcontext))
+    x = torch.ones(2, requires_grad=True)
+    in_the_loss = pytest.raises(UserError, match=r"step 3: memory ran out \(.*\) in the loss, in which processes wait")
+    with in_the_loss, memory.micro_batch():
+        at.gather(x)
+        raise MemoryError
+
+    def short(_):
+        raise MemoryError
+
+    with in_the_loss, memory.micro_batch():
+        seen = memory.made(at.gather(x, grad=True) * 1)
+        seen.register_hook(short)
+        seen.sum().backward()
+    # Behind the last exchange the others ask.
+    with pytest.raises(MemoryError), memory.micro_batch():
+        short(memory.made(at.gather(x)))
+    x.register_hook(short)
+    with pytest.raises(MemoryError), memory.micro_batch():
+        memory.made(at.gather(x, grad=True)).sum().backward()
+
+
 def test_halves_divide_the_share_of_a_process():
     plan, sizes = Plan(1, 1, 2 * 60, 60, 1, 2, 0), []
     while plan.micro_batch > 1:
@@ -184,6 +291,73 @@ def test_all_processes_change_together():
     short = two("room: 2, rank: 1, late: true", 8)
     assert [e.data["size"] for e in short.events("memory")] == [4, 2]
     assert same(bits(short.last), bits(small.last)) and short.last.state["micro_batch"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("store")
+def test_all_processes_go_in_parts_together_under_a_loss_that_compares_them():
+    """Wherever memory runs out on one of them, in the forward or the backward pass, before or behind exchanges."""
+
+    def spawned(processes, task, micro):
+        plugins = ["--plugin", "toy", "--plugin", "poison"]
+        words = [COMPARES.format(f"norm: false, dropout: 0.0{task}"), HALVE.format(micro), "checkpoints.every=1 steps"]
+        return spawn(processes, str(TOY), *plugins, *words)
+
+    def run(*of):
+        done = spawned(*of)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Ran(0, newest())
+
+    early, late = (run(2, f", room: 2, rank: 1, late: {late}", 8) for late in ("false", "true"))
+    assert [e.data["size"] for e in early.events("memory")] == [4, 2] and same(bits(early.last), bits(late.last))
+    in_two = run(2, ", room: 2, rank: 1", 4)
+    assert [e.data["size"] for e in in_two.events("memory")] == [2], "and in micro-batches of which each exchanges"
+    whole = run(1, "", 16)
+    for name, tensor in bits(whole.last)["model"].items():
+        torch.testing.assert_close(tensor, bits(early.last)["model"][name], rtol=1e-5, atol=1e-5)
+    ended = spawned(2, ", room: 2, rank: 1, exchanging: true", 8)
+    assert ended.returncode and "in the loss, in which processes wait" in ended.stdout + ended.stderr
+
+
+def limited(folder, recipe, *words, room, at=None):
+    """A recipe trained for 4 steps with memory for `room` samples in the first convolution of its network, from step 1
+    on: the sizes that were gone on with, and the checkpoints."""
+    words = (*QUIET, "train.on_oom=halve", "train.length=4 steps", "train.schedule={name: constant}", *words)
+    asked = load(RunRequest(ROOT / "recipes" / recipe, list(words)))
+    folder.mkdir()
+    run = RunLogger(asked, Folder(folder), Noted(), main=True)
+    with Trainer(asked, asked.data.open(0), Runtime(asked), run, resume=Resume(at)) as trainer:
+        first = next(m for m in trainer.model.bare.modules() if isinstance(m, torch.nn.Conv2d))
+
+        def short(_, given):
+            if first.training and trainer.state.step and len(given[0]) > room:
+                raise MemoryError
+
+        first.register_forward_pre_hook(short)
+        trainer.fit()
+    return [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words", "room", "sizes"),
+    [
+        # Of 20 records 4 are RGB, whose first layer it is.
+        ("reid.yaml", ["data.sampler.people=4", "train.batch_size=40", "train.micro_batch=20"], 3, [10, 5, 2]),
+        ("segment.yaml", ["task.net.width=0.25"], 2, [4, 2]),
+    ],
+)
+def test_recipes_whose_losses_compare_samples_go_on_in_parts_and_resume_to_the_bit(
+    tmp_path, recipe, words, room, sizes
+):
+    whole, short, resumed = (tmp_path / name for name in ("whole", "short", "resumed"))
+    assert limited(whole, recipe, *words, room=1000) == []
+    told = limited(short, recipe, *words, room=room)
+    assert told == [(1, "train.micro_batch.part", size) for size in sizes]
+    assert same(bits(held(short)[0]), bits(held(whole)[0])) and not same(bits(held(short)[-1]), bits(held(whole)[-1]))
+    at = short / "checkpoints" / "step-000000002"
+    assert limited(resumed, recipe, *words, room=1000, at=at) == []
+    assert same(bits(held(resumed)[-1]), bits(held(short)[-1]))
 
 
 LIMITED = """

@@ -211,7 +211,7 @@ def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_la
 def test_the_progress_bar_shows_the_mean_speed_of_the_training_and_says_so(monkeypatch):
     shown, now = [], [0.0]
     bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
-    run = RunLogger(SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=8)), main=True)
+    run = RunLogger(SimpleNamespace(log=Log()), main=True)
     run.clock, run._bar = Clock(now=lambda: now[0]), bar
     for step, seconds in ((1, 0.1), (2, 0.1), (3, 0.1), (4, 0.7)):  # the last one is slow
         run.clock.to("forward")
@@ -220,7 +220,7 @@ def test_the_progress_bar_shows_the_mean_speed_of_the_training_and_says_so(monke
         run.clock.to("eval")
         now[0] += 5.0
         if step % 2 == 0:
-            run.line(step, 100, {"train/loss": 1.5}, run.clock.window(8))
+            run.line(step, 100, 8, {"train/loss": 1.5}, run.clock.window(8))
     assert shown == ["loss 1.5000, 80 samples/s mean so far", "loss 1.5000, 32 samples/s mean so far"]
 
 

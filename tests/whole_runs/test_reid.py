@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from types import SimpleNamespace
 
 import people_sets
 import pytest
 from runs import ROOT, Ran, all_same, environment, newest, overrides, own_store, run, spawn, stop_after
 
-from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.training.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
@@ -179,18 +176,6 @@ def test_mistakes_end_a_run_before_its_first_update(changes, message, sets):
     with pytest.raises((UserError, Exception), match=message) as error:
         run(*words(sets, **changes), recipe=REID)
     assert isinstance(error.value, UserError) or type(error.value).__name__ == "ConfigError"
-
-
-def test_an_update_that_processes_cannot_share_in_whole_blocks_is_refused_with_what_to_write():
-    recipe = loader.load(REID)
-    data = SimpleNamespace(block=80, train=SimpleNamespace(size=4960))
-    assert Plan.make(recipe, data, 1, 0).accumulation == 1
-    with pytest.raises(UserError, match=r"micro_batch 80, of 40 samples of each process; .*train\.batch_size=160"):
-        Plan.make(recipe, data, 2, 1)
-    halved = loader.load(REID, ["data.sampler.people=8", "train.micro_batch=40"])
-    data.block = 40
-    plan = Plan.make(halved, data, 2, 1)
-    assert (plan.micro_batch, plan.accumulation, plan.batch_size) == (40, 1, 80)
 
 
 def test_a_person_in_two_splits_is_refused_by_name(sets):

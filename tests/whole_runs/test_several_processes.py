@@ -177,7 +177,7 @@ def test_every_accelerate_config_is_understood_by_accelerate():
 
     files = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
     assert {file.stem for file in files} == {
-        "cpu", "cpu_2proc", "one_gpu", "all_gpus", "multi_node", "fsdp2", "fp8",
+        "cpu", "cpu_2proc", "one_gpu", "one_gpu_fp16", "all_gpus", "multi_node", "fsdp2", "fp8",
     }  # fmt: skip
     for file in files:
         config = load_config_from_file(str(file))

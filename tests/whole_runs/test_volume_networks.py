@@ -17,7 +17,7 @@ from tests.whole_runs.test_segmentation_3d import TOM500, words
 from trainkit.data.synthetic import orbits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
-FULL = ROOT / "recipes" / "tom500_full.yaml"
+FULL, EMCAD = ROOT / "recipes" / "tom500_full.yaml", ROOT / "recipes" / "tom500_emcad_full.yaml"
 SHAPE, SPACING = (512, 512, 20), (0.3125, 0.3125, 3.85)
 """What most volumes of TOM500 have, in the axes of their files."""
 
@@ -79,18 +79,18 @@ def heads(tmp_path_factory):
         yield root
 
 
-def full(heads: Path, capsys, *more: str) -> tuple[Ran, str]:
-    """The recipe for TOM500 with all that it says of network and patch, for one update of one patch; and its words."""
+def full(heads: Path, capsys, *more: str, recipe: Path = FULL) -> tuple[Ran, str]:
+    """A recipe for TOM500 with all that it says of network and patch, for one update of one patch; and its words."""
     begin = time.perf_counter()
     ran = run(
         f"data.train={heads}#train",
         f"data.evaluate={{val: {heads}#val}}",
         "train.length=1 steps",
-        "train.batch_size=1",
         "loader.workers=1",
         "log.system_every=null",
+        *(() if "train.batch_size=8" in more else ("train.batch_size=1",)),
         *more,
-        recipe=FULL,
+        recipe=recipe,
     )
     said = capsys.readouterr().out
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -119,3 +119,12 @@ def test_the_recipe_for_tom500_scores_a_whole_volume(heads, capsys):
     assert 0 <= ran.series("val/dice_mean")[-1] < 0.3, "after one update"
     (table,) = ran.folder.path.parents[1].rglob("tables/val_per_class_last.csv")
     assert all(organ in table.read_text() for organ in orbits.NAMES[1:])
+
+
+def test_the_recipe_with_emcad_builds_its_whole_network_and_scores_a_whole_volume(heads, capsys):
+    random = "task.net={name: emcad, encoder: pvt_v2_b2, form: code}"  # no weights are downloaded here
+    evaluated = "evaluations={val: {}}"
+    ran, said = full(heads, capsys, random, evaluated, "train.batch_size=8", "log.baseline=false", recipe=EMCAD)
+    assert ran.code == 0 and ran.last.step == 1 and np.isfinite(ran.series("loss")).all()
+    assert "batch 8 = 1 process(es) x 1 x 8" in said and "pvt_v2_b2 with kernels 1x3x5, each slice alone" in said
+    assert ran.series("eval/val/unique_samples") == [1.0] and 0 <= ran.series("val/dice_mean")[-1] < 0.3

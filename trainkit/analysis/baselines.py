@@ -103,8 +103,7 @@ def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Compa
         return None
     split, train = splits[found.evaluation], trainer.data.evaluations.get("train")
     batch_size = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE)
-    seconds = BUDGET_S if trainer.runtime.world == 1 else min(BUDGET_S, recipe.limits.collective.seconds / 2)
-    budget = _Budget(time.monotonic() + seconds, batch_size, stop)
+    budget = _Budget(time.monotonic() + BUDGET_S, batch_size, stop)
     with stop.later():
         for baseline in task.baselines(split, train):
             try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.autoconfig import archive
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.config.schema import Download, Recipe
@@ -38,7 +39,7 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         words = (source.weights or "" for source in loaded.task.required_weights().values())
         nets |= dict.fromkeys(word for word in words if word.startswith(timm_weights.PREFIX))
     for file in files.values():
-        yield _file(file)
+        yield from _file_and_content(file)
     for path in sets:
         yield _set(path)
     yield from map(weights, nets)
@@ -77,13 +78,30 @@ def _refuse_offline(what: str, here: bool) -> None:
         raise UserError(what, "cannot be downloaded while HF_HUB_OFFLINE is set", remedy="unset it for this command")
 
 
-def _file(wanted: Download) -> str:
+def _file_and_content(wanted: Download) -> Iterator[str]:
+    """Bring a file and unpack it where that is asked for; lines about it. A set that is there needs no archive."""
+    folder = _place(wanted.unpack) if wanted.unpack is not None else None
+    if folder is not None and os.path.lexists(folder):
+        yield f"{folder}: already there"
+        return
+    yield _file(wanted)
+    if folder is not None:
+        yield f"{folder}: {archive.unpack(_place(wanted.to), folder):,} files unpacked"
+
+
+def _place(path: str) -> Path:
+    """Locate what a recipe names below the data. Raises UserError where a link on the way leads elsewhere."""
     from trainkit.paths import data_root, locate
 
-    to = locate(wanted.to)
+    to = locate(path)
     root = data_root().resolve()
     if not to.resolve().is_relative_to(root):
         raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link on its way")
+    return to
+
+
+def _file(wanted: Download) -> str:
+    to = _place(wanted.to)
     if os.path.lexists(to):
         if to.is_file() and sha256(to) == wanted.sha256:
             return f"{to}: already there"

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from trainkit.config.schema import Recipe
-from trainkit.config.units import Span
+from trainkit.config.units import Span, read_batch_size, samples_per_update
 from trainkit.config.yaml_reader import Tree
 from trainkit.data import hub, kinds, sources
 from trainkit.errors import UserError, number_of
@@ -250,8 +250,10 @@ def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | 
     fitted.scored = dict(sets)
     fitted.put("evaluations", kept)
     fitted.put("data.evaluate", dict(sets))
-    if isinstance(metric, str):
-        fitted.put("best.metric", f"{called.get(chosen, first)}/{metric.partition('/')[2]}")
+    for key in ("best.metric", "train.schedule.metric"):
+        if isinstance(metric := fitted.get(key), str):
+            name, _, score = metric.partition("/")
+            fitted.put(key, f"{called.get(name, first)}/{score}")
 
 
 def measure(fitted: Fitted, count: int, block: int = 1) -> None:
@@ -259,7 +261,7 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
 
     Samples that are drawn in blocks of `block` keep their batch.
     """
-    batch = int(fitted.get("train.batch_size"))
+    batch = samples_per_update(read_batch_size(fitted.get("train.batch_size")), 1)
     if block == 1 and count // batch < UPDATES and batch > 1:
         smaller = 1 << max(0, (count // UPDATES).bit_length() - 1)
         smaller = min(batch, max(2, smaller)) if count > 1 else 1

@@ -277,14 +277,19 @@ def hashed(recipe: object) -> dict[str, Tree]:
     """Return the resolved recipe as plain values, as far as its digest covers it.
 
     Without the fields whose metadata says `{"hash": False}`, and those with `{"hash": "set"}` that have their default:
-    a key that is added changes no digest of before.
+    a key that is added changes no digest of before. `{"hash": {"auto": "off"}}` reads one value as another: so does a
+    default that is changed.
     """
 
     def without(block: object, f: Field[Any]) -> bool:
         rule = f.metadata.get("hash")
         return rule is False or (rule == "set" and getattr(block, f.name) == _default(f))
 
-    found = _resolved(recipe, without)
+    def instead(f: Field[Any], value: Tree) -> Tree:
+        rule = f.metadata.get("hash")
+        return rule.get(value, value) if isinstance(rule, dict) else value
+
+    found = _resolved(recipe, without, instead)
     return found if isinstance(found, dict) else {}
 
 
@@ -294,13 +299,18 @@ def digest(recipe: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resolved(recipe: object, without: Callable[[object, Field[Any]], bool] = lambda *_: False) -> Tree:
-    """The recipe as values, but for the fields of blocks of which `without` is true."""
+def _resolved(
+    recipe: object,
+    without: Callable[[object, Field[Any]], bool] = lambda *_: False,
+    instead: Callable[[Field[Any], Tree], Tree] = lambda _, value: value,
+) -> Tree:
+    """The recipe as values, but for the fields of blocks of which `without` is true; `instead` may change others."""
 
     def prune(value: object, tree: Tree) -> Tree:
         if is_dataclass(value) and isinstance(tree, dict):
             gone = {f.name for f in fields(value) if not f.init or without(value, f)}
-            return {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}
+            kept = {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}
+            return kept | {f.name: instead(f, kept[f.name]) for f in fields(value) if f.name in kept}
         if isinstance(value, list | tuple) and isinstance(tree, list):
             return [prune(entry, part) for entry, part in zip(value, tree, strict=True)]
         if isinstance(value, dict) and isinstance(tree, dict):

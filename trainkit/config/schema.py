@@ -25,7 +25,7 @@ from trainkit.config.ranges import (
     Score,
     Whole,
 )
-from trainkit.config.units import AnySpan, Curve, Share, Span, TrainingSpan
+from trainkit.config.units import AnySpan, Curve, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
 if TYPE_CHECKING:
@@ -163,14 +163,21 @@ class Train:
 
     length: TrainingSpan
     """The whole training: `26 epochs`, `80k steps`."""
-    batch_size: BatchSize
-    """Samples per update, over all processes."""
+    batch_size: UpdateSize
+    """Samples per update, over all processes; or, as `4 per process`, those of each: more processes then make another
+    training, with larger updates, which `optim.lr_rule` can follow."""
     micro_batch: BatchSize | None = None
     """Samples per process and forward; accumulation follows from it. None: the whole share of a process at once."""
     schedule: Curve = field(default_factory=Curve)
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
     """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = field(
+        default="auto", metadata={"hash": {"auto": "off"}}
+    )
+    """Mode of torch.compile. `auto`: `default` on a CUDA GPU where the training is long enough, else `off`."""
+    activation_checkpointing: bool = field(default=False, metadata=_NOT_IN_HASH)
+    """Keep the inputs of the network's blocks alone, and compute what is inside them again in the backward pass: less
+    memory for more computation, a forward pass at most, and the same bits."""
     ema: FractionBetween | None = None
     """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
@@ -185,9 +192,11 @@ class Train:
     """Whether updates are computed twice now and then; None: none is. A GPU needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch and self.batch_size % self.micro_batch:
+        one = samples_per_update(self.batch_size, 1)
+        if self.micro_batch and one % self.micro_batch:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch {self.micro_batch}")
-        self.schedule.refuse_short(self.length, None, self.batch_size)
+        if isinstance(self.batch_size, int):
+            self.schedule.refuse_short(self.length, None, self.batch_size)
 
 
 @dataclass(kw_only=True)
@@ -243,8 +252,7 @@ class Limits:
     """Longest time in which a training does not move on, by a phase of an update or a batch of an evaluation: then it
     writes down what all its threads are at, and ends. Not before the first update has been made. null: no limit."""
     collective: AnySpan = field(default_factory=lambda: Span(10, "minutes"))
-    """Longest time for which a process waits for the others, of several; for the score of an evaluation too, which one
-    of them computes."""
+    """Longest time for which a process waits for another that gives no sign of life; one at work sends heartbeats."""
     stop: AnySpan = field(default_factory=lambda: Span(25, "seconds"))
     """Time from the first signal to stop, after which a training leaves although it has not saved. torch's launcher
     kills after 30 s."""
@@ -370,6 +378,10 @@ class StopWhen:
     """Smallest change that counts as one."""
 
 
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+"""Ends of the names of files that can be unpacked."""
+
+
 @dataclass(kw_only=True)
 class Download:
     """A file that `trainkit download` brings; training itself never uses the network."""
@@ -380,6 +392,8 @@ class Download:
     """Of the file, hexadecimal."""
     to: str
     """Where it goes, below the folder where relative paths of data begin; what is there is never replaced."""
+    unpack: str | None = None
+    """Folder there into which an archive is unpacked, without the one folder that it may hold at its top."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith("https://"):
@@ -387,13 +401,29 @@ class Download:
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
         # Whoever wrote the recipe chooses where on this machine a file of theirs is put: not in `~/.ssh`.
-        plain = all(re.fullmatch(r"[\w][\w.+ -]*", part) for part in self.to.split("/"))
-        if not plain or self.to != self.to.strip():
-            raise ValueError(f"to is {self.to!r}; a plain path below the data is needed, without .. ~ or hidden names")
-        # Without TRAINKIT_DATA it is put where the command was started: where Python looks for modules, make for rules.
-        name = self.to.rpartition("/")[2].lower()
-        if "." not in name or name.endswith((*importlib.machinery.all_suffixes(), ".pyd")):
+        for key, place in {"to": self.to, "unpack": self.unpack}.items():
+            if place is not None and not is_plain_path(place):
+                raise ValueError(
+                    f"{key} is {place!r}; a plain path below the data is needed, without .. ~ or hidden names"
+                )
+        name = self.to.rpartition("/")[2]
+        if "." not in name or is_code(name):
             raise ValueError(f"to is {self.to!r}; the name of a file of data is needed, such as teacher.pth")
+        if self.unpack is not None and not self.to.lower().endswith(ARCHIVES):
+            raise ValueError(f"unpack is given, and to is {self.to!r}; an archive is needed: {', '.join(ARCHIVES)}")
+
+
+def is_plain_path(path: str) -> bool:
+    """Return whether a path that somebody else chose stays below the folder where it begins, without hidden names."""
+    return path == path.strip() and all(re.fullmatch(r"[\w][\w.+ ()-]*", part) for part in path.split("/"))
+
+
+def is_code(name: str) -> bool:
+    """Return whether Python or make would take a file of this name for code.
+
+    Without TRAINKIT_DATA files are put where the command was started: where Python looks for modules, make for rules.
+    """
+    return name.lower().endswith((*importlib.machinery.all_suffixes(), ".pyd")) or name.lower().endswith("makefile")
 
 
 @dataclass(kw_only=True)
@@ -522,7 +552,9 @@ class Recipe:
                     "once: take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
                 )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
-        if block > 1 and ((self.train.micro_batch or block) != block or self.train.batch_size % block):
+        # Of a size per process nobody knows yet how many processes share a block.
+        rest = 0 if isinstance(self.train.batch_size, PerProcess) else self.train.batch_size % block
+        if block > 1 and ((self.train.micro_batch or block) != block or rest):
             raise ValueError(
                 f"micro_batch {self.train.micro_batch} and batch_size {self.train.batch_size} of train; data.sampler "
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
@@ -531,6 +563,8 @@ class Recipe:
         rules = {"best.metric": self.best, "stop_when.metric": self.stop_when}
         self.time_to = dict(targets_with_modes(self.time_to, rules.values()))
         named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
+        watched = self.train.schedule.metric
+        named += [("train.schedule.metric", watched)] if watched else []
         named += [("time_to", metric) for metric in self.time_to]
         named += [("promote.metric", self.promote.metric)] if self.promote and self.promote.metric else []
         for key, metric in named:
@@ -538,6 +572,8 @@ class Recipe:
             if not slash or evaluation not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
                 raise ValueError(f"{key} is {metric!r}, of no evaluation here; there are: {known}")
+        if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
+            raise ValueError(f"train.schedule.metric is {watched!r}, and evaluations.{name} has no `every`; set it")
         for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
                 raise ValueError(f"{key} is of averaged weights, and train.ema is not set")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from trainkit.config.ranges import FractionBelowOne, FractionBetween
+from trainkit.config.ranges import BatchSize, Count, FractionBelowOne, FractionBetween, Whole
 
 _UNITS = {
     "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs", "sample": "samples",
@@ -72,6 +72,36 @@ class Span:
         return max(1, round(steps))
 
 
+@dataclass(frozen=True)
+class PerProcess:
+    """A batch size for each process: the samples of an update are so many times the processes."""
+
+    samples: BatchSize
+
+    @staticmethod
+    def parse(text: str) -> PerProcess:
+        """Read `4 per process`. Raises ValueError."""
+        match = re.fullmatch(r"(\d{1,7})\s+per\s+process", text.strip())
+        if match is None or not 1 <= int(match[1]) <= 1 << 20:
+            raise ValueError(f"{text!r} is no batch size; write a number, such as 64, or '4 per process'")
+        return PerProcess(int(match[1]))
+
+    def __str__(self) -> str:
+        return f"{self.samples} per process"
+
+
+def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
+    """Return the samples of an update over all processes."""
+    return batch_size if isinstance(batch_size, int) else batch_size.samples * processes
+
+
+def read_batch_size(value: object) -> Any:
+    """Return what `4 per process` says, and a number as it is. Raises ValueError for other text, and for blocks."""
+    if isinstance(value, dict | list):
+        raise ValueError("a block is no batch size; write a number, such as 64, or '4 per process'")
+    return PerProcess.parse(value) if isinstance(value, str) else value
+
+
 def _read_span(value: object) -> Span:
     return value if isinstance(value, Span) else Span.parse(value)
 
@@ -104,6 +134,13 @@ TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
 """A span of training."""
 Share = Annotated[FractionBetween, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
 """A percentage."""
+UpdateSize = Annotated[
+    BatchSize | PerProcess,
+    BeforeValidator(read_batch_size),
+    PlainSerializer(lambda size: str(size) if isinstance(size, PerProcess) else size),
+    "a whole number, or a text such as '4 per process'",
+]
+"""Samples of an update: over all processes, or for each."""
 
 
 @dataclass(kw_only=True)
@@ -132,21 +169,37 @@ class Warmup:
         return self.start + (1 - self.start) * (done if self.kind == "linear" else done * done)
 
 
+_HASHED_IF_SET = {"hash": "set"}
+
+
 @dataclass(kw_only=True)
 class Curve:
     """Learning rate over the training, as a factor of `optim.lr`."""
 
-    name: Literal["constant", "steps", "cosine", "poly"] = "constant"
+    name: Literal["constant", "steps", "cosine", "poly", "plateau"] = "constant"
     at: list[TrainingSpan] = field(default_factory=list)
     """For `steps`: when the rate is multiplied by `gamma`."""
     gamma: FractionBetween = 0.1
+    """For `steps` and `plateau`: what the rate is multiplied by."""
     power: Annotated[float, Field(gt=0, le=100)] = 0.9
     """For `poly`: (1 - share of training)^power."""
     floor: FractionBelowOne = 0.0
-    """Factor at the end of `cosine` and `poly`."""
+    """Factor at the end of `cosine` and `poly`, and the least of `plateau`."""
     warmup: Warmup | None = None
+    metric: str | None = field(default=None, metadata=_HASHED_IF_SET)
+    """For `plateau`: the full name of the score that is watched, such as `val/miou`."""
+    mode: Literal["max", "min"] = field(default="max", metadata=_HASHED_IF_SET)
+    patience: Count | None = field(default=None, metadata=_HASHED_IF_SET)
+    """For `plateau`: evaluations without an improvement before the rate is reduced. PyTorch's ReduceLROnPlateau reduces
+    it one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not counted."""
+    cooldown: Whole = field(default=0, metadata=_HASHED_IF_SET)
+    """For `plateau`: evaluations after a reduction that are not counted."""
+    min_delta: Annotated[float, Field(ge=0, le=1e12)] = field(default=0.0, metadata=_HASHED_IF_SET)
+    """For `plateau`: smallest change of the score that counts as an improvement."""
 
     def __post_init__(self) -> None:
+        if (self.name == "plateau") != (self.metric is not None) or (self.metric is None) != (self.patience is None):
+            raise ValueError("a `plateau` curve needs `metric` and `patience`, which belong to that curve alone")
         if (self.name == "steps") != bool(self.at):
             raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
 
@@ -172,17 +225,27 @@ class Curve:
                 f'train.schedule.warmup.over="{tenth}"'
             )
 
-    def factor(self, step: int, steps: int, steps_per_epoch: int, batch_size: int) -> float:
+    def warm(self, steps_per_epoch: int, batch_size: int) -> int:
+        """Updates of the warm-up."""
+        return self.warmup.over.steps(steps_per_epoch, batch_size) if self.warmup else 0
+
+    def without_scores(self) -> Curve:
+        """Return the curve for a training that is not evaluated: that of `plateau` is constant then."""
+        return Curve(warmup=self.warmup) if self.name == "plateau" else self
+
+    def factor(self, step: int, steps: int, steps_per_epoch: int, batch_size: int, reduced: int = 0) -> float:
         """Factor for the update that follows `step` finished ones, of `steps` in all.
 
-        A function of the step alone: equal on any number of processes, and nothing to save.
+        A function of the step, and for `plateau` of how often the rate was `reduced`: equal on any number of processes.
         """
-        warm = self.warmup.over.steps(steps_per_epoch, batch_size) if self.warmup else 0
+        warm = self.warm(steps_per_epoch, batch_size)
         if self.warmup and step < warm:
             # Its last update has the full rate, and no update is spent on a rate of 0.
             return self.warmup.factor((step + 1) / warm)
         if self.name == "steps":
             return self.gamma ** sum(step >= at.steps(steps_per_epoch, batch_size) for at in self.at)
+        if self.name == "plateau":
+            return max(self.floor, self.gamma**reduced)
         done = min(1.0, (step - warm) / max(1, steps - warm))
         if self.name == "cosine":
             return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * done))

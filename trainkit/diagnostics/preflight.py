@@ -22,6 +22,7 @@ import torch
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
+from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError, number_of
@@ -103,7 +104,9 @@ def fly(
     runtime.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
     smallest = min(sizes, key=lambda name: sizes[name], default=None)
-    short = _shortened(recipe, smallest)
+    short = _shortened(
+        with_compile_mode(recipe, runtime.device.type, plan.updates(recipe, data, runtime.world)[1]), smallest
+    )
     logger = RunLogger(short, _Scratch(folder))
     with Trainer(short, data, runtime, logger, weights=found) as trainer:
         if trainer.plan.steps <= FIRST:
@@ -270,7 +273,16 @@ def _shortened(recipe: Recipe, held: str | None) -> Recipe:
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
     checkpoints = replace(recipe.checkpoints, every=None, lose_at_most=None, failing="stop")
-    out = {"best": None, "stop_when": None, "time_to": {}, "promote": None, "log": log, "checkpoints": checkpoints}
+    train = replace(recipe.train, schedule=recipe.train.schedule.without_scores())
+    out = {
+        "train": train,
+        "best": None,
+        "stop_when": None,
+        "time_to": {},
+        "promote": None,
+        "log": log,
+        "checkpoints": checkpoints,
+    }
     return replace(recipe, evaluations=evaluations, **out)
 
 

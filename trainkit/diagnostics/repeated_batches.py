@@ -28,11 +28,11 @@ class RepeatedBatches(SplitView):
         pin = runtime.device.type == "cuda"
         self._kept: dict[int, Batch] = {}
         for micro in range(plan.accumulation):
-            first = (micro * plan.world + plan.rank) * plan.micro_batch
+            first = int(plan.rows(self, self.order(0, self.size), 0, micro)[0])
             if micro >= KEPT:  # an update of many needs no more memory than one of a few
-                self._kept[first] = self._kept[(micro % KEPT * plan.world + plan.rank) * plan.micro_batch]
+                self._kept[first] = list(self._kept.values())[micro % KEPT]
                 continue
-            batch = self._read(np.arange(first, first + plan.micro_batch), None)
+            batch = self._numbered(split.fetch(plan.rows(split, self._rows[None], 0, micro), 0))
             self._kept[first] = {key: value.pin_memory() if pin else value for key, value in batch.items()}
         self.seconds = 0.0
         """Time spent in handing out."""
@@ -41,18 +41,21 @@ class RepeatedBatches(SplitView):
         """The one update."""
         return np.arange(self.size)[None]
 
+    def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
+        """The rows by which `fetch` knows a block: what it hands out is this process's part of it."""
+        return rows
+
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """A batch that was read before; versions of its samples by number, for what is tabulated, are read."""
         if view is not None:
-            return self._read(indices, view)
+            return self._numbered(super().fetch(self._rows[indices], 0, view))
         began = time.perf_counter()
         batch = self._kept[int(indices[0])]
         batch = {key: value.clone() if self.copied else value for key, value in batch.items()}
         self.seconds += time.perf_counter() - began
         return batch
 
-    def _read(self, indices: np.ndarray, view: int | None) -> Batch:
-        batch = super().fetch(self._rows[indices], 0, view)
+    def _numbered(self, batch: Batch) -> Batch:
         # Tables are looked up by `index`, so it counts the samples of this split.
         places = {int(row): place for place, row in enumerate(self._rows)}
         index = [places.get(int(row), -1) for row in batch["index"]]

@@ -82,7 +82,8 @@ class Ready:
     block: int
     """Samples that must not be parted; 1 where any may meet."""
     machine: Mapping[str, Any]
-    """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compiles` (an empty text, or why not), `cores`."""
+    """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compile` (the mode), `compiles` (an empty text, or why not),
+    `cores`."""
     views: int = 0
     """Countable versions of a picture; 0 where the augmentation has others."""
 

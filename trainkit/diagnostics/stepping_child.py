@@ -8,10 +8,8 @@ It is told what to do, and answers, in lines of JSON.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -33,6 +31,7 @@ from trainkit.config.schema import Checkpoints, Recipe
 from trainkit.config.units import Span
 from trainkit.data.loader import stream
 from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
+from trainkit.distributed.launch_settings import cannot_compile, with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError
@@ -46,7 +45,7 @@ from trainkit.training.dependencies import gather
 from trainkit.training.evaluator import evaluate, trial
 from trainkit.training.guards import Update
 from trainkit.training.out_of_memory import is_out_of_memory
-from trainkit.training.plan import evaluated
+from trainkit.training.plan import evaluated, updates
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
 
@@ -79,7 +78,7 @@ class _Session:
         block = Block(
             first=first,
             updates=steps,
-            samples=steps * self._whole.train.batch_size,
+            samples=steps * trainer.plan.batch_size,
             seconds=sum(phases.values()),
             phases=phases,
             losses=tuple(map(_mean, losses)),
@@ -176,18 +175,14 @@ class _Journalled(Silent):
 def _facts(runtime: Runtime) -> dict[str, Any]:
     """Return what of the machine decides which switches there are."""
     cuda = runtime.device.type == "cuda"
-    compiles = ""
-    if cuda:
-        compiles = "" if importlib.util.find_spec("triton") else "torch.compile for GPUs needs triton"
-    elif not any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name):
-        compiles = "torch.compile needs a C++ compiler"
     return {
         **runtime.describe(),
         "torch": torch.__version__,
         "instructions": get_cpu_capability(),
         "bf16": not cuda or torch.cuda.is_bf16_supported(including_emulation=False),
         "tf32": cuda and torch.cuda.get_device_capability(runtime.device) >= (8, 0),
-        "compiles": compiles,
+        "compile": runtime.compile,
+        "compiles": cannot_compile(runtime.device.type),
         "cores": _cores(),
     }
 
@@ -230,6 +225,7 @@ def _own_of_workers() -> int:
 def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
     """Return a recipe as it is trained here: without end, and without evaluations and checkpoints not in `keep`."""
     log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
+    schedule = recipe.train.schedule.without_scores()
     return replace(
         recipe,
         best=None,
@@ -237,7 +233,7 @@ def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
         time_to={},
         promote=None,
         log=log,
-        train=replace(recipe.train, length=Span.parse(_LENGTH)),
+        train=replace(recipe.train, length=Span.parse(_LENGTH), schedule=schedule),
         evaluations=recipe.evaluations if "evaluations" in keep else {},
         checkpoints=recipe.checkpoints
         if "checkpoints" in keep
@@ -256,7 +252,7 @@ def run(words: list[str], began: float, tell: Tell) -> None:
     try:
         found = {name: dependency.file for name, dependency in gather(request, whole, runtime, store, None).items()}
         data = whole.data.open(whole.seed)
-        recipe = shortened(whole, keep)
+        recipe = shortened(with_compile_mode(whole, runtime.device.type, updates(whole, data, runtime.world)[1]), keep)
         folder = _folder(recipe, began)
         logger = RunLogger(recipe, folder, _Journalled(folder), main=True)
         with Trainer(recipe, data, runtime, logger, weights=found) as trainer:

@@ -99,7 +99,7 @@ def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
     there = ["no", *(["bf16"] if machine["bf16"] else []), *(["fp16"] if gpu else [])]
     others = [word for word in there if word != machine["precision"]]
     precision = tuple(Setting(WORDS[word], (f"train.precision={word}",)) for word in others)
-    on = recipe.train.compile
+    on = machine["compile"]
     # On a CPU there are no CUDA graphs, and tuning takes longer than the trainings that it is for.
     modes = ("off", "default", *(("reduce-overhead", "max-autotune") if gpu else ()))
     compiled = tuple(

@@ -120,7 +120,7 @@ def _audit(request: RunRequest, recipe: Recipe, runtime: Runtime, steps: int, as
         notes.append(
             "on a CPU nothing waits: named are calls that would wait for a GPU, with the time of the call itself"
         )
-        if recipe.train.compile != "off":
+        if recipe.train.compile not in ("auto", "off"):
             notes.append("train.compile is off here: what is compiled cannot be looked into")
     total = WARM_UP + steps
     recipe = _shortened(recipe, total, cuda)
@@ -163,9 +163,10 @@ def watch(trainer: Trainer, log: Log, total: int) -> int:
 def _shortened(recipe: Recipe, total: int, cuda: bool) -> Recipe:
     """The recipe without evaluations, checkpoints and log lines of its own."""
     loader = recipe.loader if cuda else replace(recipe.loader, workers=0)
+    compiles = cuda and recipe.train.compile != "auto"  # which does not compile for so few updates
     return replace(
         recipe,
-        train=recipe.train if cuda else replace(recipe.train, compile="off"),
+        train=recipe.train if compiles else replace(recipe.train, compile="off"),
         evaluations={
             name: replace(e, every=None, at_start=False, at_end=False) for name, e in recipe.evaluations.items()
         },

@@ -32,14 +32,16 @@ from trainkit import rng
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Log, Recipe
-from trainkit.config.units import Curve, Span
+from trainkit.config.units import Curve, Span, samples_per_update
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
+from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Dataset, Split, TrainsOnFeatures
+from trainkit.models.compilation import compile_in_place
 from trainkit.speed.limits import ThroughputLimits, lines, metrics, rate_words, turns
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
@@ -82,7 +84,7 @@ def ensure(
 
     Called on every process. What cannot be measured is named in `absent` and never ends the run.
     """
-    word, updates = recipe.log.ceilings, _updates(recipe, data)
+    word, updates = recipe.log.ceilings, _updates(recipe, data, runtime.world)
     if word == "off" or not updates:
         return None
     if word == "auto" and updates < ENOUGH and not runtime.on_main(lambda: (store.home / FOLDER).is_dir()):
@@ -138,6 +140,7 @@ def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     of one kind share their figures. So are the project's own sources beyond its version: `log.ceilings: measure`
     measures again.
     """
+    recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
     tree = json.loads(json.dumps(loader.to_tree(recipe), default=str))
     train = {key: value for key, value in tree["train"].items() if key not in ("length", "schedule")}
     scored = {name: [e.split or name, e.batch_size] for name, e in recipe.evaluations.items()}
@@ -159,10 +162,11 @@ def _cores() -> float:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0
 
 
-def _updates(recipe: Recipe, data: Dataset) -> int:
+def _updates(recipe: Recipe, data: Dataset, world: int) -> int:
     """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
-    per_epoch = data.train.size // recipe.train.batch_size
-    return recipe.train.length.steps(per_epoch, recipe.train.batch_size) if per_epoch else 0
+    batch = samples_per_update(recipe.train.batch_size, world)
+    per_epoch = data.train.size // batch
+    return recipe.train.length.steps(per_epoch, batch) if per_epoch else 0
 
 
 def _words_of(ceilings: ThroughputLimits | None) -> dict[str, Any] | None:
@@ -209,7 +213,7 @@ def measure(
     # What a task may note about its training belongs to this one.
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
     alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
-    with _unchanged(runtime, recipe):
+    with _unchanged(runtime, alone.recipe):
         figures = alone.all()
     return ThroughputLimits(**figures, absent=alone.absent)
 
@@ -227,11 +231,12 @@ class _Alone:
         share: float | None,
         stopping: Callable[[], bool],
     ):
-        self.recipe, self.data, self.runtime, self.found = recipe, data, runtime, found
+        self.data, self.runtime, self.found = data, runtime, found
+        self.recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
         self.stopping = stopping
         self.absent: dict[str, str] = {}
         self._seconds, self._share = seconds, share
-        self._updates, self._step_seconds = _updates(recipe, data), 0.0
+        self._updates, self._step_seconds = _updates(recipe, data, runtime.world), 0.0
 
     def all(self) -> dict[str, Any]:
         """Every figure of `Ceilings`."""
@@ -412,8 +417,7 @@ class _Alone:
         splits = planning.evaluated(recipe, self.data)
         torch.manual_seed(rng.number(recipe.seed, "weights"))
         net = runtime.to_memory_format(recipe.task.build(self.data.meta, self.found, recipe.seed).model).eval()
-        if recipe.train.compile != "off":
-            net.compile(mode=None if recipe.train.compile == "default" else recipe.train.compile)
+        compile_in_place(net, recipe.train.compile)
         return {name: self._held(net, name, split) for name, split in splits.items()}
 
     def _held(self, net: nn.Module, name: str, split: Split) -> float:

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
 
 _WAIT_SECONDS = 20.0
 """Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
+
+COMPILE_SECONDS = 60
+"""Time that torch.compile takes for a network and its backward pass on a GPU: an estimate, not measured."""
+_STEP_SECONDS, _SAVED = 0.1, 0.1
+"""Time of an update, and the share of it that compiling saves: estimates (published are gains of 10 to 20 %)."""
+LEAST_UPDATES = round(COMPILE_SECONDS / (_STEP_SECONDS * _SAVED))
+"""A training of fewer updates saves less time than compiling takes."""
+LEAST_FORWARDS = 3 * LEAST_UPDATES
+"""The same for forward passes alone, about a third of an update."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +81,54 @@ def precision(recipe: Recipe) -> Setting:
     return Setting(_device_precision(), "train.precision auto, for this device")
 
 
-def compile_mode(recipe: Recipe) -> Setting:
-    """Return the compile mode of a run, which is the recipe's."""
-    return Setting(recipe.train.compile, "train.compile")
+def compile_mode(recipe: Recipe, device: str, updates: int | None = None, recorded: str | None = None) -> Setting:
+    """Return the compile mode of a run: the recipe's, or where that is `auto` the one that pays off.
+
+    `device` is the type of the device, `updates` how many the training has (None: many), `recorded` the mode in the
+    checkpoint that it goes on from, which is kept where this machine can compile.
+    """
+    if recipe.train.compile != "auto":
+        return Setting(recipe.train.compile, "train.compile")
+    found = _best_mode(device, updates)
+    if recorded in (None, found.value):
+        return found
+    if recorded != "off" and (lacks := cannot_compile(device)):
+        return Setting("off", f"{lacks}; the checkpoint was trained with {recorded}")
+    return Setting(recorded, f"as the checkpoint was trained; here it would be {found.value}: {found.source}")
+
+
+def _best_mode(device: str, updates: int | None) -> Setting:
+    if launched := _launched_compile():
+        return Setting(launched, "launcher, since train.compile is auto")
+    auto = "train.compile auto: "
+    if device != "cuda":
+        return Setting("off", auto + {"cpu": "a CPU", "mps": "MPS"}.get(device, device))
+    if lacks := cannot_compile(device):
+        return Setting("off", auto + lacks)
+    if updates is not None and updates < LEAST_UPDATES:
+        few = f"{updates:,} updates, and compiling, about a minute, pays from {LEAST_UPDATES:,} on"
+        return Setting("off", auto + few)
+    many = "" if updates is None else f", {updates:,} updates"
+    return Setting("default", f"{auto}CUDA{many}; compiling takes about a minute")
+
+
+def cannot_compile(device: str) -> str:
+    """Return why torch.compile does not run on this machine for a type of device; empty where nothing is missing."""
+    if device != "cuda":
+        compilers = (os.environ.get("CXX", ""), "g++", "clang++")
+        return "" if any(shutil.which(name) for name in compilers if name) else "torch.compile needs a C++ compiler"
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile for GPUs needs triton"
+    if torch.cuda.get_device_capability() < (7, 0):
+        return "torch.compile for GPUs needs compute capability 7.0"
+    compilers = (os.environ.get("CC", ""), "gcc", "cc", "clang")  # for what launches triton's kernels
+    return "" if any(shutil.which(name) for name in compilers if name) else "torch.compile needs a C compiler"
+
+
+def with_compile_mode(recipe: Recipe, device: str, updates: int) -> Recipe:
+    """Return a recipe with the compile mode of its run: for measurements, which are shorter or longer."""
+    mode = compile_mode(recipe, device, updates).value
+    return replace(recipe, train=replace(recipe.train, compile=mode))
 
 
 def on_cpu() -> bool:
@@ -97,6 +153,18 @@ def _launched_precision() -> str | None:
     # `no` is what `accelerate launch` always sets, so it cannot be told from nothing.
     word = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     return word if word in ("bf16", "fp16", "fp8") else None
+
+
+def _launched_compile() -> str | None:
+    """Return the mode that `--dynamo_backend` asks for, if it is one of trainkit's."""
+    known = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() == "inductor" and not _dynamo_options()
+    mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
+    return mode if known and mode in ("default", "reduce-overhead", "max-autotune") else None
+
+
+def _dynamo_options() -> list[str]:
+    words = ("use_fullgraph", "use_dynamic", "use_regional_compilation")
+    return [f"dynamo_{word}" for word in words if _flag(f"DYNAMO_{word.upper()}")]
 
 
 def _device_precision() -> str:
@@ -142,26 +210,24 @@ def _check_precision_of_device(recipe: Recipe) -> None:
 
 
 def _check_compile(recipe: Recipe) -> None:
-    """Refuse what `--dynamo_backend` asks for, unless `train.compile` says the same.
+    """Refuse what `--dynamo_backend` asks for, unless `train.compile` is `auto` or says the same.
 
     Accelerate 1.15 would compile in a wrapper, whose parameters have other names than those in checkpoints.
     """
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if backend == "no":
         return
-    mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
-    words = ("use_fullgraph", "use_dynamic", "use_regional_compilation")
-    options = [f"dynamo_{word}" for word in words if _flag(f"DYNAMO_{word.upper()}")]
-    known = backend == "inductor" and mode in ("default", "reduce-overhead", "max-autotune") and not options
-    if known and mode == recipe.train.compile:
+    known = _launched_compile()
+    if known and recipe.train.compile in ("auto", known):
         return
-    asked = ", ".join((f"dynamo_backend {backend}", f"dynamo_mode {mode}", *options))
+    mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
+    asked = ", ".join((f"dynamo_backend {backend}", f"dynamo_mode {mode}", *_dynamo_options()))
     why = "" if known else ", since trainkit compiles with inductor and no other options"
     raise UserError(
         "launch",
         f"{asked}, where recipe {recipe.name} has train.compile={recipe.train.compile}",
         "train.compile alone to say what is compiled",
-        f"leave dynamo out of the launch{why}; to compile, add train.compile={mode if known else 'default'}",
+        f"leave dynamo out of the launch{why}; to compile, add train.compile={known or 'default'}",
     )
 
 
@@ -174,8 +240,8 @@ def _check_accumulation(recipe: Recipe) -> None:
     name = "gradient_accumulation_steps"
     asked = launcher_option(f"--{name}") or os.environ.get(f"ACCELERATE_{name.upper()}", "1")
     train, processes = recipe.train, asked_processes()
-    share = train.batch_size // processes
-    own = max(1, share // (train.micro_batch or share or 1))
+    share = max(1, samples_per_update(train.batch_size, processes) // processes)
+    own = max(1, share // (train.micro_batch or share))
     if asked not in ("1", "auto", str(own)):
         raise UserError(
             "launch",
@@ -256,8 +322,8 @@ RULES = (
     ),
     Rule(
         "`dynamo_backend: inductor` and a mode",
-        "`train.compile` of the same mode",
-        "the recipe's: compiled in place, by trainkit",
+        "`train.compile: auto`, or the same mode",
+        "the launcher's: compiled in place, by trainkit",
     ),
     Rule("`dynamo_backend: inductor` and a mode", "another `train.compile`, or `off`", "refused", _check_compile),
     Rule(
@@ -277,7 +343,7 @@ RULES = (
     Rule("`gradient_clipping`", "another `optim.clip_norm`", "refused", _check_clipping),
     Rule(
         "`num_processes`",
-        "any `train.batch_size` that it divides",
+        "any `train.batch_size` that it divides, or that is smaller",
         "so many processes, each with its part of every batch; refused where another number comes up",
     ),
     Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),

@@ -12,7 +12,9 @@ import datetime
 import hashlib
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from _thread import interrupt_main
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,10 +25,11 @@ from torch.optim import Optimizer
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
-from trainkit.distributed.stop_signal import Stopped
+from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
+from trainkit.models import compilation
 from trainkit.paths import keep_compiled_private
 from trainkit.tensors import synchronize
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from accelerate import FullyShardedDataParallelPlugin
 
 T = TypeVar("T")
+_BEAT_SECONDS = 2.0
+"""Time between two heartbeats of a rank that others wait for."""
 
 
 class Runtime:
@@ -82,6 +87,7 @@ class Runtime:
         self.at_once: bool = self.device.type == "cpu"
         """True where values of the device can be read without waiting; set to False to emulate a GPU."""
         self._factors: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._limits = recipe.limits
         launch_settings.check_processes(self.world)
         self._plugin = self._sharding_on_cpu()
         scaler = self.accelerator.scaler
@@ -89,7 +95,7 @@ class Runtime:
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = _gloo_group(patience) if self.world > 1 and self.device.type != "cpu" else None
         self.asked = 0
-        """How often `any_async` was asked: at every update, and at every batch of an evaluation."""
+        """How often `any_async` was asked, at every update and every batch of an evaluation, and a heartbeat came."""
         self._peers = self.all_gather((socket.gethostname(), os.getpid()))
         self.configure(recipe)
 
@@ -107,9 +113,19 @@ class Runtime:
         self.channels_last = recipe.device.channels_last and not self.sharded
         if self.world == 1:  # of several runs and models in one process each has its own
             self.accelerator.state._mixed_precision = self.precision
-        if recipe.train.compile != "off":
-            keep_compiled_private()
+        self.choose_compile(recipe)
         _set_switches(recipe)
+
+    def choose_compile(self, recipe: Recipe, updates: int | None = None, recorded: str | None = None) -> None:
+        """Set the compile mode of a run, as `launch_settings.compile_mode` decides it."""
+        self._compile = launch_settings.compile_mode(recipe, self.device.type, updates, recorded)
+        if self.compile != "off":
+            keep_compiled_private()
+
+    @property
+    def compile(self) -> str:
+        """The compile mode of the run at hand."""
+        return self._compile.value
 
     def _sharding_on_cpu(self) -> FullyShardedDataParallelPlugin | None:
         """Accelerate 1.15 reads its FSDP settings on GPUs only; FSDP2 itself runs on gloo, so they are read here."""
@@ -148,10 +164,17 @@ class Runtime:
         found = {
             "device": launch_settings.device(self.device),
             "processes": launch_settings.processes(self.world),
-            "precision": launch_settings.precision(recipe),
-            "compile": launch_settings.compile_mode(recipe),
+            "precision": self._precision_of(recipe),
+            "compile": self._compile,
         }
         return ", ".join(f"{name} {setting}" for name, setting in found.items())
+
+    def _precision_of(self, recipe: Recipe) -> launch_settings.Setting:
+        here = launch_settings.precision(recipe)
+        if here.value == self.precision:
+            return here
+        why = f"as the checkpoint was trained; here it would be {here.value}: {here.source}"
+        return launch_settings.Setting(self.precision, why)
 
     # ---- Placing
 
@@ -167,7 +190,16 @@ class Runtime:
         if scaler is not None and self._scale is not None:
             # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
             scaler.load_state_dict(self._scale)
-        return self.accelerator.prepare(net, optimizer)
+        net, optimizer = self.accelerator.prepare(net, optimizer)
+        if self.sharded:
+            from torch.distributed.fsdp import register_fsdp_forward_method
+
+            # Networks of timm are called by these too, which gather no parameters unasked.
+            for module in net.modules():
+                for method in ("forward_features", "forward_head"):
+                    if hasattr(module, method):
+                        register_fsdp_forward_method(module, method)
+        return net, optimizer
 
     def to_device(self, batch: Batch) -> Batch:
         """Move a batch to the device, without waiting where the host memory is pinned."""
@@ -193,6 +225,18 @@ class Runtime:
     def autocast(self) -> AbstractContextManager:
         """Return the run's mixed precision, for forwards outside of what `prepare` wrapped."""
         return self.accelerator.autocast()
+
+    def begin_batch(self) -> None:
+        """Begin a micro-batch, or a batch of an evaluation: what compiled networks kept of the last is given up."""
+        compilation.begin_step(self.compile)
+
+    def compiled(self, net: nn.Module, calls: int) -> Callable[[Tensor], Tensor]:
+        """Return a frozen network compiled for so many batches of one shape; itself where that does not pay off."""
+        return compilation.compiled(net, self.compile if calls >= launch_settings.LEAST_FORWARDS else "off")
+
+    def uncompiled(self) -> AbstractContextManager:
+        """Return a context in which compiled networks run as they are: for a few batches of another shape."""
+        return contextlib.nullcontext() if self.compile == "off" else torch.compiler.set_stance("force_eager")
 
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
         """Return a context that leaves gradients unsynchronised until the `last` micro-batch of an update."""
@@ -271,28 +315,69 @@ class Runtime:
         dist.broadcast_object_list(box, src=0, group=self._control)
         return box[0]
 
-    def on_main(self, act: Callable[[], T]) -> T:
+    @contextlib.contextmanager
+    def heartbeat(self, stop: Stop | None = None) -> Iterator[None]:
+        """Return a context of work for which other ranks wait longer than `limits.collective`; all leave it together.
+
+        Every rank enters it, and calls no collective within. A thread tells the others that this one is at work, for
+        `limits.hang` at most: so they notice at once when its process has died, and within `limits.collective` when
+        that stands still. With `stop`, a signal to a rank that waits also interrupts those that work.
+        """
+        if self.world == 1:
+            yield
+            return
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(done, stop), name="trainkit-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        while self._exchange(False, stop)[0]:
+            self.asked += 1  # for the watchdog: one that waits does not hang
+
+    def _beat(self, done: threading.Event, stop: Stop | None) -> None:
+        seconds = min(_BEAT_SECONDS, self._limits.collective.seconds / 4)
+        left = float("inf") if self._limits.hang is None else self._limits.hang.seconds / seconds
+        with contextlib.suppress(RuntimeError):  # a connection is broken: the main thread finds out by itself
+            while left > 0 and not done.wait(seconds):
+                left -= 1
+                _, told = self._exchange(True, stop)
+                if told and stop is not None and not stop.told:
+                    interrupt_main()
+
+    def _exchange(self, working: bool, stop: Stop | None) -> tuple[bool, bool]:
+        """Return whether any rank is at work, and whether any was told to stop."""
+        box = torch.tensor([working, stop is not None and stop.told], dtype=torch.int32)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._control)
+        return bool(box[0]), bool(box[1])
+
+    def on_main(self, act: Callable[[], T], stop: Stop | None = None) -> T:
         """Call `act` on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
 
-        Where rank 0 is stopped at it (`Stopped`), so are all.
+        It may take longer than `limits.collective` (`heartbeat`). Where rank 0 is stopped at it (`Stopped`), so are
+        all; with `stop`, also where another one is told to stop meanwhile.
         """
         if self.world == 1:
             return act()
         done: Any = None
         failure: UserError | str | None = None
-        if self.main:
+        own: BaseException | None = None
+        with self.heartbeat(stop):
             try:
-                done = act()
+                done = act() if self.main else None
             except UserError as error:
                 failure = error
             except BaseException as error:
                 # The others must not wait for a message that never comes.
                 failure = of_disk(error) if isinstance(error, OSError) else None
-                told = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
                 if failure is None:
-                    self.broadcast((None, told))
-                    raise
+                    own = error
+                    failure = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
         done, failure = self.broadcast((done, failure))
+        if own is not None:
+            raise own
         if isinstance(failure, UserError):
             failure.told = not self.main
             raise failure

@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ def carry_out(
             children = children_of(request)
             recipe = children[0].recipe if request.sweep else load(request)
             refuse_unknown(recipe, *(child.recipe for child in children))
-            session = Session.begin(request, recipe, stop, began)
+            session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])
         runtime = session.runtime
         if (group := _group(request)) is not None:
             status = group[1](request, children, runtime, session.store, session.train)
@@ -163,16 +163,18 @@ class Session:
     """Of the command."""
 
     @classmethod
-    def begin(cls, request: RunRequest, recipe: Recipe, stop: Stop, began: float) -> Session:
+    def begin(
+        cls, request: RunRequest, recipe: Recipe, stop: Stop, began: float, children: Sequence[Recipe] = ()
+    ) -> Session:
         """Take the device and the store. Raises UserError where processes do not agree on recipe and program."""
         stop.seconds = recipe.limits.stop.seconds
         from trainkit.distributed.runtime import Runtime
         from trainkit.tracking.store import Store
 
-        runtime = Runtime(recipe)
+        store = Store.locate()
+        runtime = Runtime(_with_recorded_precision(request, recipe, children, store))
         # Of the settings of a sweep the first stands for all.
         runtime.check_equal({"recipe": loader.digest(recipe), **record.program(*request.plugins)})
-        store = Store.locate()
         runtime.on_main(store.ready)
         return cls(runtime, store, stop, began, request)
 
@@ -240,7 +242,7 @@ class Session:
         folder, resuming = self._open_folder(run)
         runtime, store, stop = self.runtime, self.store, self.stop
         weights = {name: dependency.file for name, dependency in run.dependencies.items()}
-        with self._tracked(run, folder, resuming) as position:
+        with contextlib.ExitStack() as last, self._tracked(run, folder, resuming) as position:
             logger = self._logger(run, folder, position, watch)
             with stop.at_once():
                 data_integrity.note(report, run.data, run.tracker, logger.say)
@@ -252,11 +254,11 @@ class Session:
                 stop.last_words = f"go on: {resume.command(parent or folder.name, request.plugins)}"
             with run.trainer:
                 yield run
-            if self.runtime.main:
+            last.enter_context(runtime.heartbeat())  # others wait until the run is reported and closed
+            if runtime.main:
                 self._report(run, folder, logger)
         if parent is None and run.status == "FINISHED":
             stop.last_words = ""
-        self.runtime.barrier()
 
     def _open_data(self, run: OpenRun) -> Report | None:
         """Open and check the data of a run, or find the finished run that takes its place."""
@@ -265,8 +267,11 @@ class Session:
 
         runtime, recipe, request = self.runtime, run.recipe, run.request
         runtime.configure(recipe)
-        run.data = data = recipe.data.open(recipe.seed)
-        plan.updates(recipe, data)  # mistakes in it are said before a run is begun
+        with runtime.heartbeat():  # each machine may have to prepare its own copy
+            run.data = data = recipe.data.open(recipe.seed)
+        plan.divided(recipe, data, runtime.world)  # mistakes in it are said before a run is begun
+        _, updates = plan.updates(recipe, data, runtime.world)
+        runtime.choose_compile(recipe, updates)
         plan.evaluated(recipe, data)
         runtime.check_equal({name: split.digest for name, split in {"data": data.train, **data.evaluations}.items()})
         digest = loader.digest(recipe)
@@ -363,6 +368,7 @@ class Session:
             f"trainkit.{name}": dependency.run.name for name, dependency in dependencies if dependency.run is not None
         }
         params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.runtime.describe().items()}}
+        params["machine.compile"] = self.runtime.compile
         every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
         run.tracker = tracker = start_tracker(
             run.request, recipe, folder, self.store, resuming, params, made_by, run.parent,
@@ -428,6 +434,25 @@ class Session:
             logger.say(f"left   {tracker.remains}")
         folder.leaving.unlink(missing_ok=True)
         folder.release()
+
+
+def _with_recorded_precision(request: RunRequest, recipe: Recipe, children: Sequence[Recipe], store: Store) -> Recipe:
+    """Return the recipe with the precision of the run that a request continues, where the recipe says `auto`."""
+    if request.resume is None or recipe.train.precision != "auto":
+        return recipe
+    from trainkit.checkpoint import storage
+
+    folders: list[RunFolder | None] = []
+    with contextlib.suppress(UserError):  # said when the run is begun
+        if request.resume and not children:
+            folders = [store.find(request.resume, unfinished=True)]
+        else:
+            folders = [store.newest_unfinished(r.name, loader.digest(r)) for r in children or [recipe]]
+    for path in (p for f in folders if f for p in sorted(f.checkpoints.glob("step-*"), reverse=True)):
+        with contextlib.suppress(UserError):  # of a damaged one: the run goes on from the one before
+            recorded = storage.state_of(path).get("machine", {}).get("precision", "auto")
+            return replace(recipe, train=replace(recipe.train, precision=recorded))
+    return recipe
 
 
 def _say_done(folder: RunFolder, store: Store) -> None:

@@ -13,6 +13,7 @@ from trainkit.config.schema import Recipe
 from trainkit.data import hub
 from trainkit.data.sources import HELD_OUT, SAMPLE, split_of
 from trainkit.data.split import key, named_sets
+from trainkit.environment.process import asked_processes
 from trainkit.errors import UserError
 from trainkit.experiments.launch import children_of
 from trainkit.interfaces import Dataset
@@ -88,7 +89,8 @@ def _open(request: RunRequest, recipe: Recipe) -> None:
     data = _data(recipe)
     if data is None:
         return
-    plan.updates(recipe, data)
+    plan.divided(recipe, data, asked_processes())
+    plan.updates(recipe, data, asked_processes())
     plan.evaluated(recipe, data)
     try:
         recipe.task.build(data.meta, found, recipe.seed)

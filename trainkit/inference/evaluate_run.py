@@ -142,9 +142,9 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
 
 def _recipe(request: RunRequest) -> Recipe:
     """Load the recipe without `best`, early stopping and the like, which may name evaluations that are not asked."""
-    given = {word.partition("=")[0].strip().partition(".")[0] for word in request.overrides}
-    without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null"}
-    words = [f"{key}={nothing}" for key, nothing in without.items() if key not in given]
+    given = [f"{word.partition('=')[0].strip()}." for word in request.overrides]
+    without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null", "train.schedule": "{}"}
+    words = [f"{key}={nothing}" for key, nothing in without.items() if not any(g.startswith(f"{key}.") for g in given)]
     return load(replace(request, overrides=(*request.overrides, *words)))
 
 

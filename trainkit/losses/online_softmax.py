@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 LARGE = 2**20
@@ -56,14 +55,12 @@ def margin_terms(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float,
     embeddings three times. One precision, float32 or float64; or centres of length 1 in bfloat16 and embeddings in
     float32, which are rounded to it then: products are exact and summed in float32, and gradients go to embeddings.
     """
-    # A compiler would unroll the loop over portions. What keeps it out imports it, 2 s and 150 MB, compiled or not.
-    run = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
-    return MarginTerms(*run(x_BD, centre_CD, label_B, scale, unit))
-
-
-@_disable_dynamo  # `torch.compiler.disable`, which imports the compiler with this module
-def _uncompiled(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _Rivals.apply(*arguments)
+    # A compiler would unroll the loop over portions. An operator of its own imports it, 2 s and 150 MB, where called.
+    if torch.compiler.is_compiling():
+        needs = torch.is_grad_enabled()
+        trained = (needs and x_BD.requires_grad, needs and centre_CD.requires_grad)
+        return MarginTerms(*_operator(x_BD, centre_CD, label_B, scale, unit, *trained)[:3])
+    return MarginTerms(*_Rivals.apply(x_BD, centre_CD, label_B, scale, unit))
 
 
 class _Rivals(torch.autograd.Function):
@@ -71,34 +68,13 @@ class _Rivals(torch.autograd.Function):
     def forward(
         ctx: Any, x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        half = centre_CD.dtype == torch.bfloat16
-        if half:
-            x_BD = x_BD.bfloat16()
-        whole = (x_BD, centre_CD, label_B, scale)
-        target_BD = centre_CD[label_B]
-        inverse_C1 = None
-        if not unit:
-            target_BD.mul_(_inverse_lengths(target_BD))
-            inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
-        if half:
-            x_BD, target_BD = x_BD.float(), target_BD.float()
-        x_BD = x_BD * scale
-        found = _fused(*whole) if half else None
-        if found is None:
-            found = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, ctx.needs_input_grad[0])
-            most_B, others_B, mean_BD = found
-            if half and mean_BD is not None:
-                found = _fused(*whole, (most_B, others_B, mean_BD)) or found
-        most_B, others_B, mean_BD = found
+        terms, kept = _terms(x_BD, centre_CD, label_B, scale, unit, ctx.needs_input_grad[0])
         ctx.scale = scale
-        cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
+        mean_BD, target_BD, *others = kept
         trained = ctx.needs_input_grad[1]
-        ctx.save_for_backward(
-            mean_BD, target_BD, *((x_BD, centre_CD, inverse_C1, label_B, most_B + others_B) if trained else ())
-        )
-        nearest_B = most_B / scale
-        ctx.mark_non_differentiable(nearest_B)
-        return cosine_B, nearest_B, others_B
+        ctx.save_for_backward(mean_BD, target_BD, *((centre_CD, label_B, *others) if trained else ()))
+        ctx.mark_non_differentiable(terms.nearest)
+        return terms.target, terms.nearest, terms.others
 
     @staticmethod
     @once_differentiable
@@ -106,21 +82,133 @@ class _Rivals(torch.autograd.Function):
         mean_BD, target_BD, *trained = ctx.saved_tensors
         x_grad = centre_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (mean_BD * others_B[:, None]).addcmul_(target_BD, cosine_B[:, None])
+            x_grad = _x_grad(mean_BD, target_BD, cosine_B, others_B)
         if ctx.needs_input_grad[1]:
-            x_BD, centre_CD, inverse_C1, label_B, total_B = trained
-            centre_grad = torch.empty_like(centre_CD)
-            with torch.autocast(x_BD.device.type, enabled=False):  # backward may be called under it
-                for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
-                    weight_Bc = logit_Bc.sub_(total_B[:, None]).exp_().mul_(others_B[:, None])
-                    _put(weight_Bc, label_B - start, cosine_B[:, None] / ctx.scale)
-                    rows = slice(start, start + len(centre_cD))
-                    grad_cD = torch.mm(weight_Bc.T, x_BD, out=centre_grad[rows])
-                    if inverse_C1 is not None:
-                        # Along the centre itself nothing changes: only its direction counts.
-                        grad_cD.addcmul_(centre_cD, torch.linalg.vecdot(grad_cD, centre_cD)[:, None], value=-1)
-                        grad_cD.mul_(inverse_C1[rows])
+            centre_CD, label_B, x_BD, inverse_C1, total_B = trained
+            whole = (centre_CD, label_B, x_BD, inverse_C1, total_B)
+            centre_grad = _centre_grad(*whole, cosine_B, others_B, ctx.scale)
         return x_grad, centre_grad, None, None, None
+
+
+def _terms(
+    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool
+) -> tuple[MarginTerms, tuple[Tensor | None, ...]]:
+    """Compute the terms, and for the backward pass the mean and the target centre of each sample, embeddings of length
+    `scale`, inverse lengths of the centres and the logarithm of the sum over the other classes."""
+    half = centre_CD.dtype == torch.bfloat16
+    if half:
+        x_BD = x_BD.bfloat16()
+    whole = (x_BD, centre_CD, label_B, scale)
+    target_BD = centre_CD[label_B]
+    inverse_C1 = None
+    if not unit:
+        target_BD.mul_(_inverse_lengths(target_BD))
+        inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
+    if half:
+        x_BD, target_BD = x_BD.float(), target_BD.float()
+    x_BD = x_BD * scale
+    found = _fused(*whole) if half else None
+    if found is None:
+        found = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, x_trained)
+        most_B, others_B, mean_BD = found
+        if half and mean_BD is not None:
+            found = _fused(*whole, (most_B, others_B, mean_BD)) or found
+    most_B, others_B, mean_BD = found
+    cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
+    kept = (mean_BD, target_BD, x_BD, inverse_C1, most_B + others_B)
+    return MarginTerms(cosine_B, most_B / scale, others_B), kept
+
+
+def _x_grad(mean_BD: Tensor, target_BD: Tensor, cosine_B: Tensor, others_B: Tensor) -> Tensor:
+    return (mean_BD * others_B[:, None]).addcmul_(target_BD, cosine_B[:, None])
+
+
+def _centre_grad(
+    centre_CD: Tensor,
+    label_B: Tensor,
+    x_BD: Tensor,
+    inverse_C1: Tensor | None,
+    total_B: Tensor,
+    cosine_B: Tensor,
+    others_B: Tensor,
+    scale: float,
+) -> Tensor:
+    centre_grad = torch.empty_like(centre_CD)
+    with torch.autocast(x_BD.device.type, enabled=False):  # backward may be called under it
+        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
+            weight_Bc = logit_Bc.sub_(total_B[:, None]).exp_().mul_(others_B[:, None])
+            _put(weight_Bc, label_B - start, cosine_B[:, None] / scale)
+            rows = slice(start, start + len(centre_cD))
+            grad_cD = torch.mm(weight_Bc.T, x_BD, out=centre_grad[rows])
+            if inverse_C1 is not None:
+                # Along the centre itself nothing changes: only its direction counts.
+                grad_cD.addcmul_(centre_cD, torch.linalg.vecdot(grad_cD, centre_cD)[:, None], value=-1)
+                grad_cD.mul_(inverse_C1[rows])
+    return centre_grad
+
+
+# ---- The same as operators that a compiler takes as they are
+
+
+@torch.library.custom_op("trainkit::margin_terms", mutates_args=())
+def _operator(
+    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool, centres_trained: bool
+) -> list[Tensor]:
+    """Return the terms and what the backward pass needs; empty tensors for what it does not."""
+    terms, kept = _terms(x_BD, centre_CD, label_B, scale, unit, x_trained)
+    needed = (x_trained, x_trained, centres_trained, centres_trained, centres_trained)
+    none = [x_BD.new_empty(0) for _ in kept]
+    return [*terms, *(t if t is not None and n else e for t, n, e in zip(kept, needed, none, strict=True))]
+
+
+@_operator.register_fake
+def _(
+    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool, centres_trained: bool
+) -> list[Tensor]:
+    x_BD = x_BD.float() if centre_CD.dtype == torch.bfloat16 else x_BD
+    vectors = [torch.empty_like(x_BD) if n else x_BD.new_empty(0) for n in (x_trained, x_trained, centres_trained)]
+    inverse = centre_CD.new_empty(len(centre_CD), 1) if centres_trained and not unit else x_BD.new_empty(0)
+    terms = [x_BD.new_empty(len(x_BD)) for _ in range(3)]
+    return [*terms, *vectors, inverse, x_BD.new_empty(len(x_BD) if centres_trained else 0)]
+
+
+@torch.library.custom_op("trainkit::margin_terms_centre_grad", mutates_args=())
+def _centre_grad_operator(
+    centre_CD: Tensor,
+    label_B: Tensor,
+    x_BD: Tensor,
+    inverse_C1: Tensor,
+    total_B: Tensor,
+    cosine_B: Tensor,
+    others_B: Tensor,
+    scale: float,
+) -> Tensor:
+    inverse = inverse_C1 if inverse_C1.numel() else None
+    return _centre_grad(centre_CD, label_B, x_BD, inverse, total_B, cosine_B, others_B, scale)
+
+
+@_centre_grad_operator.register_fake
+def _(centre_CD: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(centre_CD)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    _, centre_CD, label_B, ctx.scale, _, *ctx.trained = inputs
+    ctx.save_for_backward(centre_CD, label_B, *output[3:])
+
+
+def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+    centre_CD, label_B, mean_BD, target_BD, *kept = ctx.saved_tensors
+    cosine_B, _, others_B, *_ = grads
+    x_grad = centre_grad = None
+    if ctx.trained[0]:
+        x_grad = _x_grad(mean_BD, target_BD, cosine_B, others_B)
+    if ctx.trained[1]:
+        centre_grad = _centre_grad_operator(centre_CD, label_B, *kept, cosine_B, others_B, ctx.scale)
+    return x_grad, centre_grad, None, None, None, None, None
+
+
+_operator.register_autograd(_operator_backward, setup_context=_keep)
 
 
 def _passed(

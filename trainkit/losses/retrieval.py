@@ -8,10 +8,13 @@ al., NeurIPS 2020, arXiv 2004.11362. Label smoothing: Szegedy et al., CVPR 2016,
 B records, D features, Q queries, G gallery records, S sets of modalities. All shapes are known without looking at a
 value, so the host waits for nothing. An anchor or a query for which the batch has nothing to compare with is left out
 of the mean; where none is left the loss is 0, with a gradient of 0.
+
+With a `Share` a process computes the rows of its own anchors among the records of all: b of B, q of Q, g of G.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -75,57 +78,75 @@ class Contrast:
     """Divisor of the cosines."""
 
 
+@dataclass(frozen=True)
+class Share:
+    """Share of a process in a loss over the records of all; added up over processes it is the whole loss."""
+
+    records: slice
+    """Its own among those of all."""
+    queries: slice
+    total: Callable[[Tensor], Tensor]
+    """Sum over processes."""
+
+    def own(self, x: Tensor) -> Tensor:
+        """Rows of its own records."""
+        return x[self.records]
+
+
 def identity(logit_BC: Tensor, label_B: Tensor, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of each row, (B,), against (1 - smoothing) on its class and smoothing spread over all."""
     return F.cross_entropy(at_least_float32(logit_BC), label_B, reduction="none", label_smoothing=smoothing)
 
 
-def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float) -> Tensor:
+def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float, share: Share | None = None) -> Tensor:
     """Batch-hard triplet loss, a scalar: mean over anchors of relu(margin + p - n), or of ln(1 + exp(p - n)).
 
     p is the Euclidean distance to the farthest other row with the label of the anchor, n to the nearest with another
     label. Rows nearer than 1e-6 count as so far apart, with gradient 0.
     """
     x_BD = at_least_float32(x_BD)
-    same_BB, other_BB = _pairs(label_B)
+    same_bB, other_bB = _pairs(label_B, share)
     with torch.no_grad():
         # Which ones, by a matrix product around the mean, where little cancels; how far, below, from differences.
         y_BD = x_BD - x_BD.mean(0)
         square_B = y_BD.square().sum(1)
-        far_BB = square_B[:, None] + square_B - 2 * y_BD @ y_BD.T
-        hardest_B = far_BB.masked_fill(~same_BB, -torch.inf).argmax(1)
-        nearest_B = far_BB.masked_fill(~other_BB, torch.inf).argmin(1)
-    gap_B = _distance(x_BD, x_BD[hardest_B]) - _distance(x_BD, x_BD[nearest_B])
-    loss_B = F.softplus(gap_B) if margin == "soft" else F.relu(margin + gap_B)
-    return _mean(loss_B, same_BB.any(1) & other_BB.any(1))
+        far_bB = _own(square_B, share)[:, None] + square_B - 2 * _own(y_BD, share) @ y_BD.T
+        hardest_b = far_bB.masked_fill(~same_bB, -torch.inf).argmax(1)
+        nearest_b = far_bB.masked_fill(~other_bB, torch.inf).argmin(1)
+    x_bD = _own(x_BD, share)
+    gap_b = _distance(x_bD, x_BD[hardest_b]) - _distance(x_bD, x_BD[nearest_b])
+    loss_b = F.softplus(gap_b) if margin == "soft" else F.relu(margin + gap_b)
+    return _mean(loss_b, same_bB.any(1) & other_bB.any(1), share)
 
 
-def circle(x_BD: Tensor, label_B: Tensor, margin: float = 0.25, scale: float = 128.0) -> Tensor:
+def circle(
+    x_BD: Tensor, label_B: Tensor, margin: float = 0.25, scale: float = 128.0, share: Share | None = None
+) -> Tensor:
     """Circle loss (equation 6) with each row as an anchor, a scalar: the mean over anchors.
 
     Of an anchor ln(1 + sum over n of exp(scale a_n (s_n - margin)) * sum over p of exp(-scale a_p (s_p - 1 + margin))),
     with the cosines s to rows of its label (p) and of others (n), a_p = relu(1 + margin - s_p) and a_n = relu(s_n +
     margin), which have no gradient.
     """
-    s_BB = cosines(x_BD, x_BD)
-    same_BB, other_BB = _pairs(label_B)
-    a_p, a_n = (1 + margin - s_BB.detach()).relu(), (s_BB.detach() + margin).relu()
-    p_B = _logsumexp(-scale * a_p * (s_BB - (1 - margin)), same_BB)
-    n_B = _logsumexp(scale * a_n * (s_BB - margin), other_BB)
-    return _mean(F.softplus(p_B + n_B), same_BB.any(1) & other_BB.any(1))
+    s_bB = cosines(_own(x_BD, share), x_BD)
+    same_bB, other_bB = _pairs(label_B, share)
+    a_p, a_n = (1 + margin - s_bB.detach()).relu(), (s_bB.detach() + margin).relu()
+    p_b = _logsumexp(-scale * a_p * (s_bB - (1 - margin)), same_bB)
+    n_b = _logsumexp(scale * a_n * (s_bB - margin), other_bB)
+    return _mean(F.softplus(p_b + n_b), same_bB.any(1) & other_bB.any(1), share)
 
 
-def contrast(x_BD: Tensor, label_B: Tensor, temperature: float = 0.1) -> Tensor:
+def contrast(x_BD: Tensor, label_B: Tensor, temperature: float = 0.1, share: Share | None = None) -> Tensor:
     """Supervised contrastive loss (equation 2, the sum outside the logarithm), a scalar: the mean over anchors.
 
     Of an anchor the mean, over the other rows of its label, of -ln of the softmax of its cosines to all other rows,
     divided by `temperature`.
     """
-    s_BB = cosines(x_BD, x_BD) / temperature
-    same_BB, other_BB = _pairs(label_B)
-    log_p_BB = s_BB - _logsumexp(s_BB, same_BB | other_BB)[:, None]
-    count_B = same_BB.sum(1)
-    return _mean(-torch.where(same_BB, log_p_BB, 0).sum(1) / count_B.clamp(min=1), count_B > 0)
+    s_bB = cosines(_own(x_BD, share), x_BD) / temperature
+    same_bB, other_bB = _pairs(label_B, share)
+    log_p_bB = s_bB - _logsumexp(s_bB, same_bB | other_bB)[:, None]
+    count_b = same_bB.sum(1)
+    return _mean(-torch.where(same_bB, log_p_bB, 0).sum(1) / count_b.clamp(min=1), count_b > 0, share)
 
 
 def matching(
@@ -137,6 +158,7 @@ def matching(
     asks_SQ: Tensor | None = None,
     size_S: Tensor | None = None,
     in_gallery_G: Tensor | None = None,
+    share: Share | None = None,
 ) -> Tensor:
     """SDM of queries and a gallery, both ways, a scalar.
 
@@ -149,33 +171,37 @@ def matching(
     to 5 modalities, and these averages once more (ReID5o). None: one set of all queries. A query of no set, and a
     gallery row that `in_gallery_G` (bool) leaves out, is padding.
     """
-    cosine_QG = cosines(query_QD, gallery_GD) / temperature
     if asks_SQ is None:
         asks_SQ = torch.ones_like(query_label_Q, dtype=torch.bool)[None]
     if size_S is None:
         size_S = query_label_Q.new_ones(len(asks_SQ))
     if in_gallery_G is None:
         in_gallery_G = torch.ones_like(gallery_label_G, dtype=torch.bool)
-    same_QG = (query_label_Q[:, None] == gallery_label_G) & in_gallery_G
-    counts_SQ = asks_SQ & same_QG.any(1)
-    log_p_QG = F.log_softmax(cosine_QG.masked_fill(~in_gallery_G, torch.finfo(cosine_QG.dtype).min), dim=1)
-    to_gallery_Q = _terms(log_p_QG, same_QG, same_QG.sum(1, keepdim=True)).masked_fill(~in_gallery_G, 0).sum(1)
+    own_q = slice(None) if share is None else share.queries
+    cosine_qG = cosines(query_QD if share is None else query_QD[own_q], gallery_GD) / temperature
+    same_qG = (query_label_Q[own_q, None] == gallery_label_G) & in_gallery_G
+    counts_Sq = asks_SQ[:, own_q] & same_qG.any(1)
+    log_p_qG = F.log_softmax(cosine_qG.masked_fill(~in_gallery_G, torch.finfo(cosine_qG.dtype).min), dim=1)
+    to_gallery_q = _terms(log_p_qG, same_qG, same_qG.sum(1, keepdim=True)).masked_fill(~in_gallery_G, 0).sum(1)
     # The other way a softmax ends where a set ends: sums over the queries of a set, in a last column those of padding.
     sets = len(asks_SQ)
     set_Q = torch.where(asks_SQ.any(0), asks_SQ.to(torch.int8).argmax(0), sets)
-    x_GQ, same_GQ = cosine_QG.T, same_QG.T
+    x_gQ, same_gQ = cosine_qG.T, same_qG.T
+    if share is not None:
+        x_gQ = cosines(share.own(gallery_GD), query_QD) / temperature
+        same_gQ = (share.own(gallery_label_G)[:, None] == query_label_Q) & share.own(in_gallery_G)[:, None]
     with torch.no_grad():
-        top_GS = x_GQ.new_full((len(x_GQ), sets + 1), torch.finfo(x_GQ.dtype).min)
-        top_GS = top_GS.scatter_reduce(1, set_Q.expand_as(x_GQ), x_GQ, "amax")
-    x_GQ = x_GQ - top_GS[:, set_Q]
-    zeros_GS = x_GQ.new_zeros(top_GS.shape)
-    log_p_GQ = x_GQ - zeros_GS.index_add(1, set_Q, x_GQ.exp()).clamp(min=1).log()[:, set_Q]  # at the top exp(0)
-    matches_GS = zeros_GS.index_add(1, set_Q, same_GQ.to(x_GQ.dtype))
-    to_queries_GS = zeros_GS.index_add(1, set_Q, _terms(log_p_GQ, same_GQ, matches_GS[:, set_Q]))[:, :sets]
-    counts_SG = (matches_GS[:, :sets] > 0).T
-    loss_S = _mean(to_gallery_Q.expand_as(counts_SQ), counts_SQ) + _mean(to_queries_GS.T, counts_SG)
+        top_gS = x_gQ.new_full((len(x_gQ), sets + 1), torch.finfo(x_gQ.dtype).min)
+        top_gS = top_gS.scatter_reduce(1, set_Q.expand_as(x_gQ), x_gQ, "amax")
+    x_gQ = x_gQ - top_gS[:, set_Q]
+    zeros_gS = x_gQ.new_zeros(top_gS.shape)
+    log_p_gQ = x_gQ - zeros_gS.index_add(1, set_Q, x_gQ.exp()).clamp(min=1).log()[:, set_Q]  # at the top exp(0)
+    matches_gS = zeros_gS.index_add(1, set_Q, same_gQ.to(x_gQ.dtype))
+    to_queries_gS = zeros_gS.index_add(1, set_Q, _terms(log_p_gQ, same_gQ, matches_gS[:, set_Q]))[:, :sets]
+    counts_Sg = (matches_gS[:, :sets] > 0).T
+    loss_S = _mean(to_gallery_q.expand_as(counts_Sq), counts_Sq, share) + _mean(to_queries_gS.T, counts_Sg, share)
     sizes_K = torch.arange(1, len(MODALITIES) + 1, device=loss_S.device)
-    counts_KS = (size_S == sizes_K[:, None]) & counts_SQ.any(1)
+    counts_KS = (size_S == sizes_K[:, None]) & (_count(counts_Sq, share) > 0)
     return _mean(_mean(loss_S.expand_as(counts_KS), counts_KS), counts_KS.any(1))
 
 
@@ -185,11 +211,15 @@ def _terms(log_p: Tensor, same: Tensor, matches: Tensor) -> Tensor:
     return log_p.exp() * (log_p - (q + SDM_EPS).log())
 
 
-def _pairs(label_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return masks of the other rows with the label of a row, and of those with another label, bool (B, B)."""
-    same_BB = label_B[:, None] == label_B
-    others_BB = ~torch.eye(len(label_B), dtype=torch.bool, device=label_B.device)
-    return same_BB & others_BB, ~same_BB
+def _own(x: Tensor, share: Share | None) -> Tensor:
+    return x if share is None else share.own(x)
+
+
+def _pairs(label_B: Tensor, share: Share | None = None) -> tuple[Tensor, Tensor]:
+    """Return masks of the other rows with the label of a row, and of those with another label, bool (b, B)."""
+    row_B = torch.arange(len(label_B), device=label_B.device)
+    same_bB = _own(label_B, share)[:, None] == label_B
+    return same_bB & (_own(row_B, share)[:, None] != row_B), ~same_bB
 
 
 def _distance(a_BD: Tensor, b_BD: Tensor) -> Tensor:
@@ -202,6 +232,11 @@ def _logsumexp(x_BB: Tensor, of_BB: Tensor) -> Tensor:
     return x_BB.masked_fill(~of_BB, torch.finfo(x_BB.dtype).min / 4).logsumexp(1)
 
 
-def _mean(x: Tensor, of: Tensor) -> Tensor:
-    """Mean over the last dimension of those that count; 0 where none does."""
-    return torch.where(of, x, 0).sum(-1) / of.sum(-1).clamp(min=1)
+def _mean(x: Tensor, of: Tensor, share: Share | None = None) -> Tensor:
+    """Mean over the last dimension of those that count, of which a share adds up its own; 0 where none does."""
+    return torch.where(of, x, 0).sum(-1) / _count(of, share).clamp(min=1)
+
+
+def _count(of: Tensor, share: Share | None) -> Tensor:
+    """Number of those that count, on all processes."""
+    return of.sum(-1) if share is None else share.total(of.sum(-1))

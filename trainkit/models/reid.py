@@ -9,13 +9,14 @@ is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shape_settings
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Channels, FractionBelowOne, Layers
@@ -23,11 +24,14 @@ from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
+from trainkit.models.compilation import by_mode
 from trainkit.models.lora import BatchModalities, Lora
 from trainkit.models.text_encoder import TextEncoder, TextSpec
 from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
 
 WHERE = "task.net"
+InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
+"""Computes features of rows a few at a time: `StepContext.in_parts`."""
 
 
 @dataclass(kw_only=True)
@@ -214,31 +218,42 @@ class ReidNet(nn.Module):
         nn.init.normal_(self.classifier.weight, std=0.001)
 
     def forward(
-        self, images: Mapping[str, Tensor], text: Tensor | None, queries: Tensor | None = None
+        self,
+        images: Mapping[str, Tensor],
+        text: Tensor | None,
+        queries: Tensor | None = None,
+        in_parts: InParts | None = None,
     ) -> dict[str, Tensor]:
         """Features of a batch, and of the queries that are made of its rows.
 
         `images` are float pictures (b, 3, H, W) by name of modality, of all that the data has; `text` token ids (b, L).
         Returns `feature` (B, D), `neck` (B, D) and `logits` (B, classes), and with `queries` (Q, 5), rows of the batch
-        or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once.
+        or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once. `in_parts`
+        is that of `StepContext`: features are then made of some rows at a time.
         """
-        out = self._after(self._first(images), text, queries)
-        self.rows.clear()
-        return out
+        if in_parts is not None:
+            images = {name: images[name] for name in self.pictures}
+            count = sum(map(len, images.values())) + (0 if text is None else len(text))
+            return self._heads(in_parts(lambda rows: self.encode(*_taken(images, text, rows)), count), queries)
+        try:
+            return self._after(self._first(images), text, queries)
+        finally:
+            self.rows.clear()
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, **options: Any) -> None:
         """Compile in place all but the first layers.
 
         How many pictures there are of each modality changes with every batch; compiled, the first layers would be
         compiled again for each modality that has none or one.
         """
-        self._after = torch.compile(self._after, *args, **kwargs)
+        self._after = _SizesLeftOpen(self, by_mode(self, self._after, dynamic=None, **options))
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
         """Features (B, D) of pictures, then captions, float32, before the neck."""
-        feature = self._features(self._first(images), text)
-        self.rows.clear()
-        return feature
+        try:
+            return self._features(self._first(images), text)
+        finally:  # also where memory runs out: what the first layers made would be kept
+            self.rows.clear()
 
     def _first(self, images: Mapping[str, Tensor]) -> Tensor | None:
         """Pictures of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
@@ -260,7 +275,9 @@ class ReidNet(nn.Module):
         return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
 
     def _after(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
-        feature = self._features(pictures, text)
+        return self._heads(self._features(pictures, text), queries)
+
+    def _heads(self, feature: Tensor, queries: Tensor | None) -> dict[str, Tensor]:
         if queries is None:
             neck = self.neck(feature)
             return {"feature": feature, "neck": neck, "logits": self.classifier(neck)}
@@ -308,6 +325,47 @@ class ReidNet(nn.Module):
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
                 module.eval()
         return self
+
+
+class _SizesLeftOpen:
+    """Calls what is compiled behind the first layers: sizes are fixed until one changes, and then all are left open.
+
+    Left to itself torch opens the size that has changed, and compiles again for each of the others.
+    """
+
+    def __init__(self, net: ReidNet, call: Callable[..., dict[str, Tensor]]):
+        self.rows, self.call, self.format = net.rows, call, torch.contiguous_format
+        for weight in () if net.stems is None else net.stems.parameters():
+            if weight.ndim == 4 and not weight.is_contiguous():
+                self.format = torch.channels_last
+        self.first: list[int] = []
+        self.open = False
+
+    def __call__(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
+        if self.rows.first is not None:  # rows of a modality that has none would change the format of all
+            self.rows.first = self.rows.first.contiguous(memory_format=self.format)
+        every = (pictures, text, queries, self.rows.first, *self.rows.own.values())
+        tensors = [t for t in every if t is not None]
+        sizes = [len(t) for t in tensors]
+        self.first = self.first or sizes
+        self.open = self.open or sizes != self.first
+        if not self.open:
+            return self.call(pictures, text, queries)
+        for t in tensors:
+            torch._dynamo.maybe_mark_dynamic(t, 0)
+        # Sizes that are equal by chance are not taken for one.
+        with shape_settings.patch(use_duck_shape=False):  # pyright: ignore[reportAttributeAccessIssue] - torch types no settings
+            return self.call(pictures, text, queries)
+
+
+def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Pictures and captions of some rows of a batch: those of pictures by modality, then those of captions."""
+    found, first = {}, 0
+    for name, x in {**images, "text": text}.items():
+        if x is not None:
+            found[name] = x[max(0, rows.start - first) : max(0, rows.stop - first)]
+            first += len(x)
+    return found, found.pop("text", None)
 
 
 def _trained(module: nn.Module) -> bool:

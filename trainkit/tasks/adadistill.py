@@ -107,6 +107,7 @@ class AdaDistill:
             cached={"teacher": teacher} if self.cache_teacher else {},
             cache_on_disk=self.cache_teacher == "disk",
             memory=None if self.method == "mse" else self._memory(meta, centres, seed),
+            in_parts=True,
         )
 
     def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
@@ -131,7 +132,7 @@ class AdaDistill:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The one loss of the method; only the student gets a gradient."""
-        student = net(batch["image"])
+        student = at.forward(net, batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
         else:

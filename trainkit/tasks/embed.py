@@ -65,7 +65,7 @@ class Embed:
         # Pixels are an embedding and no classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
         memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
-        networks = Networks(net, frozen=references, memory=memory)
+        networks = Networks(net, frozen=references, memory=memory, in_parts=True)
         if isinstance(net.net, face_backbones.TimmEmbedding) and net.net.frozen:
             networks.cached, networks.cached_alone = {FEATURES: net.net.backbone}, True
             networks.cached_in_evaluation = not self.mirror  # of mirror images there are no features
@@ -75,7 +75,7 @@ class Embed:
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
         label = batch["label"]
-        embedding, scores = net(batch.get("image"), with_scores=True, label=label, features=batch.get(FEATURES))
+        embedding, scores = at.forward(net, batch.get("image"), True, label, batch.get(FEATURES))
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)

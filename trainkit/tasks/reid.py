@@ -102,7 +102,7 @@ class Reid:
             (*net.about, *self._left(net), self._note()),
             "its losses compare the records of a micro-batch",
         )
-        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together)
+        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together, in_parts=True)
 
     def _left(self, net: reid.ReidNet) -> list[str]:
         """Let what no loss looks at stay as it is; sentences about it."""
@@ -128,26 +128,19 @@ class Reid:
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The weighted sum of the losses, each a mean over what it compares, times the number of records.
 
-        Gathered, each process computes the comparisons of all; their gradients come back as those of one process would.
+        Gathered, each process compares its own records and queries with those of all, and its terms are its share of
+        the loss times the number of processes; gradients come back as those of one process would.
         """
         _refuse_sharded(net)
         label, modality, queries = batch["label"], batch["modality"], batch["queries"]
-        out = net(*_inputs(batch), queries)
+        out = net(*_inputs(batch), queries, at.in_parts)
         person = label[queries.amax(1)]
         terms, logs = {}, {}
         if self.identity is not None:
             terms["identity"] = self._identity(self.identity.smoothing, out, label, person, at)
             logs["accuracy"] = batch_accuracy(out["logits"], label)
         whole = self._gathered(out, label, modality, person, queries, at)
-        if self.triplet is not None:
-            terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin)
-        if self.sdm is not None:
-            terms["sdm"] = self._matching(self.sdm.temperature, whole)
-        if self.circle is not None:
-            circle = self.circle
-            terms["circle"] = retrieval.circle(whole["neck"], whole["label"], circle.margin, circle.scale)
-        if self.contrast is not None:
-            terms["contrast"] = retrieval.contrast(whole["neck"], whole["label"], self.contrast.temperature)
+        terms |= self._compared(whole, len(label), at)
         total = reduce(torch.add, (getattr(self, name).weight * value for name, value in terms.items()))
         logs |= {name: value.detach() for name, value in terms.items()}
         if self.norms is not None and at.step % int(self.norms.amount) == 0:
@@ -200,7 +193,30 @@ class Reid:
             for key, value in whole.items()
         }
 
-    def _matching(self, temperature: float, whole: dict[str, Tensor]) -> Tensor:
+    def _compared(self, whole: dict[str, Tensor], count: int, at: StepContext) -> dict[str, Tensor]:
+        """Losses between records, by name; `count` of the `whole` of them are of this process."""
+        terms: dict[str, Tensor] = {}
+        ranks, share = len(whole["label"]) // count, None
+        if ranks > 1:
+            queries = len(whole["fused"]) // ranks if "fused" in whole else 0
+            first = at.rank * count, at.rank * queries
+            share = retrieval.Share(
+                slice(first[0], first[0] + count),
+                slice(first[1], first[1] + queries),
+                lambda own: at.gather(own[None]).sum(0),
+            )
+        if self.triplet is not None:
+            terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin, share)
+        if self.sdm is not None:
+            terms["sdm"] = self._matching(self.sdm.temperature, whole, share)
+        if self.circle is not None:
+            circle = self.circle
+            terms["circle"] = retrieval.circle(whole["neck"], whole["label"], circle.margin, circle.scale, share)
+        if self.contrast is not None:
+            terms["contrast"] = retrieval.contrast(whole["neck"], whole["label"], self.contrast.temperature, share)
+        return terms if share is None else {name: ranks * value for name, value in terms.items()}
+
+    def _matching(self, temperature: float, whole: dict[str, Tensor], share: retrieval.Share | None) -> Tensor:
         """SDM of every set of modalities against RGB."""
         if self._kinds.device != whole["kinds"].device:  # once: a copy from the host is waited for
             self._kinds = self._kinds.to(whole["kinds"].device)
@@ -214,6 +230,7 @@ class Reid:
             asks,
             self._kinds.sum(1),
             whole["modality"] == RGB,
+            share,
         )
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:

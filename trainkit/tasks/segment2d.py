@@ -89,7 +89,8 @@ class Segment2d:
         self._weights, self._classes = self.objective.weights(names), meta.classes
         net, notes = segmenter.build(self.net, self.points, self.norm, meta, found)
         self._multiple, self._least = net.multiple, net.least
-        return Networks(net, notes=tuple(notes), indivisible="its loss is over all pixels of a micro-batch")
+        together = "its loss is over all pixels of a micro-batch"
+        return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
@@ -101,13 +102,14 @@ class Segment2d:
         weights = self._weights
         if weights is not None and weights.device != mask.device:
             self._weights = weights = weights.to(mask.device)  # once: the copy waits for the device
-        out = net(batch["image"], distance)
+        out = at.forward(net, batch["image"], distance)
         main, *aux = out["logits"]
-        terms = self.objective.terms(main, mask, distance, weights)
+        terms = at.recompute(self.objective.terms, main, mask, distance, weights)
         value = self.objective.total(terms)
         logs = {name: term.detach() for name, term in terms.items()}
         if aux:
-            logs["aux"] = torch.stack([self.objective(logits, mask, distance, weights) for logits in aux]).sum()
+            losses = [at.recompute(self.objective, logits, mask, distance, weights) for logits in aux]
+            logs["aux"] = torch.stack(losses).sum()
             value = value + self.aux_weight * logs["aux"]
         if self.points is not None and "points" in out:
             logs["points"] = point_loss(out["point_logits"], out["points"], mask, weights)

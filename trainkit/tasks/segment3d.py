@@ -75,7 +75,7 @@ class Segment3d:
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
         net, notes = volumetric.build(self.net, meta, found)
         together = "objective.whole_batch sums over a micro-batch" if self.objective.whole_batch else ""
-        return Networks(net, notes=tuple(notes), indivisible=together)
+        return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def _tolerances(self, names: Sequence[str]) -> list[float]:
         """mm of each class but the background."""
@@ -91,7 +91,7 @@ class Segment3d:
         """The objective over patches, and the Dice of their voxels, all organs together."""
         mask = batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)
-        out = net(batch["image"])
+        out = at.forward(net, batch["image"])
         if isinstance(out, Tensor):
             finest, loss_B = out, self.objective(out, mask, weights)
         else:

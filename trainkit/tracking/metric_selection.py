@@ -44,6 +44,7 @@ def selected(recipe: Recipe, splits: Mapping[str, Split]) -> list[str] | None:
         return None
     rules = [recipe.best.metric, f"best/{recipe.best.metric}"] if recipe.best else []
     rules += [recipe.stop_when.metric] if recipe.stop_when else []
+    rules += [recipe.train.schedule.metric] if recipe.train.schedule.metric else []
     names = list(dict.fromkeys(rules))
     networks = ("", "ema/") if recipe.train.ema else ("",)
     known = {name: headline(split.protocol) for name, split in splits.items()}

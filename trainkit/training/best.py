@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.config.schema import Recipe
+from trainkit.config.units import Curve
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Columns, Scores
-from trainkit.training.state import TrainState
+from trainkit.training.state import Plateau, TrainState
 
 
 def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
@@ -19,8 +20,9 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
 
     Raises UserError when the recipe names a metric that this evaluation does not give.
     """
-    stop, best = recipe.stop_when, recipe.best
+    stop, best, curve = recipe.stop_when, recipe.best, recipe.train.schedule
     rules = (("stop_when.metric", stop), ("best.metric", best), ("promote.metric", recipe.promote))
+    rules = (*rules, ("train.schedule.metric", curve))
     named = [(key, rule.metric) for key, rule in rules if rule is not None and rule.metric]
     for key, metric in (*named, *(("time_to", metric) for metric in recipe.time_to)):
         if metric.startswith(f"{evaluation}/") and metric not in metrics:
@@ -33,6 +35,10 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
             state.record, state.waited = value, 0
         else:
             state.waited += 1
+    if curve.metric is not None and curve.metric in metrics:
+        cut = state.events.gates[f"evaluate.{evaluation}"]
+        if state.step >= curve.warm(cut.steps_per_epoch, cut.batch_size):
+            count_plateau(state.plateau, curve, metrics[curve.metric])
     if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):
         return False, False
     value = metrics[best.metric]
@@ -42,6 +48,21 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
     state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
     del state.best[max(1, recipe.checkpoints.keep_best) :]
     return leads, any(record["step"] == state.step for record in state.best)
+
+
+def count_plateau(plateau: Plateau, curve: Curve, value: float) -> None:
+    """Enter a score in the counters of a `plateau` curve, and reduce the learning rate where it is due."""
+    if (math.isfinite(value) and plateau["best"] is None) or (
+        plateau["best"] is not None and _better(value, plateau["best"], curve.mode, curve.min_delta)
+    ):
+        plateau.update(best=value, waited=0)
+    elif not plateau["cooling"]:
+        plateau["waited"] += 1
+    plateau["cooling"] = max(0, plateau["cooling"] - 1)
+    if plateau["waited"] == curve.patience:
+        plateau["waited"] = 0
+        if curve.gamma ** plateau["reduced"] > curve.floor:
+            plateau.update(cooling=curve.cooldown, reduced=plateau["reduced"] + 1)
 
 
 def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, Columns]:

@@ -12,6 +12,7 @@ from trainkit.checkpoint import storage
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.tracking.journal import Event
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpoint_writer import CheckpointWriter
@@ -41,7 +42,17 @@ def load(resume: Resume, state: TrainState, runtime: Runtime, logger: RunLogger)
     if resume.path is not None:
         loaded = storage.read(resume.path)
         state.load(loaded, runtime.rank, resume.elastic)
-        logger.changed_environment(state.step, changed_environment(loaded, runtime.describe()))
+        logger.changed_environment(state.step, changed_environment(loaded, _machine(runtime)))
+
+
+def recorded_compile(resume: Resume) -> str | None:
+    """Return the compile mode in the checkpoint of a resume; None without one. Older ones were as the recipe said."""
+    return None if resume.path is None else storage.state_of(resume.path).get("machine", {}).get("compile", "off")
+
+
+def _machine(runtime: Runtime) -> dict[str, Json]:
+    """Return what the bits hang on beside the recipe: it is kept, and compared on resume."""
+    return {**runtime.describe(), "compile": runtime.compile}
 
 
 class Checkpointer:
@@ -82,7 +93,7 @@ class Checkpointer:
         runtime.check_tensors_equal("the state of batch norm or of class centres", self._model.buffers())
         copies, scalars = state.freeze(keep=runtime.main)
         meters, elapsed = runtime.all_gather(state.meter.state()), runtime.broadcast(state.total_elapsed(self._clock))
-        kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": runtime.describe()}
+        kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": _machine(runtime)}
         kept["trained"] = runtime.broadcast(state.total_trained(self._clock))
         kept["spent"] = state.total_spent(self._clock, self._logger.rates)
         self._batches.log_damage(state.step)

@@ -46,6 +46,7 @@ def evaluate(
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
         batch = read.on_device(runtime.to_device(read.fetch(rows, epoch=0)))
         index = torch.where(torch.as_tensor(real, device=runtime.device), batch["index"], -1)
+        runtime.begin_batch()
         with runtime.accelerator.autocast():
             predicted = task.predict(net, batch)
         return {"index": index, **{key: value.float() for key, value in predicted.items()}}
@@ -75,7 +76,7 @@ def evaluate(
         with stop.at_once():
             return task.score(rows, split)
 
-    scores = runtime.on_main(score)
+    scores = runtime.on_main(score, stop)
     scores.samples = samples
     return scores
 
@@ -101,6 +102,7 @@ def trial(task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Ru
     for _ in range(2):
         began = time.perf_counter()
         batch = split.on_device(runtime.to_device(split.fetch(batches[0][0], epoch=0)))
+        runtime.begin_batch()
         with runtime.accelerator.autocast():
             task.predict(net, batch)
         runtime.synchronize()
@@ -171,7 +173,8 @@ class Evaluator:
         for name, module in networks.frozen.items() if self.splits else ():
             self._logger.clock.to("eval")
             first = next(iter(self.splits))
-            scores = self.score(module, first)
+            with self._runtime.uncompiled():
+                scores = self.score(module, first)
             self._logger.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
             self.curves.setdefault(first, {})[name] = scores.curves
             if name in networks.trusted:
@@ -216,7 +219,10 @@ class Evaluator:
         state.events.gates[f"evaluate.{name}"].took(seconds, elapsed)
         leads, entered = False, False
         if state.entered.get(name) != state.step:  # else that was before the run was interrupted
+            reduced = state.plateau["reduced"]
             leads, entered = best.enter(state, self._recipe, name, metrics)
+            if state.plateau["reduced"] > reduced:
+                logger.lr_reduced(state.step, state.plateau["reduced"])
             state.entered[name] = state.step
         if leads and self._recipe.best is not None:
             self.leading = (state.step, scored[self._recipe.best.metric.rpartition("/")[0]].rows)

@@ -13,6 +13,8 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.models import activation_checkpointing
+from trainkit.models.compilation import compile_in_place
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
@@ -33,9 +35,12 @@ class Model:
         if networks.memory is not None:
             networks.memory.to(runtime.device)
         runtime.to_memory_format(networks.model)
-        if (mode := recipe.train.compile) != "off":
-            # In place: wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
-            networks.model.compile(mode=None if mode == "default" else mode)
+        if recipe.train.activation_checkpointing:
+            activation_checkpointing.apply(networks.model)
+        compile_in_place(networks.model, runtime.compile)
+        for name in networks.trusted:  # what is also cached is compiled for that, and references are not
+            if name not in networks.cached:
+                compile_in_place(networks.frozen[name], runtime.compile)
         self.net, prepared = runtime.prepare(networks.model, optim.build(networks.model, recipe.optim, runtime.sharded))
         self.bare = runtime.unwrap(self.net)
         """The network without the wrapper that averages gradients."""

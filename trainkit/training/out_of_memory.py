@@ -3,28 +3,34 @@
 An update that runs out of memory is begun anew with micro-batches of half the size, on all processes: from the weights
 and statistics that it began with, over the same samples, augmented as they were. There are as many samples as before,
 so the learning rate and all that follows stays what it was (Composer halves so too; Accelerate's finder lowers the
-batch). From there on the training is the one that a recipe with this `train.micro_batch` has.
+batch). From there on the training is the one that a recipe with this `train.micro_batch` has. Where a loss compares the
+samples of a micro-batch, this stays whole, and what is halved is the part of it that the network sees at once
+(`gradient_cache`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.interfaces import Dataset, Networks
+from trainkit.interfaces import Dataset, Loss, Networks, StepContext
+from trainkit.models.gradient_cache import forward_in_parts
 from trainkit.tracking.journal import Event
 from trainkit.training.plan import Plan, batch_norm, halved, refuse_few
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
 
 T = TypeVar("T")
-_MICRO, _EVAL = "train.micro_batch", "evaluations.{}.batch_size"
+_MICRO, _PART, _EVAL = "train.micro_batch", "train.micro_batch.part", "evaluations.{}.batch_size"
 _SAID = ("can't allocate memory", "out of memory", "Unable to allocate", "bad allocation")
 
 
@@ -82,7 +88,16 @@ class MicroBatching:
         self._fixed = f"its {data.block} samples belong together" if data.block > 1 else networks.indivisible
         if not self._fixed and networks.memory is not None:
             self._fixed = "what the task remembers follows micro-batches"
-        self.averages_gradients = self.halving and runtime.world > 1 and not self._fixed
+        self._net, self._block = networks.model, data.block
+        self._whole = bool(self._fixed) and networks.in_parts
+        """Whether micro-batches stay whole, and the network sees a part of them at once."""
+        self._part: int | None = None
+        self._key = _PART if self._whole else _MICRO
+        self._awaited: int | None = None
+        """Exchanges of the loss at hand that other processes still wait for; None: none has begun."""
+        self._told = ""
+        """What was said on any process, where all know it already."""
+        self.averages_gradients = self.halving and runtime.world > 1 and (self._whole or not self._fixed)
         """Whether gradients are averaged over processes behind the backward pass, not beside it: a process whose memory
         runs out in it could not take part, and the others would wait for it."""
         # With sharded parameters the launch was refused (`launch_settings`).
@@ -95,42 +110,116 @@ class MicroBatching:
             )
 
     def apply(self, plan: Plan) -> Plan:
-        """Return the plan with the micro-batches that the run has come to."""
-        micro = self._state.micro_batch
-        if micro is None or plan.batch_size // plan.world % micro:  # on another number of processes: --elastic
+        """Return the plan with the micro-batches, or the parts of them, that the run has come to."""
+        size = self._state.micro_batch
+        if size is None or (plan.micro_batch if self._whole else plan.share) % size:  # other processes: --elastic
             return plan
-        return replace(plan, micro_batch=micro, accumulation=plan.batch_size // plan.world // micro)
+        if self._whole:
+            self._part = size
+            return plan
+        return replace(plan, micro_batch=size, accumulation=plan.share // size)
+
+    def context(self, at: StepContext) -> StepContext:
+        """Return what a loss is told, with how it goes in parts and agrees with others, where it does."""
+        if self._part is not None:
+            at = replace(at, in_parts=self._in_parts)
+        return replace(at, gather=partial(self._gather, at.gather)) if self.averages_gradients else at
+
+    def _in_parts(self, compute: Callable[[slice], T], count: int) -> T:
+        return forward_in_parts(compute, count, self._part or count, self._net, self._runtime.device)
 
     def recorded(self) -> str:
         """Return what was said where memory ran out at this step, behind the checkpoint that is resumed from.
 
         The bits hang on it, so the step is made in the same portions again.
         """
-        return self._recorded_at(_MICRO)
+        return self._recorded_at(self._key)
 
     def agree(self, said: str) -> str:
         """Return what was said on any process, where each averages its own gradients: all begin anew, or none."""
         if not self.averages_gradients:
             return said
-        return next((words for words in self._runtime.all_gather(said) if words), "")
+        told, self._told = self._told, ""
+        return told or next((words for words in self._runtime.all_gather(said) if words), "")
+
+    # A process whose memory runs out can say so where the others ask next. They ask behind the last micro-batch of an
+    # update, and where the loss has exchanges, in which they would wait for it, before the first and behind the last.
+
+    def _gather(self, gather: Callable[..., Tensor], x: Tensor, grad: bool = False) -> Tensor:
+        if self._awaited is None:
+            self._ask()
+            self._awaited = 1  # the loss itself, until it is made
+        gathered = gather(x, grad=grad)
+        if grad and gathered.grad_fn is not None:  # its gradient is exchanged too
+            self._awaited += 1
+            gathered.grad_fn.register_hook(lambda *_: self._exchanged())
+        return gathered
+
+    def _exchanged(self) -> None:
+        if self._awaited is not None:
+            self._awaited -= 1
+
+    def made(self, loss: Loss) -> Loss:
+        """Return a loss as it is; from here on its gradients alone are exchanged."""
+        self._exchanged()
+        return loss
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """Hold the forward and the backward pass of a micro-batch; raises on all processes if memory ran out on one.
+
+        Raises UserError where it did between exchanges of a loss: the others wait there, and cannot be told.
+        """
+        self._awaited = None
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if self._awaited and is_out_of_memory(error):
+                found = f"memory ran out ({reason(error)}) in the loss, in which processes wait for one another"
+                raise UserError(f"step {self._state.step}", found, remedy=self._smaller()) from error
+            raise
+        if self._awaited is not None:
+            self._ask()
+
+    def _ask(self) -> None:
+        if said := self.agree(""):
+            self._told = said
+            raise OtherRankOutOfMemory(said)
 
     def halve(self, plan: Plan, said: str) -> Plan:
-        """Return the plan of micro-batches half the size, written down; raises UserError where there can be none."""
-        where, lower = f"step {self._state.step}", "take a smaller train.micro_batch, which keeps batch_size as it is"
-        if not self.halving:
-            lower += "; --resume train.on_oom=halve goes on from the last checkpoint with smaller ones"
-        elif self._fixed:
-            raise UserError(where, f"memory ran out ({said}), and {self._fixed}", remedy=lower)
-        if not self.halving or plan.micro_batch == 1:
-            one = ", in a micro-batch of one sample" if plan.micro_batch == 1 else ""
-            raise UserError(where, f"memory ran out{one} ({said})", remedy=lower)
+        """Return the plan of micro-batches half the size, written down; raises UserError where there can be none.
+
+        Where a loss compares them they stay as they are, and the network sees half as many samples at once.
+        """
+        where, size = f"step {self._state.step}", self._part or plan.micro_batch
+        if self.halving and self._fixed and not self._whole:
+            raise UserError(where, f"memory ran out ({said}), and {self._fixed}", remedy=self._smaller())
+        if not self.halving or size == 1:
+            one = f", in a {'part' if self._part else 'micro-batch'} of one sample" if size == 1 else ""
+            raise UserError(where, f"memory ran out{one} ({said})", remedy=self._smaller())
         _free()
-        plan = halved(plan)
-        refuse_few(self._recipe, plan.micro_batch, plan.batch_size, plan.world)
-        self._state.micro_batch = plan.micro_batch
-        seen = "" if batch_norm(self._recipe) is None else f"; batch norm sees {plan.micro_batch} samples from here on"
-        self._log("micro-batches", _MICRO, plan.micro_batch, said, seen)
+        smaller = halved(
+            replace(plan, micro_batch=size, accumulation=plan.micro_batch // size) if self._whole else plan
+        )
+        size = self._state.micro_batch = smaller.micro_batch
+        refuse_few(self._recipe, size, plan.batch_size, plan.active)
+        seen = "" if batch_norm(self._recipe) is None else f"; batch norm sees {size} samples from here on"
+        if self._whole:
+            self._part = size
+            what = f"micro-batches of {plan.micro_batch} go through the network in parts"
+        else:
+            plan, what = smaller, "micro-batches"
+        self._log(what, self._key, size, said, seen)
         return plan
+
+    def _smaller(self) -> str:
+        """Name what to change in the recipe."""
+        lower = "take a smaller train.micro_batch, which keeps batch_size as it is"
+        if self._block > 1:
+            lower = "take fewer people, or records of each, in data.sampler, whose blocks are the micro-batches"
+        if not self.halving:
+            lower += "; --resume train.on_oom=halve goes on from the last checkpoint with smaller portions"
+        return lower
 
     def evaluate(self, name: str, net: torch.nn.Module, score: Callable[[int], T]) -> T:
         """Call `score` with the batch size of an evaluation, or with the first half of it that memory suffices for.

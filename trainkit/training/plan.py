@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from torch import Tensor
 
 from trainkit.config.schema import Checkpoints, Evaluation, Recipe
-from trainkit.config.units import Gate, Safeguard
+from trainkit.config.units import Gate, Safeguard, samples_per_update
 from trainkit.errors import UserError, number_of
-from trainkit.interfaces import Dataset, NormalisesBatch, Split
+from trainkit.interfaces import ComparesSamples, Dataset, DividesBlocks, Loss, NormalisesBatch, RowOrder, Split
 from trainkit.training import optimizer
 
 
@@ -27,6 +28,12 @@ class Plan:
     accumulation: int
     world: int
     rank: int
+    idle: int = 0
+    """Processes for which an update has no samples: they read and compute those of others, which count nothing. So
+    every collective has all processes, and the training is that of the others alone; but what batch norms see of a
+    process, and logged means beside the loss, count some samples again in their averages over processes."""
+    parts: int = 1
+    """Processes that share a block of samples that belong together."""
 
     @staticmethod
     def make(recipe: Recipe, data: Dataset, world: int, rank: int) -> Plan:
@@ -34,44 +41,60 @@ class Plan:
 
         Raises UserError when the numbers do not divide, leave batch norm too few samples, or are those of `updates`.
         """
-        batch = recipe.train.batch_size
-        share, rest = divmod(batch, world)
-        if rest:
-            raise UserError(
-                "train.batch_size", f"{batch} over {world} processes", "a multiple", f"try {share * world or world}"
-            )
-        micro = recipe.train.micro_batch or (share if data.block == 1 else data.block)
-        if data.block > 1 and (micro != data.block or share % data.block):
-            raise UserError(
-                "train",
-                f"micro_batch {micro}, of {share} samples of each process",
-                f"whole blocks of {data.block}, P x K of data.sampler, on each process",
-                f"try train.batch_size={data.block * max(1, batch // data.block) * world}, or smaller blocks",
-            )
-        micro = min(micro, share)
-        if share % micro:
+        batch = samples_per_update(recipe.train.batch_size, world)
+        active, parts = divided(recipe, data, world)
+        share = batch // active
+        micro = min(recipe.train.micro_batch or share, share)
+        if data.block > 1:
+            micro = data.block // parts
+        elif share % micro:
             fits = max(m for m in range(1, micro + 1) if share % m == 0)
             raise UserError(
                 "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
             )
-        refuse_few(recipe, micro, batch, world)
-        per_epoch, steps = updates(recipe, data)
-        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank)
+        refuse_few(recipe, micro, batch, active)
+        per_epoch, steps = updates(recipe, data, world)
+        return Plan(steps, per_epoch, batch, micro, share // micro, world, rank, world - active, parts)
+
+    @property
+    def active(self) -> int:
+        """Processes whose samples count."""
+        return self.world - self.idle
+
+    @property
+    def place(self) -> int:
+        """Number of this process's samples in what is gathered; of an idle process, of those that it repeats."""
+        return self.rank % self.active
+
+    @property
+    def share(self) -> int:
+        """Samples of an update on one process."""
+        return self.micro_batch * self.accumulation
+
+    def counted(self, loss: Loss) -> Loss:
+        """Return the loss of a micro-batch with what it counts on this process: nothing on an idle one."""
+        return loss if self.rank < self.active else Loss(loss.sum * 0, loss.weight * 0, loss.logs)
+
+    def gathered(self, gather: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Return `gather` without the rows of idle processes."""
+        if not self.idle:
+            return gather
+        return lambda x, grad=False: gather(x, grad)[: self.active * len(x)]
 
     def where(self, step: int) -> tuple[int, int]:
         """Epoch and update within it that follow `step` finished updates."""
         return divmod(step, self.steps_per_epoch)
 
-    def lr(self, recipe: Recipe, step: int) -> float:
-        """Learning rate of the update that follows `step` finished ones."""
+    def lr(self, recipe: Recipe, step: int, reduced: int = 0) -> float:
+        """Learning rate of the update that follows `step` finished ones, when a plateau has reduced it so often."""
         full = optimizer.rate(recipe.optim, self.batch_size)
-        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size)
+        return full * recipe.train.schedule.factor(step, self.steps, self.steps_per_epoch, self.batch_size, reduced)
 
     def keys(self, split: Split, step: int) -> Iterator[tuple[int, np.ndarray]]:
         """(epoch, rows) of every micro-batch of this rank from `step` to the end.
 
-        Micro-batch m takes the next `world * micro_batch` rows of the update and each rank its run of them, so that
-        gathering in rank order restores the order of the update.
+        Micro-batch m takes the next `active * micro_batch` rows of the update and each rank its run of them, so that
+        gathering in rank order restores the order of the update; of a block that processes share, its part.
         """
         known, _ = self.where(step)
         order = split.order(known, self.batch_size) if step < self.steps else np.empty((0, 0), np.int64)
@@ -80,24 +103,95 @@ class Plan:
             if epoch != known:
                 order, known = split.order(epoch, self.batch_size), epoch
             for m in range(self.accumulation):
-                first = (m * self.world + self.rank) * self.micro_batch
-                yield epoch, order[update, first : first + self.micro_batch]
+                yield epoch, self.rows(split, order, update, m)
+
+    def rows(self, split: Split, order: RowOrder, update: int, micro: int) -> np.ndarray:
+        """Return the indices with which this rank reads micro-batch `micro` of an update, as `order` draws it."""
+        many = self.micro_batch
+        if self.parts == 1:
+            first = (micro * self.active + self.place) * many
+            return order[update, first : first + many]
+        if not isinstance(split, DividesBlocks):
+            raise TypeError(f"{split.name} has blocks that processes cannot share")
+        block = many * self.parts
+        return split.divide(order[update, micro * block : (micro + 1) * block], self.place, self.parts)
 
 
-def updates(recipe: Recipe, data: Dataset) -> tuple[int, int]:
+def divided(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
+    """Return how many of `world` processes have samples of an update, and how many share a block of it.
+
+    All have, but where there are more processes than samples, or than people of a block. Raises UserError with what
+    to write where samples are left over.
+    """
+    batch = samples_per_update(recipe.train.batch_size, world)
+    if data.block > 1:
+        return _shared_blocks(recipe, data, batch, world)
+    if batch > world:
+        share, rest = divmod(batch, world)
+        if rest:
+            each = f"{share} or {share + 1}"
+            ways = f'{share * world} or {(share + 1) * world}, or "{share} per process"'
+            raise UserError(
+                "train.batch_size",
+                f"{batch} over {world} processes",
+                f"equally many samples on each, {each}",
+                f"try train.batch_size={ways}",
+            )
+        return world, 1
+    norm, least = batch_norm(recipe), batch_norm_least(recipe)
+    for active in range(min(batch, world), 1, -1):
+        # What processes normalise together must have each sample equally often.
+        whole = batch % active == 0 and (norm != "sync" or world % active == 0)
+        if whole and (norm is None or _seen(norm, batch // active, active) >= least):
+            return active, 1
+    return 1, 1
+
+
+def _shared_blocks(recipe: Recipe, data: Dataset, batch: int, world: int) -> tuple[int, int]:
+    """Return `divided` of P x K blocks: each process has whole ones, or all share each block, in parts of whole people.
+
+    Then no more processes than people have samples.
+    """
+    blocks, rest = divmod(batch, data.block)
+    asked = recipe.train.micro_batch or data.block
+    if not rest and blocks % world == 0 and asked == data.block:
+        return world, 1
+    whole = f"train.batch_size={data.block * world} gives each process a whole block"
+    if rest or asked != data.block:
+        found = f"{batch} samples of an update in micro-batches of {asked}"
+        expected = f"whole blocks of {data.block}, P x K of data.sampler"
+        raise UserError("train", found, expected, f"take micro_batch {data.block}; {whole}")
+    found = f"{number_of(blocks, 'blocks')} of {data.block}, P x K of data.sampler, over {world} processes"
+    if not data.part or not isinstance(recipe.task, ComparesSamples) or recipe.task.gather != "all":
+        raise UserError(
+            "train.batch_size",
+            found,
+            "whole blocks on each, for samples are compared on their own process",
+            whole if not data.part else f"{whole}, and with task.gather=all processes share one",
+        )
+    people = data.block // data.part
+    if people > world and people % world:
+        expected = f"equally many of its {people} people on each"
+        raise UserError("data.sampler", found, expected, f"take a multiple of {world} people; or {whole}")
+    active = min(people, world)
+    return active, active
+
+
+def updates(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
     """Updates of an epoch and of the whole training.
 
     Raises UserError where a batch is larger than the data, or the warm-up longer than the training.
     """
     train, size = recipe.train, data.train.size
-    per_epoch = size // train.batch_size
+    batch = samples_per_update(train.batch_size, world)
+    per_epoch = size // batch
     if per_epoch == 0:
-        raise UserError("train.batch_size", f"{train.batch_size}, of {size} samples", f"at most {size}")
+        raise UserError("train.batch_size", f"{batch}, of {size} samples", f"at most {size}")
     try:
-        train.schedule.refuse_short(train.length, per_epoch, train.batch_size)
+        train.schedule.refuse_short(train.length, per_epoch, batch)
     except ValueError as error:
         raise UserError("train", f"of {number_of(per_epoch, 'updates')} an epoch, {error}") from None
-    return per_epoch, train.length.steps(per_epoch, train.batch_size)
+    return per_epoch, train.length.steps(per_epoch, batch)
 
 
 def batch_norm(recipe: Recipe) -> Literal["batch", "sync"] | None:
@@ -124,9 +218,8 @@ def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
 
 def halved(plan: Plan) -> Plan:
     """The same updates in micro-batches of half the size, or of the largest that divides the share of a process."""
-    share = plan.micro_batch * plan.accumulation
-    micro = max(m for m in range(1, plan.micro_batch // 2 + 1) if share % m == 0)
-    return replace(plan, micro_batch=micro, accumulation=share // micro)
+    micro = max(m for m in range(1, plan.micro_batch // 2 + 1) if plan.share % m == 0)
+    return replace(plan, micro_batch=micro, accumulation=plan.share // micro)
 
 
 def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
@@ -157,15 +250,29 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
     """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
     lines = [
         f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
-        f"batch {plan.batch_size} = {plan.world} process(es) x {plan.accumulation} x {plan.micro_batch}"
+        f"batch {plan.batch_size} = {plan.active} process(es) x {plan.accumulation} x {plan.micro_batch}"
     ]
+    if plan.idle:
+        lines.append(
+            f"{plan.world} processes, {plan.idle} of them idle: an update has samples for {plan.active}; a larger "
+            f'train.batch_size, such as "1 per process", uses all and is another training'
+        )
+    if plan.parts > 1:
+        lines.append(
+            f"{plan.parts} processes share each block of {plan.micro_batch * plan.parts}: samples are compared with "
+            f"those of all, and batch norm, where there is any, sees the {plan.micro_batch} of its process"
+        )
     seen = batch_norm(recipe)
-    if seen is not None and _seen(seen, plan.micro_batch, plan.world) < plan.batch_size:
+    if seen is not None and _seen(seen, plan.micro_batch, plan.active) < plan.batch_size:
         lines.append(_statistics(plan, seen))
     if (rule := recipe.optim.lr_rule) is not None:
         ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
         rate = optimizer.rate(recipe.optim, plan.batch_size)
         lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
+    if (curve := recipe.train.schedule).metric:
+        least = f", down to {curve.floor:g} of the full rate" if curve.floor else ""
+        waits = number_of(curve.patience or 0, "evaluations")
+        lines.append(f"learning rate x {curve.gamma:g} each time {curve.metric} has not improved for {waits}{least}")
     for name, e in recipe.evaluations.items():
         when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
         if e.every is not None:
@@ -207,7 +314,7 @@ def _seen(norm: str, micro_batch: int, world: int) -> int:
 
 def _statistics(plan: Plan, seen: str) -> str:
     """Of how many samples batch norm takes its statistics, where that is not the batch."""
-    many = _seen(seen, plan.micro_batch, plan.world)
+    many = _seen(seen, plan.micro_batch, plan.active)
     whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
     others = ["norm: group does without"]
     if plan.world > 1 and seen != "sync":

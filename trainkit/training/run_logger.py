@@ -105,16 +105,21 @@ class RunLogger:
         self._due = min(steps, step + max(1, int(0.25 * seconds * done / max(now - self._told, 1e-9))))
         self._told = now
 
-    def line(self, step: int, steps: int, learned: Mapping[str, float], measured: Mapping[str, float]) -> None:
-        """Write down loss, speed and time shares since the last line, and say the first two."""
+    def line(
+        self, step: int, steps: int, batch_size: int, learned: Mapping[str, float], measured: Mapping[str, float]
+    ) -> None:
+        """Write down loss, speed and time shares since the last line, and say the first two.
+
+        `batch_size`: samples of an update over all processes.
+        """
         self.tracker.log(step, {**learned, **measured})
         loss, rate = learned["train/loss"], measured.get("speed/samples_per_s", 0.0)
         if self._bar is not None:
             # As the end of the run will say it: that of one line is up and down with what the machine does.
-            mean = self.recipe.train.batch_size * self.clock.steps / max(self.clock.training, 1e-9)
+            mean = batch_size * self.clock.steps / max(self.clock.training, 1e-9)
             self._bar.set_postfix_str(f"loss {loss:.4f}, {mean:.0f} samples/s mean so far", refresh=False)
         else:
-            left = (steps - step) * self.recipe.train.batch_size / rate if rate else 0.0
+            left = (steps - step) * batch_size / rate if rate else 0.0
             self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
 
     def scored(
@@ -174,6 +179,12 @@ class RunLogger:
         """Report that a score no longer improves, and that training ends with it."""
         self.say(f"step {step}: {metric} no longer improves; stopping early")
         self.tracker.event(step, "stopped_early", {"metric": metric})
+
+    def lr_reduced(self, step: int, times: int) -> None:
+        """Report that the learning rate is reduced, since a score no longer improves."""
+        curve = self.recipe.train.schedule
+        self.say(f"step {step}: {curve.metric} no longer improves; learning rate x {curve.gamma:g} (reduction {times})")
+        self.tracker.event(step, "lr_reduced", {"metric": curve.metric, "times": times})
 
     def draw(self, curves: Mapping[str, Columns]) -> None:
         """Draw the figures as they are now."""

@@ -6,6 +6,7 @@ import copy
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from trainkit.checkpoint import state_dict, storage
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError, few
@@ -24,6 +26,18 @@ from trainkit.training.finite_checks import not_finite
 from trainkit.training.loss_meter import LossMeter
 from trainkit.training.optimizer import Average
 from trainkit.training.plan import evaluated
+
+
+class Plateau(TypedDict):
+    """How long a score has not improved, and what came of it."""
+
+    best: float | None
+    waited: int
+    """Evaluations since the best."""
+    cooling: int
+    """Evaluations that are not counted yet, after a reduction."""
+    reduced: int
+    """How often the learning rate was reduced."""
 
 
 @dataclass
@@ -49,6 +63,8 @@ class TrainState:
     """The value that `stop_when` compares with."""
     waited: int = 0
     """Evaluations since that value improved."""
+    plateau: Plateau = field(default_factory=lambda: Plateau(best=None, waited=0, cooling=0, reduced=0))
+    """Counters of `train.schedule` where it is `plateau`."""
     left_out: list[int] = field(default_factory=list)
     """Steps whose update was left out, when it was computed, because it was not finite."""
     passed: list[list[int]] = field(default_factory=list)
@@ -76,7 +92,7 @@ class TrainState:
     """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = (
-        *("step", "elapsed", "best", "record", "waited", "left_out", "rollbacks", "trained", "final"),
+        *("step", "elapsed", "best", "record", "waited", "plateau", "left_out", "rollbacks", "trained", "final"),
         *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking", "spent"),
     )
 
@@ -162,6 +178,7 @@ class TrainState:
             ("recipe", "start a new run for a changed recipe"),
             ("data", "the data has changed since; start a new run"),
             ("frozen", "the frozen weights have changed since; start a new run"),
+            ("batch_size", "it is a number per process; resume with as many processes"),
             ("processes", "resume with that many processes; or add --elastic, and bits are no longer promised"),
         ):
             if elastic and key == "processes":
@@ -198,12 +215,14 @@ class TrainState:
 def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Json]:
     """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
     fixed = {**networks.frozen, **networks.cached}
+    size = recipe.train.batch_size
     return {
         "recipe": loader.digest(recipe),
         "data": data.meta.digest,
         "evaluated": {name: split.digest for name, split in evaluated(recipe, data).items()},
         "frozen": checksum(t for module in fixed.values() for t in module.state_dict().values()),
         "processes": runtime.world,
+        "batch_size": None if isinstance(size, int) else samples_per_update(size, runtime.world),
     }
 
 

@@ -166,7 +166,7 @@ def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) ->
     for name, module in networks.cached.items() if split.views else ():
         source = _Source(name, module, split, runtime)
         stored = networks.cache_on_disk or source.bytes > IN_MEMORY
-        seconds, size = 0.0, min(BATCH, split.at_once or BATCH, split.size)
+        seconds, size = 0.0, source.batch
         if not (stored and runtime.on_main(lambda s=source: (store / s.key / _MANIFEST).is_file())):
             took = []
             for number in range(3):
@@ -187,13 +187,15 @@ def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
 
     On the device. Takes twice its own memory while it is made.
     """
-    table = []
+    table, batches = [], list(stream.every_sample(split, BATCH, runtime.world, runtime.rank))
+    run = runtime.compiled(module, len(batches) * split.views)  # the last batch is padded: there is one shape
     for view in range(split.views):
         out = []
-        for rows, _ in stream.every_sample(split, BATCH, runtime.world, runtime.rank):
+        for rows, _ in batches:
             batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0, view=view)))
+            runtime.begin_batch()
             with runtime.accelerator.autocast():
-                out.append({"index": batch["index"], "value": module(batch["image"]).float()})
+                out.append({"index": batch["index"], "value": run(batch["image"]).float()})
         gathered = {key: runtime.gather(value) for key, value in stream.stack(out).items()}
         values = gathered["value"].new_empty((split.size, *gathered["value"].shape[1:]))
         values[gathered["index"]] = gathered["value"]
@@ -249,6 +251,7 @@ class _Source:
     """(samples x views, ...) of the table."""
 
     def __post_init__(self) -> None:
+        self.run: Callable[[Tensor], Tensor] = self.module  # compiled for the table alone: checks have other shapes
         self.first = self._forward(self._fetched(np.zeros(1, np.int64), view=0)["image"])
         self.shape = (self.split.size * self.split.views, *self.first.shape[1:])
         self.tf32 = self.runtime.device.type == "cuda" and torch.backends.cudnn.allow_tf32
@@ -296,15 +299,21 @@ class _Source:
 
     @torch.no_grad()
     def _forward(self, pictures: Tensor) -> Tensor:
+        self.runtime.begin_batch()
         with self.runtime.accelerator.autocast():
-            return self.module(pictures).float()
+            return self.run(pictures).float()
+
+    @property
+    def batch(self) -> int:
+        """Samples of one forward: the last ones are padded to it."""
+        return min(BATCH, self.split.at_once or BATCH, self.split.size)
 
     def block(self, first: int, going: Callable[[], bool]) -> np.ndarray | None:
         """Outputs of a block, float32 (samples, views, ...), of the samples from `first` on; None: told to stop."""
         split, runtime = self.split, self.runtime
         last = min(first + BLOCK, split.size)
         out: list[Batch] = []
-        size = min(BATCH, split.at_once or BATCH, split.size)
+        size = self.batch
         for begin in range(first, last, size * runtime.world):
             if not going():
                 return None
@@ -398,6 +407,7 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
         return not runtime.any_async(stopping())()
 
     began, said = time.monotonic(), time.monotonic()
+    source.run = runtime.compiled(source.module, -(-split.size // (source.batch * runtime.world)) * split.views)
     try:
         for number in range(done, -(-split.size // BLOCK)):
             values = source.block(number * BLOCK, going)
@@ -413,6 +423,7 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
                 )
         runtime.on_main(aside.publish)
     finally:
+        source.run = source.module
         aside.close()
     return True
 

@@ -222,7 +222,7 @@ class ThroughputMonitor:
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:
-        if self._recipe.train.compile == "off":
+        if self._runtime.compile == "off":
             return None
         # Before the mark everything is compiled for the first time.
         return self._recompiles.since() if self._clock.steps >= WARM else None
@@ -232,7 +232,7 @@ class ThroughputMonitor:
         settings = {
             "workers": recipe.loader.workers,
             "prefetch": recipe.loader.prefetch,
-            "compile": recipe.train.compile,
+            "compile": runtime.compile,
             "precision": runtime.precision,
             "channels_last": runtime.channels_last,
             "threads": torch.get_num_threads(),

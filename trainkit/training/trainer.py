@@ -28,7 +28,7 @@ from trainkit.tensors import full_tensor
 from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
-from trainkit.training.checkpointer import Checkpointer, Resume, load
+from trainkit.training.checkpointer import Checkpointer, Resume, load, recorded_compile
 from trainkit.training.determinism import DeterminismCheck
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.events import EventSchedule, recorded_decisions
@@ -71,14 +71,14 @@ class Trainer:
         self.logger = logger = logger or RunLogger(recipe)
         self.clock = logger.clock = Clock(device_timeline.of(runtime.device))
         self.resume, self.stop = resume or Resume(), stop or Stop()
+        runtime.choose_compile(recipe, planning.updates(recipe, data, runtime.world)[1], recorded_compile(self.resume))
         self.model = model = Model(recipe, data.meta, runtime, weights or {})
         self.plan = Plan.make(recipe, data, runtime.world, runtime.rank)
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
         self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
         self.monitor = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger)
         self.meter = LossMeter(runtime)
-        same = identity(recipe, data, model.networks, runtime)
-        self.state = state = model.state(self.events, self.meter, same)
+        self.state = state = model.state(self.events, self.meter, identity(recipe, data, model.networks, runtime))
         load(self.resume, state, runtime, logger)
         self.first_step = state.step
         self.memory = MicroBatching(recipe, data, model.networks, runtime, state, logger, self.resume.events)
@@ -86,8 +86,8 @@ class Trainer:
         self.plan = self.memory.apply(self.plan)
         self.batches = BatchStream(recipe, data, model, runtime, logger, cache, self.stop)
         self.checkpoints = Checkpointer(recipe, state, model, self.batches, runtime, logger, self.resume)
-        parts = (model, state, self.checkpoints, self.memory)
-        self.evaluator = Evaluator(recipe, data, *parts, runtime, logger, self.stop)
+        parts = (model, state, self.checkpoints, self.memory, runtime, logger, self.stop)
+        self.evaluator = Evaluator(recipe, data, *parts)
         self.guards: list[Guard] = []
         if recipe.train.nonfinite != "skip":  # with it a step is judged before it is made
             self.guards.append(NonFiniteGuard(recipe.train.nonfinite))
@@ -183,7 +183,8 @@ class Trainer:
         step = self.state.step
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
-        return StepContext(step, epoch, step / self.plan.steps, self.monitor.gather, self.runtime.autocast)
+        gather = self.plan.gathered(self.monitor.gather)
+        return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast, self.plan.place)
 
     def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
@@ -209,14 +210,16 @@ class Trainer:
 
     def accumulate(self, batches: Iterator[Batch], at: StepContext) -> list[Loss]:
         """Add up the gradients of the micro-batches of a step, averaged over processes; returns their losses."""
-        losses: list[Loss] = []
+        losses, at = list[Loss](), self.memory.context(at)
         for micro in range(self.plan.accumulation):
             batch = next(batches)
+            self.runtime.begin_batch()
             self.clock.to("forward")
-            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.runtime.rank)
+            rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
             synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
-            with self.runtime.no_sync(self.model.net, last=synchronised):
-                loss = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
+            with self.runtime.no_sync(self.model.net, last=synchronised), self.memory.micro_batch():
+                own = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
+                loss = self.memory.made(self.plan.counted(own))
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
@@ -236,7 +239,7 @@ class Trainer:
             nonfinite.skip(update, self.model, self.state, self.logger)
         else:
             self.checkpoints.wait_for_copies("optimizer")  # what one still copies must not change
-            self.model.update(self.plan.lr(self.recipe, at.step), at.step)
+            self.model.update(self.plan.lr(self.recipe, at.step, self.state.plateau["reduced"]), at.step)
             self.meter.add(update.losses, full_tensor(update.norm))
         self.model.zero_grad()
 
@@ -276,8 +279,7 @@ class Trainer:
         due = events.ask(state.step, state.elapsed + elapsed, elapsed / max(1, state.step - self.first_step))
         if "log" in due:
             self.log()
-        names = [name.removeprefix("evaluate.") for name in due if name.startswith("evaluate.")]
-        if left := self.evaluator.run(names):
+        if left := self.evaluator.run(name.removeprefix("evaluate.") for name in due if name.startswith("evaluate.")):
             undone = {f"evaluate.{name}" for name in left} | {"checkpoint", "safeguard", "figures"}
             events.give_back(undone.intersection(due))
             return False
@@ -296,13 +298,12 @@ class Trainer:
         skipped, lr = self.state.skipped(), self.model.optimizer.param_groups[0]["lr"]
         learned = {**self.meter.read(), **({"train/left_out": skipped} if skipped else {})}
         learned |= {"train/lr": lr, "train/epoch": self.state.step / self.plan.steps_per_epoch}
-        self.logger.line(self.state.step, self.plan.steps, learned, self.monitor.window())
+        self.logger.line(self.state.step, self.plan.steps, self.plan.batch_size, learned, self.monitor.window())
         self.meter.clear()
 
     def stops_early(self) -> bool:
         """Return whether the score that `stop_when` names no longer improves; say so."""
-        rule = self.recipe.stop_when
-        if rule is None or self.state.waited < rule.patience:
+        if (rule := self.recipe.stop_when) is None or self.state.waited < rule.patience:
             return False
         self.logger.stopped_early(self.state.step, rule.metric)
         return True

@@ -24,7 +24,7 @@ from trainkit.data.images.augment import Light
 from trainkit.data.people import dataset
 from trainkit.data.people.dataset import ModalityDropout, People, combined
 from trainkit.data.people.modalities import subsets
-from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs
+from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs, parts_of
 from trainkit.data.people.tokenizer import Captions, Words
 from trainkit.data.synthetic import people as sample_people
 from trainkit.errors import UserError
@@ -441,6 +441,52 @@ def test_processes_read_whole_blocks_of_different_people(home, world):
         assert (np.concatenate(micros) == data.train.order(update // 4, 12)[update % 4, :]).all()
     late = list(plans[0].keys(data.train, 5))
     assert all((a[1] == b[1]).all() for a, b in zip(late, streams[0][5 * plans[0].accumulation :], strict=True))
+
+
+def contents(batch: dict) -> tuple[Counter, Counter]:
+    """What a training batch holds, in any order: its records with all that was drawn for them, and its queries."""
+    pictures = [picture for name in MODALITIES[:4] for picture in batch[f"image.{name}"]]
+    seen = [*zip(pictures, batch["augment"], strict=True), *((words,) for words in batch["text"])]
+    keys = zip(batch["modality"].tolist(), batch["index"].tolist(), batch["label"].tolist(), strict=True)
+    rows = [(*key, *(part.numpy().tobytes() for part in some)) for key, some in zip(keys, seen, strict=True)]
+    asked = [tuple(rows[row] for row in query if row >= 0) for query in batch["queries"].tolist()]
+    return Counter(rows), Counter(asked)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+@pytest.mark.parametrize("queries", ["all", "one"])
+@pytest.mark.parametrize("spec", [PK(people=6, each=4), ModalPK(people=6, each=5), Pairs(people=12, each=3)])
+def test_the_parts_of_a_block_hold_what_the_whole_holds(home, spec, queries, parts):
+    dropped = ModalityDropout(p=0.5)
+    data = block(home, sampler=spec, augment=LIGHT, token_dropout=0.3, queries=queries, modality_dropout=dropped).open(
+        3
+    )
+    train, whole_people = data.train, 0
+    assert (data.block, data.part) == (spec.block, spec.each)
+    for epoch in range(8):
+        rows = train.order(epoch, spec.block)[0, :]
+        cut = [train.divide(rows, number, parts) for number in range(parts)]
+        batches = [train.fetch(indices, epoch) for indices in cut]
+        assert all(len(batch["label"]) == spec.block // parts for batch in batches)
+        whole, divided = contents(train.fetch(rows, epoch)), [contents(batch) for batch in batches]
+        assert sum((one[0] for one in divided), Counter()) == whole[0]
+        wanted = subsets() if queries == "all" else [(1, 2, 3, 4)]
+        for batch in batches:
+            _, person = np.unique(batch["label"], return_inverse=True)
+            alone = combined(person, batch["modality"].numpy(), wanted, any_of=queries == "one", cap=True)
+            assert len(batch["queries"]) == sum(map(len, alone)), "as of its own records: no more than is gathered"
+        if sum(len(batch["label"].unique()) for batch in batches) == len({label for _, _, label, *_ in whole[0]}):
+            whole_people += 1
+            assert sum((one[1] for one in divided), Counter()) == whole[1]
+    assert whole_people == 8 or isinstance(spec, Pairs)
+    assert whole_people or parts > 3, "blocks in which nobody is in two parts"
+
+
+def test_draws_of_one_person_are_in_one_part_as_far_as_there_is_room():
+    assert parts_of(np.arange(8), 4).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert parts_of(np.array([5, 7, 5, 6, 7, 8]), 2).tolist() == [0, 1, 0, 0, 1, 1]
+    assert parts_of(np.array([5, 5, 5, 6]), 2).tolist() == [0, 0, 1, 1]
+    assert parts_of(np.array([5, 5]), 2).tolist() == [0, 1]
 
 
 # ---- What is refused, and said ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from trainkit.data.people import pk_report, tokenizer
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
-from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler
+from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler, parts_of
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
@@ -165,7 +165,7 @@ class People:
         )
         said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
         train = replace(train, draw=draw)
-        return Dataset(meta, train, scored, (*said, *told), self.block)
+        return Dataset(meta, train, scored, (*said, *told), self.block, self.sampler.each)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""
@@ -347,26 +347,46 @@ class PeopleSplit(TrainSplit):
             raise ValueError(f"{self.name} is no split to train on")
         return self.draw.order(epoch, batch_size)
 
+    def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
+        """Return indices with which `fetch` reads part `number` of the block `rows`: those of others lie behind `rows`.
+
+        Each part has equally many draws of K records, all of a person in one, as far as it has room for them: `pairs`
+        may draw somebody more often.
+        """
+        part = parts_of(self.label[rows[:: self.data.sampler.each]], parts)
+        ahead = np.repeat((part - number) % parts, self.data.sampler.each)
+        return rows + len(self.rows) * ahead
+
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the records at `indices`: in training in the order of their modalities, with queries among them and the
         numbers of their augmentation; in evaluation as they come, which is in that order.
 
         What is drawn for a record depends on its batch, so that one drawn twice, in an epoch or in a batch, is not seen
-        twice alike. Raises UserError at a damaged row, ValueError where an evaluation is asked for out of order.
+        twice alike. Of a block that processes share (`divide`) a part is read, and drawn as for the whole. Raises
+        UserError at a damaged row, ValueError where an evaluation is asked for out of order.
         """
-        indices = np.array(indices, dtype=np.int64)
+        part, indices = np.divmod(np.asarray(indices, np.int64), len(self.rows))
         training = self.protocol is None
         modality = self.modality[indices]
         if (modality[1:] < modality[:-1]).any():
             if not training:
                 raise ValueError(f"{self.name}: records that are not in the order of their modalities")
             order = np.argsort(modality, kind="stable")
-            indices, modality = indices[order], modality[order]
+            indices, modality, part = indices[order], modality[order], part[order]
+        batch, own = {}, part == 0
+        # Drawn for the whole block, whichever part of it is read.
+        salt = zlib.crc32(indices.tobytes())
+        keys = np.empty(0, np.int64)
+        if training:
+            # A number for each record of the batch, by which all else that is drawn for it is drawn.
+            keys = rng.words(self.seed, "batch", epoch, salt, np.arange(len(indices))).view(np.int64)[own]
+            batch["queries"] = torch.from_numpy(self._asked(self.label[indices], modality, part, epoch, salt))
+        indices, modality = indices[own], modality[own]
         rows, label = self.rows[indices], self.label[indices].astype(np.int64)
         cuts = np.searchsorted(modality, np.arange(len(MODALITIES) + 1))
         # Mapped arrays give mapped arrays, which take numpy longer.
         images = np.asarray(self.packed.fetch(self.index.picture[rows[: cuts[TEXT]]]))
-        batch = {
+        batch |= {
             "label": torch.from_numpy(label),
             "modality": torch.from_numpy(modality.astype(np.int64)),
             "index": torch.from_numpy(indices),
@@ -374,9 +394,6 @@ class PeopleSplit(TrainSplit):
         }
         ids = self.ids[indices[cuts[TEXT] :] - self._first_caption] if self.ids is not None else None
         if training:
-            salt = zlib.crc32(indices.tobytes())
-            # A number for each record of the batch, by which all else that is drawn for it is drawn.
-            keys = rng.words(self.seed, "batch", epoch, salt, np.arange(len(indices))).view(np.int64)
             if isinstance(self.data.augment, Light):
                 self.data.augment.equalise(images, self.seed, epoch, keys[: cuts[TEXT]])
                 numbers = self.data.augment.numbers(self.seed, epoch, keys[: cuts[TEXT]], self.data.side, view)
@@ -384,7 +401,6 @@ class PeopleSplit(TrainSplit):
             if ids is not None and self.ends is not None and self.data.token_dropout:
                 draws = rng.uniform(self.seed, "tokens", epoch, keys[cuts[TEXT] :, None], np.arange(ids.shape[1]))
                 ids = tokenizer.leave_out(ids, draws, self.data.token_dropout, *self.ends)
-            batch["queries"] = torch.from_numpy(self._asked(label, modality, epoch, salt))
         for code in self.known:
             if code != TEXT:
                 batch[f"image.{MODALITIES[code]}"] = torch.from_numpy(images[cuts[code] : cuts[code + 1]])
@@ -411,14 +427,16 @@ class PeopleSplit(TrainSplit):
     def _subsets(self) -> list[tuple[int, ...]]:
         return subsets(tuple(MODALITIES[code] for code in self.known))
 
-    def _asked(self, label: np.ndarray, modality: np.ndarray, epoch: int, salt: int) -> np.ndarray:
-        """Make the queries of a training batch, int64 (queries, 5): rows of the batch, -1 for none.
+    def _asked(self, label: np.ndarray, modality: np.ndarray, part: np.ndarray, epoch: int, salt: int) -> np.ndarray:
+        """Make the queries of part 0 of a training batch, int64 (queries, 5): rows of that part, -1 for none.
 
         A combination is asked once for each of the records that a person has of the modality with the most of them, of
         several modalities no more often than half of the person's records. So a batch of n records has n + n/2 x S
         queries at the most, with S the combinations of several: a bound that does not depend on who is in it.
         """
-        _, person = np.unique(label, return_inverse=True)
+        # Records of one process are fused: who is in other parts too is somebody else there.
+        elsewhere = (part > 0) & np.isin(label, label[part == 0])
+        _, person = np.unique(np.where(elsewhere, len(self.names) + label, label), return_inverse=True)
         others = tuple(code for code in self.known if code != RGB)
         if self.data.queries == "one":
             asked = combined(person, modality, [others], any_of=True, cap=True)[0]
@@ -427,14 +445,15 @@ class PeopleSplit(TrainSplit):
         else:
             asked = np.zeros((0, len(MODALITIES)), np.int64)
         dropout = self.data.modality_dropout
-        if dropout is None or epoch < dropout.from_epoch or not len(asked):
-            return asked
-        draws = rng.uniform(
-            self.seed, "modality_dropout", epoch, salt, np.arange(len(asked))[:, None], np.arange(len(MODALITIES))
-        )
-        draws = np.where(asked >= 0, draws, -1.0)
-        stays = (draws >= dropout.p) | (draws == draws.max(1, keepdims=True))
-        return np.where(stays, asked, -1)
+        if dropout is not None and epoch >= dropout.from_epoch and len(asked):
+            draws = rng.uniform(
+                self.seed, "modality_dropout", epoch, salt, np.arange(len(asked))[:, None], np.arange(len(MODALITIES))
+            )
+            draws = np.where(asked >= 0, draws, -1.0)
+            stays = (draws >= dropout.p) | (draws == draws.max(1, keepdims=True))
+            asked = np.where(stays, asked, -1)
+        place = np.append(np.where(part == 0, np.cumsum(part == 0) - 1, -1), -1)  # and -1 stays -1
+        return place[asked[part[asked.max(1)] == 0]]
 
 
 def combined(

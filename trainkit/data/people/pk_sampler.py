@@ -441,6 +441,22 @@ class DrawnRowOrder:
         return self._draw.update(self._first + update, self._together)[part].copy()
 
 
+def parts_of(persons: np.ndarray, parts: int) -> np.ndarray:
+    """Divide the draws of a block among equal parts; returns the part of each, int64.
+
+    Draws of one person are in one part, as far as it has room for them. Parts of different people are runs of draws.
+    """
+    _, first, number, counts = np.unique(persons, return_index=True, return_inverse=True, return_counts=True)
+    part, room = np.empty(len(persons), np.int64), np.full(parts, len(persons) // parts)
+    for person in np.lexsort((first, -counts)):  # where room is short, whoever is drawn most often comes first
+        draws = np.flatnonzero(number == person)
+        fits = np.flatnonzero(room >= len(draws))[:1]
+        for draw in draws:
+            part[draw] = fits[0] if len(fits) else np.flatnonzero(room)[0]
+            room[part[draw]] -= 1
+    return part
+
+
 def _run(start: np.ndarray, end: np.ndarray, which: np.ndarray, need: int) -> _Runs:
     """Choose `need` records of a run of cells, without regard to modalities."""
     size = end - start

@@ -1,0 +1,50 @@
+"""Measure what trainkit does on a GPU, and write docs/gpu.md.
+
+python -m benchmarks.gpu                 all parts
+python -m benchmarks.gpu equality        one: equality, memory, speed, claims
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+
+PARTS = {"equality": ("equality",), "memory": ("memory",), "speed": ("speed", "several"), "claims": ("claims",)}
+"""Modules of each part."""
+NEEDED = ("torch", "accelerate", "pydantic", "yaml", "numpy", "safetensors", "timm", "psutil", "filelock")
+"""Packages without which nothing can be measured; others are asked for by the rows that need them."""
+
+
+def main(words: list[str]) -> int:
+    """Measure a part, or all; returns 0, 1 where a row fails, 2 where the command is wrong or a package is missing."""
+    parts = list(PARTS) if not words else words[:1]
+    if len(words) > 1 or parts[0] not in PARTS:
+        print(f"error: PART is {' '.join(words)!r}; expected one of {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        found = f"{sys.executable} has no {', '.join(missing)}"
+        print(f"error: {found}; give another one: make gpu PYTHON=...", file=sys.stderr)
+        return 2
+    import torch
+
+    if not torch.cuda.is_available():
+        print("0 tests: there is no GPU here, and nothing was measured")
+        return 0
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from benchmarks.gpu import report
+
+    modules = {name: importlib.import_module(f"benchmarks.gpu.{name}") for names in PARTS.values() for name in names}
+    titles = [module.TITLE for module in modules.values()]
+    scale, failed = report.Scale(device=torch.device("cuda", 0), tiny=False), 0
+    for name in (name for part in parts for name in PARTS[part]):
+        on, rows = report.measure(name, modules[name], scale)
+        report.write({modules[name].TITLE: report.section(modules[name].TITLE, on, rows)}, titles)
+        failed += sum(row.result == "fails" for row in rows)
+        print(f"{modules[name].TITLE}: {len(rows)} rows; docs/gpu.md")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

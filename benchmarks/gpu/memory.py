@@ -1,0 +1,193 @@
+"""Memory: running out of it on purpose, growth over many steps, and what preflight forecasts of it and of time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import psutil
+import torch
+from torch import nn
+
+from benchmarks.gpu.report import Check, Row, Scale, require_cuda, run
+from benchmarks.gpu.trainings import TASKS, advance, needs, on, opened, recipe, teacher, training
+from trainkit.diagnostics import preflight
+from trainkit.distributed.runtime import Runtime
+from trainkit.training.plan import Plan
+from trainkit.training.trainer import Trainer
+
+TITLE = "Memory: smaller portions where it runs out, no growth, a forecast that holds"
+SPARED = 0.6
+"""Share of what a step takes beside weights that is left to a training which is to run out of memory."""
+LARGER = {
+    "classify": ("train.batch_size=512",),
+    "embed": ("train.batch_size=256",),
+    "adadistill": ("train.batch_size=256",),
+    "segment2d": ("train.batch_size=32",),
+    "segment3d": ("train.batch_size=8",),
+}
+"""Changes with which the activations of a step are far more than the allocator's smallest block, 2 MiB."""
+GROWTH = 2 << 20
+"""Bytes on the device by which a training may be larger after many steps: a block of the allocator."""
+HOST_GROWTH = 64 << 20
+"""The same of the process: NumPy's and Python's allocators keep what they once had."""
+FORECAST = 0.05
+
+
+def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
+    """Yield a row for each measurement that is not `done`."""
+    return run(_checks(scale), done)
+
+
+def _checks(scale: Scale) -> Iterator[Check]:
+    for task in TASKS:
+        what = f"{task}: memory runs out, train.on_oom: halve"
+        yield what, "goes on with half the portion, finite losses", functools.partial(_runs_out, scale, task)
+    for task in ("classify", "adadistill", "segment2d"):
+        what = f"{task}: memory after {_many(scale):,} steps and after a tenth of them"
+        yield what, "no growth", functools.partial(_grows, scale, task)
+    for task in ("classify", "segment2d"):
+        for what in ("greatest memory", "seconds of a step"):
+            said = f"{task}: {what}, forecast by preflight and measured"
+            yield said, f"within {FORECAST:.0%}", functools.partial(_forecast, scale, task, what)
+
+
+# ---- Running out
+
+
+def _runs_out(scale: Scale, task: str) -> tuple[bool, str]:
+    needs(task)
+    words = ("train.on_oom=halve", "train.precision=no", *(() if scale.tiny else LARGER.get(task, ())))
+    with training(task, scale, *words) as trainer, _measured(scale, trainer) as took:
+        advance(trainer, 2)
+    with training(task, scale, *words) as trainer:
+        before = trainer.plan.micro_batch
+        with _limited(scale, trainer, took()):
+            losses = advance(trainer, 3)
+        portion = trainer.state.micro_batch
+    finite = all(bool(loss.isfinite()) for loss in losses) and len(losses) == 3
+    if portion is None:
+        return False, f"memory did not run out with {before}"
+    return finite and portion <= before // 2, f"{before} became {portion}, losses {'' if finite else 'not '}finite"
+
+
+@contextlib.contextmanager
+def _measured(scale: Scale, trainer: Trainer) -> Iterator[Callable[[], int]]:
+    """Within it, what a step takes: bytes beside weights on a GPU, rows of the first convolution on a CPU."""
+    if scale.device.type == "cuda":
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        yield lambda: peak - held
+        peak = torch.cuda.max_memory_allocated()
+        return
+    rows: list[int] = []
+    hook = _first(trainer).register_forward_pre_hook(lambda net, given: rows.append(len(given[0])))
+    yield lambda: max(rows)
+    hook.remove()
+
+
+@contextlib.contextmanager
+def _limited(scale: Scale, trainer: Trainer, took: int) -> Iterator[None]:
+    """Leave a training too little memory for a step; on a CPU its first convolution says so of too many rows."""
+    if scale.device.type == "cuda":
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(scale.device).total_memory
+        # The optimizer's state comes with the first step: twice the weights at most.
+        weights = sum(p.numel() * p.element_size() for p in trainer.model.bare.parameters())
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, (torch.cuda.memory_reserved() + 2 * weights + SPARED * took) / total)
+        )
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+
+    def refuse(net: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if len(given[0]) > SPARED * took:
+            raise torch.OutOfMemoryError(f"{len(given[0])} rows, on purpose")
+
+    hook = _first(trainer).register_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _first(trainer: Trainer) -> nn.Module:
+    return next(m for m in trainer.model.bare.modules() if isinstance(m, nn.Conv2d | nn.Conv3d))
+
+
+# ---- Growth
+
+
+def _many(scale: Scale) -> int:
+    return 30 if scale.tiny else 2000
+
+
+def _grows(scale: Scale, task: str) -> tuple[bool | None, str]:
+    needs(task)
+    process, many = psutil.Process(), _many(scale)
+    with training(task, scale, "train.length=100000 steps") as trainer:
+        advance(trainer, many // 10)
+        before = _held(scale), process.memory_info().rss
+        advance(trainer, many - many // 10)
+        device, host = _held(scale) - before[0], process.memory_info().rss - before[1]
+    said = f"device {device / 2**20:+.1f} MiB, process {host / 2**20:+.1f} MiB"
+    return device <= GROWTH and host <= HOST_GROWTH, said
+
+
+def _held(scale: Scale) -> int:
+    if scale.device.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+# ---- The forecast
+
+
+def _forecast(scale: Scale, task: str, what: str) -> tuple[bool | None, str]:
+    """Compare what preflight says after seconds with a training of some hundred steps."""
+    told, found = _both(scale, task)
+    if what == "greatest memory":
+        require_cuda(scale, "on a CPU it is that of the whole process, which has trained before")
+    said, true = told[what], found[what]
+    off = abs(said - true) / true
+    unit = "GB" if what == "greatest memory" else "s"
+    # On a CPU that other programs use, too, a forecast of time says nothing.
+    held = off <= FORECAST if scale.device.type == "cuda" else None
+    return held, f"{said:.4g} and {true:.4g} {unit}, {off:.1%} off"
+
+
+@functools.cache
+def _both(scale: Scale, task: str) -> tuple[dict[str, float], dict[str, float]]:
+    steps, words = (10 if scale.tiny else 300), ("train.length=100000 steps",)
+    made, data = recipe(task, scale, words), opened(task, scale.tiny)
+    with on(scale.device), tempfile.TemporaryDirectory() as home:
+        _fresh(scale)
+        runtime, found = Runtime(made), {"teacher": teacher(home)} if task == "adadistill" else {}
+        tried = preflight.fly(made, data, runtime, found, Path(home), Path(home) / "outputs")
+        cut = Plan.make(made, data, runtime.world, runtime.rank)
+        step = preflight.forecast(made, cut, tried).step_s
+    with training(task, scale, *words) as trainer:
+        _fresh(scale)
+        advance(trainer, 5)
+        trainer.runtime.synchronize()
+        began = time.perf_counter()
+        advance(trainer, steps)
+        trainer.runtime.synchronize()
+        took = (time.perf_counter() - began) / steps
+        peak = torch.cuda.max_memory_allocated() / 1e9 if scale.device.type == "cuda" else 0.0
+    names = ("greatest memory", "seconds of a step")
+    return dict(zip(names, (tried.peak_gb, step), strict=True)), dict(zip(names, (peak, took), strict=True))
+
+
+def _fresh(scale: Scale) -> None:
+    if scale.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

@@ -1,0 +1,139 @@
+"""`make gpu`: rows of equality and memory on the CPU, with the device swapped; what is kept and shown of rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import claims, equality, memory, report, several, speed
+from benchmarks.gpu.report import Row, Scale, Skipped
+
+CPU = Scale(device=torch.device("cpu"), tiny=True)
+TITLES = [part.TITLE for part in (equality, memory, speed, several, claims)]
+NEEDS_A_GPU = {"tests marked gpu", "Triton kernel: softmax over classes in one pass"}
+
+
+def measured(part, *begins: str) -> dict[str, Row]:
+    """Rows of a part that begin with one of these words, by name."""
+    every = [what for what, _, _ in part._checks(CPU)]
+    left_out = [what for what in every if not what.startswith(begins)]
+    found = {row.what: row for row in part.rows(CPU, left_out)}
+    assert set(found) == set(every) - set(left_out) and len(set(every)) == len(every) and found
+    return found
+
+
+def refuse_failed(found: dict[str, Row], skipped: set[str] = frozenset()) -> None:
+    assert not [row for row in found.values() if row.result == "fails"]
+    assert {row.what for row in found.values() if row.result == "skipped"} == skipped
+
+
+def test_losses_and_what_is_made_of_predictions_are_compared():
+    refuse_failed(measured(equality, "loss, ", "of predictions, ", "tests", "Triton"), NEEDS_A_GPU)
+
+
+def test_another_number_or_an_error_fails_its_row_and_the_others_go_on(monkeypatch):
+    first, second, *_ = equality.parts.LOSSES
+    wrong = {first: lambda d: d.x_BD.sum() * (1 + 1e-2 * (d.x_BD.dtype == torch.float32)), second: lambda d: 1 / 0}
+    monkeypatch.setattr(equality.parts, "LOSSES", {**wrong, "right": lambda d: d.x_BD.sum()})
+    checks = [check for check in equality._checks(CPU) if check[0].startswith("loss, ")]
+    found = list(report.run(checks, ()))
+    assert [row.result for row in found] == ["fails", "fails", "ok"]
+    assert "float32 1.0e-02" in found[0].measured and found[1].measured.startswith("ZeroDivisionError")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("begin", ["network, ", "classify", "embed", "adadistill", "reid", "segment2d", "segment3d"])
+def test_networks_and_trainings_are_compared(begin, store):
+    found = measured(equality, begin)
+    lacking = {what for what in found if "fp16" in what or ", compile" in what}
+    refuse_failed(found, {what for what in lacking if not what.startswith("classify, compile default")})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_memory_runs_out_and_does_not_grow(store):
+    found = measured(memory, "")
+    refuse_failed(found, {what for what in found if "greatest memory" in what})
+    assert all("became" in row.measured for what, row in found.items() if "runs out" in what)
+
+
+def test_a_training_whose_memory_does_not_run_out_fails_its_row(store, monkeypatch):
+    monkeypatch.setattr(memory, "SPARED", 2.0)
+    held, said = memory._runs_out(CPU, "classify")
+    assert not held and said == "memory did not run out with 32"
+
+
+# ---- What is kept and shown
+
+
+def test_rows_are_kept_and_measured_once_for_a_machine_and_its_code(tmp_path, monkeypatch):
+    asked = []
+
+    def rows(scale, done):
+        asked.append(set(done))
+        for what in ("a", "b"):
+            if what not in done:
+                yield Row(what=what, expected="1", measured="1", result="ok")
+            if len(asked) == 1:
+                return
+
+    part = SimpleNamespace(rows=rows)
+    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a"]
+    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a", "b"]
+    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a", "b"]
+    assert asked == [set(), {"a"}, {"a", "b"}]
+    monkeypatch.setattr(report, "machine", lambda device: {"device": "another"})
+    report.measure("speed", part, CPU, tmp_path)
+    assert asked[-1] == set()
+
+
+def test_the_page_keeps_the_parts_that_were_not_measured(tmp_path):
+    page, row = tmp_path / "gpu.md", Row(what="a", expected="1 | 2", measured="1", result="ok")
+    report.write({}, TITLES, page)
+    assert page.read_text().count(report.NOTHING) == len(TITLES)
+    for title in (memory.TITLE, speed.TITLE):
+        report.write({title: report.section(title, {"device": "G", "torch": "2"}, [row])}, TITLES, page)
+    text = page.read_text()
+    assert text.count("| a | 1 / 2 | 1 | ok |") == 2 and text.count(report.NOTHING) == len(TITLES) - 2
+    assert [text.index(f"## {title}\n") for title in TITLES] == sorted(text.index(f"## {title}\n") for title in TITLES)
+    report.write({}, TITLES, page)
+    assert page.read_text() == text and "G, torch 2; " in text and ": 1 ok." in text
+
+
+def test_the_page_of_the_project_has_every_part():
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert text.startswith(report.INTRODUCTION) and all(f"\n## {title}\n" in text for title in TITLES)
+
+
+def test_without_a_gpu_nothing_is_measured_and_said(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main([]) == command.main(["memory"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["0 tests: there is no GPU here, and nothing was measured"] * 2
+    assert (
+        command.main(["memroy"]) == 2 and "expected one of equality, memory, speed, claims" in capsys.readouterr().err
+    )
+    monkeypatch.setattr(command, "NEEDED", ("no_such_package",))
+    assert command.main([]) == 2 and "no_such_package; give another one" in capsys.readouterr().err
+
+
+def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):
+    row = Row(what="w", expected="e", measured="m", result="fails")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(report, "machine", lambda device: {"device": "G"})
+    for module in (equality, memory, speed, several, claims):
+        monkeypatch.setattr(module, "rows", lambda scale, done: iter([row]))
+    monkeypatch.setattr(report.measure, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(report.write, "__defaults__", (tmp_path / "gpu.md",))
+    assert command.main(["speed"]) == 1
+    text = (tmp_path / "gpu.md").read_text()
+    assert text.count("| w | e | m | fails |") == 2 and text.count(report.NOTHING) == 3
+    assert "fails    w: m (expected: e)" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_said():
+    with pytest.raises(Skipped, match="no_such_package is not installed"):
+        report.require("no_such_package")
