@@ -8,7 +8,7 @@ import importlib.util
 import json
 import os
 import platform
-import subprocess
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -55,6 +55,9 @@ def run(checks: Iterable[Check], done: Collection[str]) -> Iterator[Row]:
             result = "no goal" if held is None else "ok" if held else "fails"
         except Skipped as reason:
             result, measured = "skipped", str(reason)
+        except ModuleNotFoundError as error:
+            own = (error.name or "").startswith(("trainkit", "benchmarks"))
+            result, measured = ("fails", str(error)) if own else ("skipped", f"{error.name} is not installed")
         except Exception as error:
             result, measured = "fails", f"{type(error).__name__}: {error}"
         _free()
@@ -83,11 +86,15 @@ def _free() -> None:
 # ---- Kept, and shown
 
 KEPT, PAGE = ROOT / "build" / "gpu", ROOT / "docs" / "gpu.md"
+LIMIT = 420
+"""Seconds after which a part begins no further row."""
+BROKEN = "CUDA error"
+"""How torch words an error after which CUDA is of no use to the process; it words memory that runs out otherwise."""
 INTRODUCTION = """# On a GPU
 
 Written by `make gpu` and never by hand. `make gpu PART=equality` (or `memory`, `speed`, `claims`) does one part in
-about 8 minutes; without `PART` all are done, one after another. The same command goes on where it was interrupted: rows
-of the same machine, versions and commit are kept in `build/gpu/`.
+about 8 minutes, or says that the same command goes on; without `PART` all are done, one after another. Rows of the same
+machine, versions and code are kept in `build/gpu/`, and not measured again until that is deleted.
 
 It takes the Python it is given (`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's
 own packages), installs nothing, and needs neither a network nor data. What is missing, such as a rival's package, is a
@@ -97,16 +104,15 @@ NOTHING = "Not run yet: no GPU was at hand. On the CPU its rows are run by `test
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return what rows are kept for: GPU, versions and commit. Where they are equal no row is measured again."""
+    """Return what rows are kept for: GPU, versions and code. Where they are equal no row is measured again."""
+    from trainkit.environment import record
     from trainkit.environment.version import __version__
 
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/gpu.md"
-    )  # the page is written here
-    commit = git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
+    # The commit is for people: where there is no git, or the code was changed since, sources tell versions apart.
+    code = {"commit": record._git(ROOT, "rev-parse", "--short", "HEAD") or "unknown"}
+    code["sources"] = ", ".join(
+        record.program("benchmarks")[f"source of {name}"] for name in ("trainkit", "benchmarks")
+    )
     found = {"device": "CPU"}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -115,7 +121,7 @@ def machine(device: torch.device) -> dict[str, str]:
             "CUDA": str(torch.version.cuda),
         }
     versions = {"python": platform.python_version(), "torch": torch.__version__, "trainkit": __version__}
-    return {**found, **versions, "commit": commit or "unknown"}
+    return {**found, **versions, **code}
 
 
 def kept(part: str, on: Mapping[str, str], folder: Path = KEPT) -> list[Row]:
@@ -124,13 +130,18 @@ def kept(part: str, on: Mapping[str, str], folder: Path = KEPT) -> list[Row]:
     if not file.is_file():
         return []
     first, *lines = file.read_text(encoding="utf-8").splitlines()
-    if json.loads(first) != dict(on):
+    if {**json.loads(first), "commit": ""} != {**on, "commit": ""}:  # it changes with this very page
         return []
     return [Row(**json.loads(line)) for line in lines]
 
 
-def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[dict[str, str], list[Row]]:
-    """Measure the rows of a part that are not kept, writing each down at once; returns the machine and all rows."""
+def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[dict[str, str], list[Row], str]:
+    """Measure the rows of a part that are not kept, writing each down at once; returns the machine and all rows.
+
+    The last is why it ended before the last row, empty where it did not: after `LIMIT` seconds, or since CUDA failed in
+    a way that every later row of this process would fail in, too.
+    """
+    began = time.monotonic()
     on = machine(scale.device)
     found = kept(part, on, folder)
     file = folder / f"{part}.jsonl"
@@ -142,15 +153,20 @@ def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[
         with file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(row)) + "\n")
         print(f"{row.result:8} {row.what}: {row.measured} (expected: {row.expected})", flush=True)
-    return on, found
+        if row.result == "fails" and BROKEN in row.measured:
+            return on, found, BROKEN
+        if time.monotonic() - began > LIMIT:
+            return on, found, f"{LIMIT} s are over"
+    return on, found, ""
 
 
-def section(title: str, on: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """Return the part of the page about the rows of a part."""
+def section(title: str, on: Mapping[str, str], rows: Sequence[Row], left: str = "") -> str:
+    """Return the part of the page about the rows of a part; `left` is why there are not all."""
     said = ", ".join(value if name in ("device",) else f"{name} {value}" for name, value in on.items())
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     counts = {result: sum(row.result == result for row in rows) for result in ("ok", "fails", "skipped", "no goal")}
     found = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
+    found += f"; not complete: {left}" if left else ""
     lines = [f"## {title}", "", f"{said}; {datetime.date.today()}, load {load:.1f}: {found}.", ""]
     lines += ["| what | expected | measured | result |", "|---|---|---|---|"]
     cells = ((row.what, row.expected, row.measured, row.result) for row in rows)

@@ -39,8 +39,10 @@ PLAIN = (
     "checkpoints={every: null, at_end: false, lose_at_most: null}",
     "evaluations={}",
     "best=null",
+    "train.compile=off",
 )
-"""Changes that leave nothing of a training but its steps."""
+"""Changes that leave nothing of a training but its steps. Compiled are those that say so: waits of what is compiled
+cannot be named, and a compiler's bits are its own."""
 
 
 def needs(task: str) -> None:
@@ -53,7 +55,8 @@ def needs(task: str) -> None:
 def recipe(task: str, scale: Scale, words: Sequence[str] = ()) -> Recipe:
     """Load the recipe of a task. `words` are changes, as commands take them."""
     name, tiny = TASKS[task]
-    return loader.load(recipe_file(name), (*PLAIN, *(tiny if scale.tiny else ()), *words))
+    changes = {word.partition("=")[0]: word for word in (*PLAIN, *(tiny if scale.tiny else ()), *words)}
+    return loader.load(recipe_file(name), tuple(changes.values()))
 
 
 @functools.cache
@@ -128,5 +131,6 @@ def advance(trainer: Trainer, steps: int) -> list[Tensor]:
 
 def tensors(trainer: Trainer) -> list[Tensor]:
     """Return what a training has learned: weights, statistics, what the optimizer and the task remember."""
-    state = [t for held in trainer.model.optimizer.state.values() for t in held.values() if isinstance(t, Tensor)]
+    held = (dict(sorted(state.items())) for state in trainer.model.optimizer.state.values())  # loaded, in another order
+    state = [t for named in held for t in named.values() if isinstance(t, Tensor)]
     return [*trainer.model.bare.state_dict().values(), *trainer.model.buffers(), *state]

@@ -62,7 +62,7 @@ def test_memory_runs_out_and_does_not_grow(store):
 
 
 def test_a_training_whose_memory_does_not_run_out_fails_its_row(store, monkeypatch):
-    monkeypatch.setattr(memory, "SPARED", 2.0)
+    monkeypatch.setattr(memory, "SPARED", (2.0,))
     held, said = memory._runs_out(CPU, "classify")
     assert not held and said == "memory did not run out with 32"
 
@@ -89,6 +89,28 @@ def test_rows_are_kept_and_measured_once_for_a_machine_and_its_code(tmp_path, mo
     monkeypatch.setattr(report, "machine", lambda device: {"device": "another"})
     report.measure("speed", part, CPU, tmp_path)
     assert asked[-1] == set()
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit", "left"),
+    [("AcceleratorError: CUDA error: device-side assert triggered", 60, report.BROKEN), ("1", -1, "-1 s are over")],
+)
+def test_a_part_ends_where_cuda_is_broken_or_its_time_is_over(tmp_path, monkeypatch, measured, limit, left):
+    monkeypatch.setattr(report, "LIMIT", limit)
+    result = "fails" if limit > 0 else "ok"
+    rows = [Row(what=what, expected="1", measured=measured, result=result) for what in ("a", "b")]
+    part = SimpleNamespace(rows=lambda scale, done: (row for row in rows if row.what not in done))
+    for said in ([rows[0]], rows):
+        assert report.measure("speed", part, CPU, tmp_path)[1:] == (said, left)
+    assert report.measure("speed", part, CPU, tmp_path)[1:] == (rows, "")
+
+
+def test_rows_outlast_a_commit_that_changes_no_source(tmp_path):
+    report.measure("speed", SimpleNamespace(rows=lambda scale, done: iter([])), CPU, tmp_path)
+    on = report.machine(CPU.device)
+    (tmp_path / "speed.jsonl").open("a").write('{"what": "a", "expected": "", "measured": "", "result": "ok"}\n')
+    assert [row.what for row in report.kept("speed", {**on, "commit": "another"}, tmp_path)] == ["a"]
+    assert report.kept("speed", {**on, "sources": "others"}, tmp_path) == []
 
 
 def test_the_page_keeps_the_parts_that_were_not_measured(tmp_path):
@@ -132,8 +154,23 @@ def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):
     text = (tmp_path / "gpu.md").read_text()
     assert text.count("| w | e | m | fails |") == 2 and text.count(report.NOTHING) == 3
     assert "fails    w: m (expected: e)" in capsys.readouterr().out
+    monkeypatch.setattr(report, "measure", lambda *asked: ({"device": "G"}, [row], report.BROKEN))
+    begun = []
+    monkeypatch.setattr(command.os, "execv", lambda *words: begun.append(words[1][1:]))
+    command.main(["memory"])
+    assert begun == [["-m", "benchmarks.gpu", "memory"]]
+    assert "1 fails; not complete: CUDA error." in (tmp_path / "gpu.md").read_text()
+    monkeypatch.setattr(command.subprocess, "run", lambda words: SimpleNamespace(returncode=int(words[-1] == "speed")))
+    assert command.main([]) == 1
 
 
 def test_what_is_missing_is_said():
     with pytest.raises(Skipped, match="no_such_package is not installed"):
         report.require("no_such_package")
+
+    def lacking(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    checks = [(name, "", lambda name=name: lacking(name)) for name in ("scipy", "trainkit.data.absent")]
+    found = [(row.result, row.measured) for row in report.run(checks, ())]
+    assert found == [("skipped", "scipy is not installed"), ("fails", "No module named 'trainkit.data.absent'")]
