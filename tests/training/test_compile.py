@@ -44,9 +44,9 @@ def of_faces(_: object, **changes: str) -> list[str]:
     return overrides(settings, changes)
 
 
-def of_pixels(sets, **changes: str) -> list[str]:
+def of_pixels(streets_root, **changes: str) -> list[str]:
     """Scenes by SGD: Adam makes a step of a whole rate of a gradient that is nothing but rounding."""
-    return of_streets(sets, optim="{name: sgd, lr: 0.001}", **changes)
+    return of_streets(streets_root, optim="{name: sgd, lr: 0.001}", **changes)
 
 
 KINDS = {
