@@ -83,7 +83,7 @@ def test_nothing_new_lies_at_the_top():
     assert {file.stem for file in PACKAGE.glob("*.py")} == TOP
 
 
-OF_NO_PACKAGE = {"benchmarks", "docs", "golden", "plugin", "recipes", "security", "support", "whole_runs"}
+OF_NO_PACKAGE = {"benchmarks", "docs", "golden", "gpu", "plugin", "recipes", "security", "support", "whole_runs"}
 """Folders of tests that stand for no package."""
 
 

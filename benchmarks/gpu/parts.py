@@ -82,7 +82,8 @@ def _one_pass(d: Drawn) -> Tensor:
 
 def _centres(duplicates: Any) -> Callable[[Drawn], Tensor]:
     def loss(d: Drawn) -> Tensor:
-        memory = distillation.Centres(*d.centre_CD.shape).to(d.x_BD)
+        classes, width = d.centre_CD.shape
+        memory = distillation.Centres(classes, width).to(d.x_BD)
         memory.weight.copy_(d.centre_CD.detach())
         memory.update(d.label_B, d.x_BD.detach(), d.teacher_BD, "hard", duplicates)
         return margin.margin_loss(memory.cosines(d.x_BD), d.label_B, _ARCFACE)[0] + memory.weight.square().sum()
