@@ -242,29 +242,31 @@ def bomb(info: zipfile.ZipInfo) -> None:
     info.compress_type = zipfile.ZIP_DEFLATED
 
 
+HOSTILE = [
+    ("a.zip", zipped({"../out.txt": b"1"}), "leads elsewhere"),
+    ("a.zip", zipped({"/etc/x.txt": b"1"}), "leads elsewhere"),
+    ("a.zip", zipped({"a/../../x.txt": b"1"}), "leads elsewhere"),
+    ("a.zip", zipped({"a\\..\\x.txt": b"1"}), "leads elsewhere"),
+    ("a.zip", zipped({"a/.bashrc": b"1"}), "hidden"),
+    ("a.zip", zipped({"a/torch.py": b"1"}), "code"),
+    ("a.zip", zipped({"a/Makefile": b"1"}), "code"),
+    ("a.zip", zipped({"a/x.txt": b"1", "A/X.txt": b"2"}), "twice"),
+    ("a.zip", zipped({"x": b"/etc"}, lambda info: setattr(info, "external_attr", 0o120777 << 16)), "a link"),
+    ("a.zip", zipped({}), "holds 0 files"),
+    ("a.zip", zipped({"x.txt": b"0" * 9000})[:-40], "cannot be unpacked"),
+    ("a.zip", zipped({"x.txt": b"01234567"}).replace(b"01234567", b"01234568"), "CRC"),
+    ("a.zip", b"no archive", "cannot be unpacked"),
+    ("a.tar.gz", tarred({"../x.txt": b"1"}), "leads elsewhere"),
+    ("a.tar.gz", tarred({"x.txt": b""}, tarfile.SYMTYPE), "a link"),
+    ("a.tar.gz", tarred({"x.txt": b""}, tarfile.LNKTYPE), "a link"),
+    ("a.tar.gz", tarred({"x": b""}, tarfile.FIFOTYPE), "a link or a device"),
+    ("a.tar.gz", tarred({"x.txt": b"1" * 100000})[:60], "cannot be unpacked"),
+    ("a.tar", b"", "cannot be unpacked"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.zip", zipped({"../out.txt": b"1"}), "leads elsewhere"),
-        ("a.zip", zipped({"/etc/x.txt": b"1"}), "leads elsewhere"),
-        ("a.zip", zipped({"a/../../x.txt": b"1"}), "leads elsewhere"),
-        ("a.zip", zipped({"a\\..\\x.txt": b"1"}), "leads elsewhere"),
-        ("a.zip", zipped({"a/.bashrc": b"1"}), "hidden"),
-        ("a.zip", zipped({"a/torch.py": b"1"}), "code"),
-        ("a.zip", zipped({"a/Makefile": b"1"}), "code"),
-        ("a.zip", zipped({"a/x.txt": b"1", "A/X.txt": b"2"}), "twice"),
-        ("a.zip", zipped({"x": b"/etc"}, lambda info: setattr(info, "external_attr", 0o120777 << 16)), "a link"),
-        ("a.zip", zipped({}), "holds 0 files"),
-        ("a.zip", zipped({"x.txt": b"0" * 9000})[:-40], "cannot be unpacked"),
-        ("a.zip", zipped({"x.txt": b"01234567"}).replace(b"01234567", b"01234568"), "CRC"),
-        ("a.zip", b"no archive", "cannot be unpacked"),
-        ("a.tar.gz", tarred({"../x.txt": b"1"}), "leads elsewhere"),
-        ("a.tar.gz", tarred({"x.txt": b""}, tarfile.SYMTYPE), "a link"),
-        ("a.tar.gz", tarred({"x.txt": b""}, tarfile.LNKTYPE), "a link"),
-        ("a.tar.gz", tarred({"x": b""}, tarfile.FIFOTYPE), "a link or a device"),
-        ("a.tar.gz", tarred({"x.txt": b"1" * 100000})[:60], "cannot be unpacked"),
-        ("a.tar", b"", "cannot be unpacked"),
-    ],
+    ("name", "content", "said"), HOSTILE, ids=[f"{n}-{said}" for n, (_, _, said) in enumerate(HOSTILE)]
 )
 def test_an_archive_that_is_no_plain_files_leaves_nothing(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
