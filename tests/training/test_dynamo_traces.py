@@ -186,8 +186,9 @@ def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
     path = f"{PLUGIN}:{ROOT / 'tests' / 'support'}"
     done = spawn(2, str(recipe), "--plugin", "dynamo_traces", *words, PYTHONPATH=path, **{FOLDER: str(tmp_path)})
     assert done.returncode == 0, done.stderr[-2000:]
+    buckets = 2 if name == "convnext" else 1  # of DDP, at whose bounds torch cuts the network: the first holds 1 MB
     for rank in range(2):
-        Traced(**json.loads((tmp_path / f"{rank}.json").read_text())).check(evaluate=name != "reid")
+        Traced(**json.loads((tmp_path / f"{rank}.json").read_text())).check(buckets, evaluate=name != "reid")
 
 
 @pytest.mark.parametrize("wrong", ["broken", "stepped"])

@@ -128,7 +128,8 @@ def _dynamo() -> Any:
 
 
 def _breaks() -> list[Any]:
-    return getattr(_dynamo(), "graph_break_reasons", [])
+    """Breaks but for those that torch means: between buckets of DDP, so that gradients travel beside the backward."""
+    return [each for each in getattr(_dynamo(), "graph_break_reasons", []) if "DDPOptimizer" not in each.reason]
 
 
 def _placed(broken: Any) -> str:
