@@ -43,17 +43,8 @@ def unpack(archive: Path, to: Path) -> int:
                 with start() as data, file.open("xb") as out:
                     _copy(data, out, size)
         aside.rename(to)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        zlib.error,
-        LZMAError,
-    ) as e:
-        raise UserError(str(archive), f"cannot be unpacked: {e}", remedy="download it again") from None
+    except _DAMAGED as error:
+        raise UserError(str(archive), f"cannot be unpacked: {error}", remedy=f"unpack it by hand as {to}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return len(members)

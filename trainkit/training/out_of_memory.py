@@ -193,10 +193,10 @@ class MicroBatching:
         """
         where, size = f"step {self._state.step}", self._part or plan.micro_batch
         if self.halving and self._fixed and not self._whole:
-            raise UserError(where, f"memory ran out ({said}), and {self._fixed}", remedy=self._smaller())
+            raise UserError(where, f"memory ran out ({said}), and {self._fixed}", remedy=self._smaller(plan))
         if not self.halving or size == 1:
             one = f", in a {'part' if self._part else 'micro-batch'} of one sample" if size == 1 else ""
-            raise UserError(where, f"memory ran out{one} ({said})", remedy=self._smaller())
+            raise UserError(where, f"memory ran out{one} ({said})", remedy=self._smaller(plan))
         _free()
         smaller = halved(
             replace(plan, micro_batch=size, accumulation=plan.micro_batch // size) if self._whole else plan
@@ -212,9 +212,12 @@ class MicroBatching:
         self._log(what, self._key, size, said, seen)
         return plan
 
-    def _smaller(self) -> str:
-        """Name what to change in the recipe."""
-        lower = "take a smaller train.micro_batch, which keeps batch_size as it is"
+    def _smaller(self, plan: Plan | None = None) -> str:
+        """Name what to change in the recipe, and to what."""
+        to = "a smaller train.micro_batch"
+        if plan is not None and plan.micro_batch > 1:
+            to = f"train.micro_batch={halved(plan).micro_batch}"
+        lower = f"take {to}, which keeps batch_size as it is"
         if self._block > 1:
             lower = "take fewer people, or records of each, in data.sampler, whose blocks are the micro-batches"
         if not self.halving:
