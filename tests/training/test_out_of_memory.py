@@ -122,7 +122,7 @@ def test_gradients_are_those_of_the_whole_batch(tmp_path):
 @pytest.mark.parametrize(
     ("task", "train", "message"),
     [
-        ("room: 4", "train.on_oom=stop", r"memory ran out \(RuntimeError.*train\.micro_batch=\d+, .*train.on_oom=halve"),
+        ("room: 4", "train.on_oom=stop", r"ran out \(RuntimeError.*train\.micro_batch=\d+, .*train.on_oom=halve"),
         ("room: 0", HALVE.format(16), "step 0: memory ran out, in a micro-batch of one sample"),
         ("room: 4, remembers: true", HALVE.format(16), "what the task remembers follows micro-batches"),
     ],
