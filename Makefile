@@ -2,9 +2,9 @@
 # make test   the default tests;  make test-all  the slow ones too
 # make test-lowest, make test-newest   the default tests with the lowest and the newest versions that pyproject.toml
 #                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
-# make soak   every promise of docs/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
-# make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/performance.md cites
-# make gpu    what trainkit does on a GPU, into docs/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
+# make soak   every promise of docs/project/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
+# make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/project/performance.md cites
+# make gpu    what trainkit does on a GPU, into docs/project/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
 #             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
 # make lock   constraints.lock anew: constraints.txt with the SHA-256 of its wheels, as the package index has them
@@ -34,13 +34,13 @@ test-lowest test-newest: test-%:
 	$(VENV)-$*/bin/python -m pytest
 
 soak: $(READY)
-	$(BIN)/python tests/support/soak.py --write docs/reliability.md $(SOAK)
+	$(BIN)/python tests/support/soak.py --write docs/project/reliability.md $(SOAK)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 3
 
 bench-full: $(VENV)/.bench
-	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/performance.md
+	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/project/performance.md
 
 gpu:
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON))) \

@@ -75,7 +75,7 @@ def switches(samples: int, precisions: Sequence[str]) -> list[Switch]:
 
 
 def _profile(name: str) -> Switch:
-    """A profile as docs/scenes.md has it, with as many workers as cores at most."""
+    """A profile as docs/reference/data/segmentation.md has it, with as many workers as cores at most."""
     promised, batch, micro, workers, prefetch = PROFILES[name]
     changes = {
         "train.precision": "fp16",

@@ -1,7 +1,7 @@
 """All contests, one after the other, and what they say of the targets.
 
     python benchmarks/suite.py                              3 rounds each
-    ... --rounds 7 --write docs/performance.md              what documents cite
+    ... --rounds 7 --write docs/project/performance.md              what documents cite
     ... --only step inputs                                  some of them
 
 Each is a script of its own (`python benchmarks/step.py --help`); `contest.py` says how figures come about. Interrupted,

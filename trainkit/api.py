@@ -1,4 +1,4 @@
-"""The Python interface: train a recipe, load a model, compare runs; docs/python.ipynb shows it.
+"""The Python interface: train a recipe, load a model, compare runs; docs/tutorials/python.ipynb shows it.
 
 It does what the commands do, in the process that calls it. Mistakes raise `UserError`.
 """

@@ -3,7 +3,7 @@
 python -m benchmarks.claims                              measures what is not known yet
 python -m benchmarks.claims people-norms faces           one claim, and all of one guide
 python -m benchmarks.claims --list                       says what is claimed, and measures nothing
-python -m benchmarks.claims --write docs/claims.md       writes the table as markdown
+python -m benchmarks.claims --write docs/project/claims.md       writes the table as markdown
 """
 
 from __future__ import annotations

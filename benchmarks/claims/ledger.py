@@ -3,7 +3,7 @@
 `table.yaml` has one record for each statement about speed or memory. A claim is measured on the recipe that it was
 said of, or the nearest whose data are here (`measurements`). What is measured is kept in `claims/` of the store,
 by machine and versions, as soon as it is known: an interrupted ledger goes on where it stopped, and one for another
-machine stands beside it. `docs/claims.md` is written from that by `python -m benchmarks.claims --write`.
+machine stands beside it. `docs/project/claims.md` is written from that by `python -m benchmarks.claims --write`.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ _HEAD = """# The claims ledger
 
 Five guides to faster training promise factors; most of them were never measured. This page has every statement about
 speed or memory that they make, and what trainkit measured of it on the recipe that it was said of. It is written by
-`python -m benchmarks.claims --write docs/claims.md` and never by hand; `python -m benchmarks.claims` goes on with what
+`python -m benchmarks.claims --write docs/project/claims.md` and never by hand; without `--write` it goes on with what
 is not measured yet, `python -m benchmarks.claims people-norms` measures one.
 
 How to read it. A figure is how many times as good something is with what the guide advises, with its 95 % interval

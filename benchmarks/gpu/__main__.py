@@ -1,4 +1,4 @@
-"""Measure what trainkit does on a GPU, and write docs/gpu.md.
+"""Measure what trainkit does on a GPU, and write docs/project/gpu.md.
 
 python -m benchmarks.gpu                 all parts
 python -m benchmarks.gpu equality        one: equality, memory, speed, claims
@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
         on, rows, left = report.measure(name, modules[name], scale)
         report.write({modules[name].TITLE: report.section(modules[name].TITLE, on, rows, left)}, titles)
         failed += sum(row.result == "fails" for row in rows)
-        print(f"{modules[name].TITLE}: {len(rows)} rows; docs/gpu.md", flush=True)
+        print(f"{modules[name].TITLE}: {len(rows)} rows; docs/project/gpu.md", flush=True)
         if left == report.BROKEN:
             os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *words])
         if left:

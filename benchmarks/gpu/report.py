@@ -85,7 +85,7 @@ def _free() -> None:
 
 # ---- Kept, and shown
 
-KEPT, PAGE = ROOT / "build" / "gpu", ROOT / "docs" / "gpu.md"
+KEPT, PAGE = ROOT / "build" / "gpu", ROOT / "docs" / "project" / "gpu.md"
 LIMIT = 420
 """Seconds after which a part begins no further row."""
 BROKEN = "CUDA error"

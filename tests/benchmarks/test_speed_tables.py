@@ -333,7 +333,7 @@ def test_rows_of_scenes_that_act_on_a_gpu_alone_are_marked(modules):
 
 
 def test_the_profiles_of_the_guide_are_as_the_page_has_them(modules):
-    page = (Path(__file__).parents[2] / "docs" / "scenes.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "data" / "segmentation.md").read_text(encoding="utf-8")
     for name, (_, batch, micro, workers, prefetch) in modules.segment_switches.PROFILES.items():
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {name} |"))
         said = re.findall(r"[a-z_]+\.[a-z_]+=\d+", line)

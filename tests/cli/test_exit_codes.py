@@ -21,7 +21,7 @@ from trainkit.environment import process
 from trainkit.errors import UserError
 
 CODES = {0, 1, 2, 130, 143}
-"""Of docs/running.md: done; refused by `promote`; a mistake of the user's; interrupted; told to stop."""
+"""Of docs/how-to/run.md: done; refused by `promote`; a mistake of the user's; interrupted; told to stop."""
 
 
 def verbs(group=main.main, before=()):
@@ -158,7 +158,7 @@ def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
 
 
 def test_the_codes_are_those_of_the_page():
-    page = (ROOT / "docs" / "running.md").read_text().partition("## Exit codes")[2]
+    page = (ROOT / "docs" / "how-to" / "run.md").read_text().partition("## Exit codes")[2]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == CODES
 
 

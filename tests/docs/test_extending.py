@@ -1,4 +1,4 @@
-"""The plug-in of docs/extending.md, as it stands there."""
+"""The plug-in of docs/how-to/extend.md, as it stands there."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from trainkit.experiments.launch import launch
 from trainkit.inference.predict import predict
 
 pytestmark = pytest.mark.usefixtures("store")
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/python.ipynb: its cells run, one after another, in a fresh process in an empty folder."""
+"""docs/tutorials/python.ipynb: its cells run, one after another, in a fresh process in an empty folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runs import ROOT
 
 import trainkit
 
-PAGE = ROOT / "docs" / "python.ipynb"
+PAGE = ROOT / "docs" / "tutorials" / "python.ipynb"
 CHECKS = """
 assert run.status == other.status == "FINISHED" and run.path.parent.parent.name == "mlruns"
 assert list(run.metrics["train/loss"].dropna().index)[-1] == 40 and run.scores["val/top1"] > 0.1

@@ -1,4 +1,4 @@
-"""Messages that docs/troubleshooting.md explains are messages that are given."""
+"""Messages that docs/how-to/troubleshoot.md explains are messages that are given."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 from runs import ROOT
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Not an error")[0]
+PAGE = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8").partition("## Not an error")[0]
 EXPLAINED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 
 

@@ -59,12 +59,12 @@ def crew(home: Path) -> None:
 
 
 TOLD: dict[str, tuple[Callable[[Path], None], str]] = {
-    "pictures": (flowers, "train={length: 6 steps, batch_size: 8, ema: 0.9}"),
+    "images": (flowers, "train={length: 6 steps, batch_size: 8, ema: 0.9}"),
     "embeddings": (shoes, "train={length: 6 steps, batch_size: 8}"),
     "faces": (faces, "train={length: 6 steps, batch_size: 8}"),
-    "scenes": (streets, "train={length: 4 steps, batch_size: 4}"),
+    "segmentation": (streets, "train={length: 4 steps, batch_size: 4}"),
     "volumes": (organs, "train={length: 4 steps, batch_size: 2}"),
-    "people": (crew, "train={length: 4 steps, batch_size: 30, micro_batch: 30}"),
+    "reid": (crew, "train={length: 4 steps, batch_size: 30, micro_batch: 30}"),
 }
 """Of each page what writes its data, and what makes its runs short."""
 

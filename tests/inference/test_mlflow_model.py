@@ -45,7 +45,7 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 from trainkit.training.best import best_weights
 
-PAGE = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
 CLASSES = ("task.net={model: test_convnext3, args: {patch_size: 2, ls_init_value: 0.5}}", "train.batch_size=4")
 FACES = ("data.image_size=32", "evaluations={pairs: {}}", "best=null", "train.batch_size=4")
 REID = (

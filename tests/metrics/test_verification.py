@@ -689,7 +689,7 @@ def test_every_metric_name_may_be_logged_and_every_value_is_finite():
 
 
 def test_every_metric_is_explained_where_users_look():
-    page = (Path(__file__).parents[2] / "docs" / "faces.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "data" / "faces.md").read_text("utf-8")
     names = [
         "accuracy",
         "accuracy_std",

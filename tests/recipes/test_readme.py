@@ -19,8 +19,8 @@ ABOVE = (
     "# The recipes\n\n"
     "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe "
     "with all its defaults, `trainkit cp NAME mine.yaml --data FOLDER` copies it for other data "
-    "([docs/recipes.md](../docs/recipes.md), [tutorials](../docs/tutorials/pictures.md)). "
-    "Runs behind what was measured are in [docs/results.md](../docs/results.md).\n\n"
+    "([docs/reference/recipe-file.md](../docs/reference/recipe-file.md), [tutorials](../docs/tutorials/images.md)). "
+    "Runs behind what was measured are in [docs/project/results.md](../docs/project/results.md).\n\n"
 )
 
 
@@ -69,7 +69,7 @@ def test_every_recipe_has_a_row_in_which_nothing_is_empty():
 
 
 def test_every_score_that_a_header_gives_as_measured_is_in_the_results():
-    results = (RECIPES.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    results = (RECIPES.parent / "docs" / "project" / "results.md").read_text(encoding="utf-8")
     given = {path.stem: re.findall(r"\b0\.\d+", said(path)["result"]) for path in FILES}
     assert sum(map(len, given.values())) > 40
     assert not {(name, score) for name, scores in given.items() for score in scores if score not in results}

@@ -25,7 +25,7 @@ from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.tracking.store import Store
 
-PAGE = ROOT / "docs" / "claims.md"
+PAGE = ROOT / "docs" / "project" / "claims.md"
 NAMED = {
     # What the five guides put a number on, as (claim, least ratio, greatest ratio).
     "faces-callbacks": (4, 5),
@@ -133,7 +133,9 @@ def test_the_page_is_what_the_code_says():
     heads = [f"| `{c.id}` | {c.said} | {c.promised} |" for c in CLAIMS]
     assert len(rows) == len(heads)
     for line, head in zip(rows, heads, strict=True):
-        assert line.startswith(head), "the page is old: python -m benchmarks.claims --list --write docs/claims.md"
+        assert line.startswith(head), (
+            "the page is old: python -m benchmarks.claims --list --write docs/project/claims.md"
+        )
     for claim in CLAIMS:
         assert f"- `{claim.id}`: {claim.how}.\n" in text
     assert claims._HEAD in text

@@ -13,7 +13,7 @@ of it fails too. Where trials are enumerated and not drawn, `of=` takes them in 
     --draw N           other seeds behind the first `few`, which are the same in every run
     --promises FILE    lines of JSON: what came of the trials so far; of a soak, what passed by FILE is not made again
 
-`tests/support/soak.py` prints the table, and writes it into docs/reliability.md.
+`tests/support/soak.py` prints the table, and writes it into docs/project/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every promise with many trials, and one table of what came of them.
 
-    python tests/support/soak.py --write docs/reliability.md    all of them, from the start
+    python tests/support/soak.py --write docs/project/reliability.md    all of them, from the start
     ... --resume                                                what passed is not made again
     ... --resume tests/whole_runs/test_kills.py -k toy -n 0     words for pytest: some of them
 

@@ -137,5 +137,5 @@ def test_without_a_soak_there_are_few_trials_and_single_seeds_can_be_looked_at(t
 
 
 def test_the_page_has_a_place_for_the_table():
-    text = (ROOT / "docs" / "reliability.md").read_text()
+    text = (ROOT / "docs" / "project" / "reliability.md").read_text()
     assert text.count(soak.BEGIN) == text.count(soak.END) == 1

@@ -1,7 +1,7 @@
 """Start a recipe of scenes from a pretrained encoder, where its pictures are photographs and weights are at hand.
 
 What is written was measured on CamVid (110 pictures, 11 classes), from the encoder's weights and from none: see
-docs/scenes.md.
+docs/reference/data/segmentation.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choose how training on images of classes starts: fine-tuned, as a linear probe, or from random weights; and say why.
 
 Fine-tuning: Yosinski et al., NeurIPS 2014, arXiv 1411.1792. Which of the three does better on how many images was
-measured for the network that is taken by default: docs/classification.md.
+measured for the network that is taken by default: docs/reference/data/images.md.
 """
 
 from __future__ import annotations

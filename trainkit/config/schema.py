@@ -428,7 +428,7 @@ def is_code(name: str) -> bool:
 
 @dataclass(kw_only=True)
 class Promote:
-    """At its end the run may take an alias of MLflow's model registry, from a holder that it beats: docs/promote.md."""
+    """Take an alias of MLflow's model registry when the run beats its holder: docs/how-to/promote.md."""
 
     name: str | None = None
     """Of the registered model; None: the recipe's name."""

@@ -148,8 +148,8 @@ class Warmup:
     """The climb to the full learning rate at the start.
 
     Over W updates, the update that follows t finished ones has the share (t + 1) / W of the climb behind it: the first
-    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1. docs/recipes.md compares
-    this with published codes.
+    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1.
+    docs/reference/recipe-file.md compares this with published codes.
     """
 
     over: TrainingSpan

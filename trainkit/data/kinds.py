@@ -1,7 +1,7 @@
 """List the kinds of data and, for each, the functions that import, verify, configure, predict and export it.
 
 A function is named by `package.module:name` and imported when it is first needed, so that a table in the data layer
-can name functions of layers above. A plug-in adds a row by `add`; see docs/extending.md.
+can name functions of layers above. A plug-in adds a row by `add`; see docs/how-to/extend.md.
 """
 
 from __future__ import annotations

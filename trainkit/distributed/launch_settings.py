@@ -297,7 +297,7 @@ _ENGINES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A setting of the launcher, one of the recipe, and what a run has then: a row of the table in docs/running.md."""
+    """A setting of the launcher, one of the recipe, and what a run has then: a row in docs/how-to/run.md."""
 
     launcher: str
     recipe: str
