@@ -1,4 +1,4 @@
-"""Pictures of classes: does a larger network beat a smaller one, and what do averaging and mixing do?
+"""Images of classes: does a larger network beat a smaller one, and what do averaging and mixing do?
 
     python benchmarks/classification.py            runs what is missing, prints the tables
     python benchmarks/classification.py --table    prints the tables of what is there
@@ -53,7 +53,7 @@ TABLES = {
 
 
 def nearest(recipe: str, name: str) -> float:
-    """Share of a split's pictures whose nearest training picture, by correlation of the pixels, is of their class."""
+    """Share of a split's images whose nearest training image, by correlation of the pixels, is of their class."""
     from trainkit.config import loader
 
     data = loader.load(comparison.ROOT / "recipes" / f"{recipe}.yaml").data.open(0)
@@ -75,4 +75,4 @@ if __name__ == "__main__":
         comparison.run(rows, columns, experiment, reference)
         if reference is None:
             metric = next(iter(columns.values()))
-            print(f"nearest training picture by its pixels: {nearest(rows[0].recipe, metric.split('/')[0]):.3f}\n")
+            print(f"nearest training image by its pixels: {nearest(rows[0].recipe, metric.split('/')[0]):.3f}\n")

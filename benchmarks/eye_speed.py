@@ -32,7 +32,7 @@ from speeds import Measured, refuse_unequal, spread
 
 NETS = {"ConvNeXt": "eye_convnext", "baseline": "eye_baseline"}
 SCORES = {"F1": "val/ema/f1", "KS": "separation/ema/ks", "Fisher": "separation/ema/fisher"}
-"""Of the averaged weights, at the end."""
+"""Of the EMA weights, at the end."""
 LINES = "log.every=10 steps"
 SHORT = (
     "train.length=60 steps",

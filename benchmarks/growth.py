@@ -4,8 +4,8 @@
     ... --rounds 7 --cases "samples 1e4, 1e8"
 
 Sides are the two sizes of a case, which take turns, and the ratio is to the least. `samples`: a step of a tiny network
-on a set of so many samples in an order of its own, whose pictures are made when they are asked for. `identities`: the
-same on batches of 8 people x 4, of 10 pictures each. `metrics`: a step whose task logs so many, with a line of their
+on a set of so many samples in an order of its own, whose images are made when they are asked for. `identities`: the
+same on batches of 8 people x 4, of 10 images each. `metrics`: a step whose task logs so many, with a line of their
 means every 50 steps: that grows, as it must, and `us a metric` is what each of them adds to a step in processor time of
 the training's thread. By the clock it is more: sending each to MLflow keeps the interpreter busy for about 0.1 ms.
 `runs`: from the order to the first loss in a store that holds so many finished runs; `ms named` finds one of these by

@@ -3,8 +3,8 @@
     python benchmarks/inputs.py
     python benchmarks/inputs.py --rounds 7 --json FILE
 
-4,096 drawn pictures of 112 px (JPEG, about 5 KB each), in the page cache; shuffled batches of 256, uint8, labels with
-them. The first epoch is not timed; it gives the proof, the same for all sides to the last bit: each picture's pixels
+4,096 drawn images of 112 px (JPEG, about 5 KB each), in the page cache; shuffled batches of 256, uint8, labels with
+them. The first epoch is not timed; it gives the proof, the same for all sides to the last bit: each image's pixels
 and label, once. The loaders of others have two worker processes and go from epoch to epoch without a pause, ours has
 none: it reads in this process, with as many threads as there are cores. `encoded` keeps the JPEG files end to end, for
 torchvision or simplejpeg to decode; `cached` keeps the pixels. Normalisation is left out on all sides.
@@ -145,7 +145,7 @@ def ours(store: str, decoder: Callable | None = None) -> Sample:
 
 
 def alone(decoder: Callable, packed) -> Callable[[], float]:
-    """What gives pictures a second of the decoder on all cores at once, with nothing else to do."""
+    """What gives images a second of the decoder on all cores at once, with nothing else to do."""
     found = [np.frombuffer(packed.encoded(row), np.uint8) for row in range(len(packed))]
 
     def decode(number: int) -> int:
@@ -220,7 +220,7 @@ def _cpu_seconds() -> float:
 
 
 CONTEST = Contest(
-    title="Input: 112 px pictures",
+    title="Input: 112 px images",
     unit="samples/s",
     baseline="imagefolder_2w",
     sides={
@@ -241,8 +241,8 @@ CONTEST = Contest(
     ),
     share=0.67,
     bounds="`of the decoder`: what decoding alone reaches on both cores. The rest of the time goes into putting "
-    "channels first (10 to 15 us of some 180 a picture) and into threads that wait for the interpreter. Cached "
-    "pictures are copies of memory: on both cores nothing but copying as many random ones reaches 175,000 to 198,000 "
+    "channels first (10 to 15 us of some 180 an image) and into threads that wait for the interpreter. Cached "
+    "images are copies of memory: on both cores nothing but copying as many random ones reaches 175,000 to 198,000 "
     "samples/s.",
 )
 

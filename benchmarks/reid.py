@@ -5,7 +5,7 @@
 
 Faces of LFW, a quarter of the people held out, with modalities derived from photographs that are not in the gallery;
 and drawn people. Two widths of one network, three seeds each, scores of the last weights. `pixels` are small copies of
-the pictures, which know nothing of words: a query with a caption is to them what it is without.
+the images, which know nothing of words: a query with a caption is to them what it is without.
 """
 
 from __future__ import annotations

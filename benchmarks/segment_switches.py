@@ -5,7 +5,7 @@
     ... --repeats 1 --samples 256                          runs of each row, and samples that each is trained on
     ... --only batch worker                                rows with such a word in their title, beside `as shipped`
 
-Rows are recipes/segment.yaml, shortened, with one thing changed; all drawn pictures of `val` are scored twice a run.
+Rows are recipes/segment.yaml, shortened, with one thing changed; all drawn images of `val` are scored twice a run.
 What the recipe has already is taken away in its row, whose title begins with `without`: there a ratio below 1 speaks
 for the advice. How runs are made, compared and refused is in switches.py.
 
@@ -13,7 +13,7 @@ The guide adds up two times in its training loop and finds neither: its first st
 already, and its second stops while the GPU still works. Here a step is the whole of it, and waiting is the part of it
 in which the loop stood still until a batch had been read, both by the run's own clock: with workers it is what they did
 not hide. Below the table stands what reading a crop takes: with its distance map computed once, computed each time (for
-which there is no key, since nobody should want it) or left out, and with pictures that are kept as their files have
+which there is no key, since nobody should want it) or left out, and with images that are kept as their files have
 them in place of as pixels, which makes other data of them by its digest and so no row.
 """
 
@@ -32,7 +32,7 @@ from speeds import Measured
 from switches import NO_FIGURE, NOT_IN_IT, SHIPPED, Column, Switch
 
 PICTURES = 60
-"""Pictures that an evaluation scores: all of `val`."""
+"""Images that an evaluation scores: all of `val`."""
 PRECISION = "2 x, half the GPU memory"
 LOADING = "20-30 %"
 CUDNN = "5-10 %"
@@ -147,7 +147,7 @@ def reading(rounds: int = 5, samples: int = 48) -> str:
             kept, scenes=replace(scenes, distances=Computed(scenes.distances, scenes.masks))
         ),
         "without distance map": replace(kept, distance=None),
-        "pictures kept encoded": replace(data, store="encoded").open(0).train,
+        "images kept encoded": replace(data, store="encoded").open(0).train,
     }
     rows = np.arange(min(samples, kept.size))
     first = {title: split.fetch(rows, 0) for title, split in sides.items()}

@@ -4,8 +4,8 @@
     python benchmarks/segmentation.py --table    prints the tables of what is there
 
 Drawn streets, and CamVid at a quarter of its area from random weights, every row of it for as many updates; three seeds
-each, scores of whole pictures at the last step. What stands where: the commonest class of every place in the training
-pictures.
+each, scores of whole images at the last step. What stands where: the commonest class of every place in the training
+images.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLES = {
 
 
 def what_stands_where(recipe: str) -> dict[str, float]:
-    """Scores of the commonest class of every place in the training pictures, for each picture of `val`."""
+    """Scores of the commonest class of every place in the training images, for each image of `val`."""
     import torch
 
     from trainkit.config import loader

@@ -2,7 +2,7 @@
 
     python benchmarks/teacher.py
 
-Both sides train a MobileFaceNet from an iResNet-50, both at full width, on 112 px pictures (drawn noise, mirrored at
+Both sides train a MobileFaceNet from an iResNet-50, both at full width, on 112 px images (drawn noise, mirrored at
 random), by the loop, with random weights for a teacher. Equal work is proved by the losses of all steps, which may
 differ by 2e-4 of themselves: those of the first step by 1e-6, and then two trainings drift apart.
 
@@ -50,7 +50,7 @@ log: {{every: 1 steps, system_every: null, ceilings: off}}
 
 
 def _prepare(home: Path, word: str) -> Path:
-    """A packed set of pictures, weights of a teacher, and the recipe."""
+    """A packed set of images, weights of a teacher, and the recipe."""
     import safetensors.torch
     import torch
 

@@ -94,7 +94,7 @@ def painted(_unpainted: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small pictures of three classes: four of each to train on, seven to be scored."""
+    """Small images of three classes: four of each to train on, seven to be scored."""
     from runs import stripes
 
     root = tmp_path_factory.mktemp("pictures")

@@ -202,7 +202,7 @@ def test_a_model_has_classes_scores_and_its_network(runs, pictures):
 
 
 def test_an_export_predicts_as_its_run(runs, table, pictures, tmp_path):
-    command("export", runs[0].name, tmp_path / "out", "--to", "safetensors", "--pictures", "3")
+    command("export", runs[0].name, tmp_path / "out", "--to", "safetensors", "--images", "3")
     model = trainkit.load(tmp_path / "out")
     same(model.predict(sorted((pictures / "val").rglob("*.png"))), table)
     assert model.scores == runs[0].load().scores and model.classes == ("across", "down", "slanted")
@@ -262,7 +262,7 @@ def test_mistakes_are_one_sentence_each(runs, pictures, tmp_path):
         (lambda: model.predict([np.zeros((4, 4, 7), np.uint8)])): "sample 0: an array of shape",
         (lambda: model.predict([np.zeros((4, 4, 3), np.float32)])): "sample 0: an array of float32",
         (lambda: model.predict([None])): "sample 0: a NoneType",
-        (lambda: model.predict(7)): "a int; expected a picture, or several",
+        (lambda: model.predict(7)): "a int; expected an image, or several",
         (lambda: model.predict([])): "no samples",
         (lambda: model.embed(tmp_path / "none.png")): "none.png: cannot be decoded",
     }.items():

@@ -133,9 +133,9 @@ class Model:
         return self._predictor.classes
 
     def predict(self, pictures: Any, *, mirror: bool = False) -> pd.DataFrame:
-        """Predict one picture or several: a row for each, with the columns of `trainkit predict`, or `label_map`.
+        """Predict one image or several: a row for each, with the columns of `trainkit predict`, or `label_map`.
 
-        A picture is a path, an image of Pillow, encoded bytes, or pixels 0 to 255 as an array (height, width, 3). A
+        An image is a path, an image of Pillow, encoded bytes, or pixels 0 to 255 as an array (height, width, 3). A
         volume is the path or the bytes of a NIfTI file, or a pair of an array and its spacing in mm. `mirror`: mean
         over mirror images. Raises UserError naming the first that cannot be read.
         """
@@ -145,7 +145,7 @@ class Model:
         return pd.DataFrame({name: list(values) for name, values in found.items()})
 
     def embed(self, pictures: Any) -> np.ndarray:
-        """Return the embedding of one picture or several, float32 (n, dimensions). Raises as `predict`."""
+        """Return the embedding of one image or several, float32 (n, dimensions). Raises as `predict`."""
         found = self._predictor.predict(self._samples(pictures))
         if "embedding" not in found:
             raise UserError(self.name, "a model of label maps, which has no embeddings", "one of classes or embeddings")
@@ -155,7 +155,7 @@ class Model:
         from trainkit.data import kinds
 
         kind = kinds.of(self._predictor.recipe.data)
-        return _Samples(pictures, kind is None or kind.sample == "picture")
+        return _Samples(pictures, kind is None or kind.sample == "image")
 
 
 class _Samples(Sequence[Any]):
@@ -166,7 +166,7 @@ class _Samples(Sequence[Any]):
         if one or (isinstance(given, np.ndarray) and given.ndim in (2, 3)):
             given = [given]
         if not isinstance(given, Iterable):
-            raise UserError("predict", f"a {type(given).__name__}", "a picture, or several")
+            raise UserError("predict", f"a {type(given).__name__}", "an image, or several")
         self._given = given if isinstance(given, Sequence) else list(given)
         self._pictures = pictures
 

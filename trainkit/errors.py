@@ -91,7 +91,7 @@ def listing(texts: Iterable[str], most: int = 20) -> str:
 
 
 def number_of(count: int, many: str, one: str = "") -> str:
-    """Return a count with its noun: `2 masks without a picture`, `1 mask without a picture`.
+    """Return a count with its noun: `2 masks without an image`, `1 mask without an image`.
 
     The singular is `one`, by default `many` without the last `s` of its first word.
     """

@@ -1,4 +1,4 @@
-"""How an evaluation set is scored: which of its images meet which. Nothing here knows a file or a picture.
+"""How an evaluation set is scored: which of its images meet which. Nothing here knows a file or an image.
 
 Every number is a row of the evaluation split, so each image is embedded once however many pairs it is in.
 """
@@ -101,7 +101,7 @@ class Separation(Classes):
 
 @dataclass(frozen=True)
 class Inspection(Classes):
-    """Pictures for the eye: maps of the embeddings, and the images that are hard, odd or likely mislabelled."""
+    """Images for the eye: maps of the embeddings, and the images that are hard, odd or likely mislabelled."""
 
     ids: tuple[str, ...]
     """Name of each image in its source."""
@@ -140,7 +140,7 @@ class Search:
     hides: Literal["person", "place"] = "person"
     """Records of its own place that a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
-    """Scores; pictures of ranked lists too; or scores after k-reciprocal re-ranking."""
+    """Scores; images of ranked lists too; or scores after k-reciprocal re-ranking."""
     strict: bool = False
     """Of re-ranking: see `metrics.k_reciprocal`."""
 
@@ -169,11 +169,11 @@ class Segmentation:
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers; that numbered 0 is the background."""
     kind: Literal["whole", "patches", "overlays"]
-    """Whole cases in millimetres; patches by their voxels; or whole cases with pictures of some."""
+    """Whole cases in millimetres; patches by their voxels; or whole cases with images of some."""
     clinical: Mapping[str, tuple] = field(default_factory=dict)
     """Columns that stand beside the scores of each row: name to a value (text, a number or None) for each."""
     shown: str = ""
-    """Name of the channel that pictures show; empty where there is but one."""
+    """Name of the channel that images show; empty where there is but one."""
 
     def __post_init__(self):
         columns = {"ids": self.ids, "patients": self.patients, **self.clinical}
@@ -189,16 +189,16 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Scenes:
-    """A class for every pixel of pictures: each row of the split is a picture."""
+    """A class for every pixel of images: each row of the split is an image."""
 
     ids: tuple[str, ...]
-    """Name of each picture in its source."""
+    """Name of each image in its source."""
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers."""
     kind: Literal["scores", "overlays"] = "scores"
-    """Scores, or pictures of predictions beside the truth."""
+    """Scores, or images of predictions beside the truth."""
     colours: tuple[tuple[int, int, int], ...] = ()
-    """Red, green and blue of each class in pictures; empty where the data has none of its own."""
+    """Red, green and blue of each class in images; empty where the data has none of its own."""
 
     def __post_init__(self):
         if len(self.names) < 2 or len(self.colours) not in (0, len(self.names)):

@@ -11,7 +11,7 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 
 | key       | dtype, shape            | meaning                                                                  |
 |-----------|-------------------------|--------------------------------------------------------------------------|
-| `image`   | uint8 or float, B C H W | the picture; `Split.on_device` turns it into what the network takes      |
+| `image`   | uint8 or float, B C H W | the image; `Split.on_device` turns it into what the network takes      |
 | `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 where it has none                |
 | `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
 | `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
@@ -20,10 +20,10 @@ Batch keys, the same for every recipe (a batch is a dict of tensors whose first 
 | `distance` | float32, B H W         | pixels from each pixel to the nearest boundary between classes           |
 | `spacing` | float64, B 3            | mm from voxel to voxel of `mask`, where a whole volume is to be scored   |
 | `mirrors` | bool, B 3 or B 2        | spatial axes over whose mirror images a prediction is averaged           |
-| `scales`  | float32, B S            | factors on the size of a picture at which predictions are averaged       |
-| `window`  | int64, B 2              | height and width of the windows a picture is seen through; 0: as a whole |
+| `scales`  | float32, B S            | factors on the size of an image at which predictions are averaged       |
+| `window`  | int64, B 2              | height and width of the windows an image is seen through; 0: as a whole |
 | `modality` | int64, B              | kind of record of a sample: its place in `MODALITIES`                    |
-| `image.M` | as `image`              | in place of `image`, the pictures of modality M: b <= B of them          |
+| `image.M` | as `image`              | in place of `image`, the images of modality M: b <= B of them          |
 | `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
 | `queries` | int64, Q 5              | rows that ask for a person together, one a modality; -1: not with this   |
 
@@ -61,14 +61,14 @@ class DatasetInfo:
     classes: int
     """Number of classes in the training split."""
     shape: tuple[int, ...]
-    """Channels, height and width of one picture after `Split.on_device`; of volumes channels, depth, height, width."""
+    """Channels, height and width of one image after `Split.on_device`; of volumes channels, depth, height, width."""
     digest: str
     """SHA-256 of the content, hexadecimal; equal digests mean equal data."""
     class_names: tuple[str, ...] = ()
     spacing: tuple[float, ...] = ()
-    """mm from voxel to voxel along depth, height and width, in the median; empty for pictures."""
+    """mm from voxel to voxel along depth, height and width, in the median; empty for images."""
     axes: str = ""
-    """Directions of depth, height and width in the body: `yzx` for coronal slices; empty for pictures."""
+    """Directions of depth, height and width in the body: `yzx` for coronal slices; empty for images."""
     resampled: tuple[float, ...] = ()
     """mm from voxel to voxel to which all volumes were resampled; empty where they are as in their files."""
     modalities: tuple[str, ...] = ()
@@ -400,7 +400,7 @@ class Scores:
     tables: dict[str, Columns] = field(default_factory=dict)
     """Tables that are not per sample, by name: column to values (`per_class`: {"class": ..., "f1": ...})."""
     pictures: dict[str, Columns] = field(default_factory=dict)
-    """Arrays for pictures that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
+    """Arrays for images that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
 
 
 class Task(Protocol):
@@ -545,7 +545,7 @@ class LabelsImages(Protocol):
 
 MODALITIES = ("rgb", "nir", "cp", "sk", "text")
 """Colour, near infrared, colour pencil, sketch, caption. A record's `modality` is a place in this list; captions are
-last, so that records in the order of their modalities begin with the pictures."""
+last, so that records in the order of their modalities begin with the images."""
 
 
 RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))

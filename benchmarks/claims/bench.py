@@ -227,7 +227,7 @@ class Bench:
         return self._ready[guide]
 
     def evaluation(self, guide: str, name: str) -> tuple[float, bool]:
-        """Seconds of an evaluation, of averaged weights too where there are such, and whether it was held."""
+        """Seconds of an evaluation, of EMA weights too where there are such, and whether it was held."""
         if (guide, name) not in self._evaluations:
             twice = 2 if load(self.request(guide)).train.ema else 1
             try:

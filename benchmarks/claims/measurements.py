@@ -247,7 +247,7 @@ def distance_maps(bench: Bench, guide: str) -> Found:
 
 
 def scales(bench: Bench, guide: str) -> Found:
-    """An evaluation at several sizes of the picture, and at one."""
+    """An evaluation at several sizes of the image, and at one."""
     recipe = load(bench.request(guide))
     many = next((name for name, e in recipe.evaluations.items() if (e.split or "").endswith(".msf")), None)
     one = next((name for name, e in recipe.evaluations.items() if e.split is None), None)

@@ -1,8 +1,8 @@
 """One network trained by trainkit, by a loop written by hand, by Accelerate's example loop and by Lightning.
 
 `speed` runs it as a contest: each side is a process of its own, sides take turns block by block, and the first losses
-of all must be equal. All read the same pictures through the same data set: trainkit by its own stream, the others by
-torch's DataLoader. A case is `SUBJECT DEVICE tiny|full`; the pictures are in the folder `$TRAINKIT_GPU_FOLDER`.
+of all must be equal. All read the same images through the same data set: trainkit by its own stream, the others by
+torch's DataLoader. A case is `SUBJECT DEVICE tiny|full`; the images are in the folder `$TRAINKIT_GPU_FOLDER`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Finished(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network, its pictures and its batch, each in full and as a test has them."""
+    """A network, its images and its batch, each in full and as a test has them."""
 
     net: tuple[str, str]
     batch: tuple[int, int]
@@ -85,7 +85,7 @@ log: {{every: 1M steps, system_every: null, ceilings: "off"}}
 
 
 def write(name: str, tiny: bool, folder: Path, precision: str) -> Path:
-    """Draw a subject's pictures and write its recipe into `folder`, unless they are there; returns the recipe."""
+    """Draw a subject's images and write its recipe into `folder`, unless they are there; returns the recipe."""
     from trainkit.data.storage.image_store import Writer
 
     subject, path = SUBJECTS[name], folder / f"{name}.yaml"

@@ -27,7 +27,7 @@ from trainkit.tasks.segment2d import point_loss
 
 @dataclass
 class Drawn:
-    """Random input of the losses: B 24 samples of C 10 classes and D 32 dimensions, two pictures, two volumes."""
+    """Random input of the losses: B 24 samples of C 10 classes and D 32 dimensions, two images, two volumes."""
 
     x_BD: Tensor
     teacher_BD: Tensor

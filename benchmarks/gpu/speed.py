@@ -456,7 +456,7 @@ def jpeg(scale: Scale) -> Measured:
         calls = [lambda: milliseconds(by_gpu, scale.device), lambda: _seconds_ms(by_cores)]
         gpu, cpu = in_turns(calls, 3 if scale.tiny else 10)
     times = ratio(cpu, gpu)
-    text = f"{times}; {1e3 * many / np.median(gpu):,.0f} and {1e3 * many / np.median(cpu):,.0f} pictures/s "
+    text = f"{times}; {1e3 * many / np.median(gpu):,.0f} and {1e3 * many / np.median(cpu):,.0f} images/s "
     text += f"({cores} cores); pixels differ by {apart:.2g} of 255 in the mean"
     yield text, verdict(apart < 2, None if scale.tiny else times.low > 1)
 

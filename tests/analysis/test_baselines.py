@@ -160,7 +160,7 @@ def test_a_baseline_that_sees_no_sample_reads_none():
 
 
 def judged(right, base_right, metric="val/top1", step=7, mode="max", words=()):
-    """The warning for a run whose best evaluation has so many pictures right."""
+    """The warning for a run whose best evaluation has so many images right."""
     from trainkit.metrics.classification import score_classes
 
     def scores(which):

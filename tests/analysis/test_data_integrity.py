@@ -40,7 +40,7 @@ CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 
 
 def field(seed: int, side: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
-    """A picture of soft coloured blobs; every seed gives another."""
+    """An image of soft coloured blobs; every seed gives another."""
     coarse = np.random.default_rng([11, seed]).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize(side[::-1], Image.Resampling.BICUBIC)
 
@@ -61,7 +61,7 @@ def classes(root: Path, first: int, each: int = 4, names=("ant", "bee", "cow")) 
 
 @pytest.fixture
 def clean(tmp_path) -> Path:
-    """Twelve pictures of three classes to train on, and six others to be scored."""
+    """Twelve images of three classes to train on, and six others to be scored."""
     classes(tmp_path / "set" / "train", 0)
     classes(tmp_path / "set" / "val", 1000, each=2)
     return tmp_path / "set"
@@ -69,7 +69,7 @@ def clean(tmp_path) -> Path:
 
 @pytest.fixture
 def leaking(clean) -> Path:
-    """The same, with one picture of the training set among those to be scored, compressed anew."""
+    """The same, with one image of the training set among those to be scored, compressed anew."""
     compressed(field(101)).save(clean / "val" / "cow" / "again.png")
     return clean
 
@@ -102,7 +102,7 @@ def test_every_check_of_a_clean_set_is_listed(clean):
     expected = {("data.train", check): word for check, word in own.items()}
     assert verdicts(report) == expected | {(VAL, check): word for check, word in (own | both).items()}
     assert found(report, VAL, "look-alikes").of == 6 and found(report, VAL, "copies").of == 6
-    assert found(report, "data.train", "classes").said == "3 classes of 4 to 4 pictures, 4 in the median"
+    assert found(report, "data.train", "classes").said == "3 classes of 4 to 4 images, 4 in the median"
     assert {key: (one["samples"], one["looked_at"]) for key, one in report.sets.items()} == {
         "data.train": (12, 12), VAL: (6, 6)
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_what_two_scored_sets_share_is_odd(clean):
     report = data_integrity.of(data.open(0))
     one = found(report, "data.evaluate.test", "scored twice")
     assert (one.verdict, one.count, one.of, one.examples) == ("odd", 1, 4, ["bee/seen.png = bee/0.png"])
-    assert one.said == f"1 of its 4 pictures are in {VAL}: bee/seen.png = bee/0.png" and not report.bad
+    assert one.said == f"1 of its 4 images are in {VAL}: bee/seen.png = bee/0.png" and not report.bad
 
 
 def test_groups_count_unless_every_picture_is_its_own(clean):
@@ -197,9 +197,9 @@ def opened(sample, **scored):
 @pytest.mark.parametrize(
     "counts, unit, verdict, said",
     [
-        ([99, 1], "pictures", "ok", "2 classes of 1 to 99 pictures, 50 in the median"),
-        ([100, 1], "pictures", "odd", "2 classes of 1 to 100 pictures, 50.5 in the median; fewest of c1, most of c0"),
-        ([9, 0, 9], "pictures", "odd", "3 classes of 9 to 9 pictures, 9 in the median; 1 have none: c1"),
+        ([99, 1], "pictures", "ok", "2 classes of 1 to 99 images, 50 in the median"),
+        ([100, 1], "pictures", "odd", "2 classes of 1 to 100 images, 50.5 in the median; fewest of c1, most of c0"),
+        ([9, 0, 9], "pictures", "odd", "3 classes of 9 to 9 images, 9 in the median; 1 have none: c1"),
         ([100_000, 1], "pixels", "ok", "2 classes of 1 to 100000 pixels, 50000 in the median"),
         ([0, 0], "pixels", "odd", "2 classes; 2 have none: c0, c1"),
     ],
@@ -214,7 +214,7 @@ def test_pictures_of_no_class_are_wrong_where_they_are_trained_on_alone():
     report = data_integrity.of(opened(fake(**held), val=fake(**held)))
     assert found(report, "data.train", "unlabelled").verdict == "wrong"
     assert found(report, VAL, "unlabelled").verdict == "ok"
-    assert "1 of 6 pictures are of no class" in found(report, VAL, "unlabelled").said
+    assert "1 of 6 images are of no class" in found(report, VAL, "unlabelled").said
     assert "1 wrong" in report.summary
     pixels = data_integrity.of(opened(fake([5, 5], unit="pixels", unlabelled=90)))
     assert found(pixels, "data.train", "unlabelled").verdict == "ok"
@@ -280,7 +280,7 @@ def test_people_are_compared_by_their_pictures_of_every_modality(tmp_path):
     report = data_integrity.of(data.open(0))
     one = found(report, VAL, "subjects")
     assert (one.verdict, one.count, one.of) == ("leak", 1, 2) and one.examples == ["p01"]
-    assert found(report, "data.train", "classes").said == "4 classes of 7 to 7 pictures, 7 in the median"
+    assert found(report, "data.train", "classes").said == "4 classes of 7 to 7 images, 7 in the median"
     assert report.sets["data.train"]["samples"] == 28 == report.sets["data.train"]["looked_at"]
     assert verdicts(report)[VAL, "copies"] == "ok" == verdicts(report)[VAL, "look-alikes"]
 
@@ -388,7 +388,7 @@ def artifact(path: str, tmp_path: Path) -> str:
 
 def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     assert run(*words(leaking), recipe=CONVNEXT).code == 0
-    assert f"integrity: {VAL}: 1 of 7 pictures look like one in data.train" in capsys.readouterr().out
+    assert f"integrity: {VAL}: 1 of 7 images look like one in data.train" in capsys.readouterr().out
     kept = json.loads(artifact("integrity.json", tmp_path))
     assert {one["check"] for one in kept["findings"] if one["verdict"] == "leak"} == {"look-alikes"}
     rows = list(csv.DictReader(artifact("tables/integrity.csv", tmp_path).splitlines()))
@@ -455,14 +455,14 @@ def test_the_verb_tells_all_and_its_exit_code_the_worst(leaking, tmp_path):
     out = ask(str(CONVNEXT), *words(leaking), "--json", str(tmp_path / "report.json"), code=EXIT_CODE)
     lines = out.splitlines()
     assert any(line.split() == [VAL, "look-alikes", "1", "7", "leak"] for line in lines)
-    assert any(line.startswith(f"{VAL}: 1 of 7 pictures look like one") for line in lines)
+    assert any(line.startswith(f"{VAL}: 1 of 7 images look like one") for line in lines)
     assert lines[-1].startswith(f"{CONVNEXT}: 1 leak")
     kept = json.loads((tmp_path / "report.json").read_text())
     assert kept["mark"] in {file.stem for file in (Store.locate().home / data_integrity.FOLDER).glob("*.json")}
     sheet = tmp_path / "pairs.png"
-    assert ask(str(CONVNEXT), *words(leaking), "--pictures", str(sheet), code=EXIT_CODE).count(str(sheet)) == 1
+    assert ask(str(CONVNEXT), *words(leaking), "--images", str(sheet), code=EXIT_CODE).count(str(sheet)) == 1
     assert Image.open(sheet).format == "PNG"
-    assert "cannot be written" in ask(str(CONVNEXT), *words(leaking), "--pictures", str(tmp_path), code=EXIT_CODE)
+    assert "cannot be written" in ask(str(CONVNEXT), *words(leaking), "--images", str(tmp_path), code=EXIT_CODE)
     field(3).save(leaking / "val" / "bee" / "copy.bmp")  # which a training would refuse to open
     lines = ask(str(CONVNEXT), *words(leaking), "--all", code=EXIT_CODE).splitlines()
     assert any(line.split() == [VAL, "copies", "1", "8", "leak"] for line in lines)

@@ -34,13 +34,13 @@ from trainkit.training.best import best_weights
 
 EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)
-"""What guessing stays below on 37 pictures of four classes: three standard deviations above a quarter."""
+"""What guessing stays below on 37 images of four classes: three standard deviations above a quarter."""
 CPU = {"device": "cpu", "gpu": "null", "cpu": "a", "cpu_cores": "2", "processes": "1"}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, database):
-    """A store with runs: one that learned, one that did not, and one that was scored on other pictures."""
+    """A store with runs: one that learned, one that did not, and one that was scored on other images."""
     with own_store(tmp_path_factory.mktemp("registry"), database):
         runs = {
             "good": run(*EASY).folder,
@@ -436,8 +436,8 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
         (["promote={max_slower: 1.0}"], "promote.max_slower .*found 1.0, expected a value below 1"),
         (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', of no evaluation here"),
         (["promote={}", "best=null"], "promote has no score to decide by"),
-        (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of averaged weights"),
-        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is of averaged weights, which"),
+        (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of EMA weights"),
+        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is of EMA weights, which"),
         (["promote={metric: val/ema/accuracy}"], "promote.metric is 'val/ema/accuracy' and best.metric 'val/accuracy'"),
     ],
 )

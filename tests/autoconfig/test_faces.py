@@ -173,7 +173,7 @@ def test_a_folder_around_the_folders_of_people_is_passed(here):
     recipe, _, said = fitted("face_teacher_lfw", "set")
     assert recipe.data.train == "set/images"
     assert said[0] == "set holds one folder, and that the others: set/images is taken"
-    with pytest.raises(UserError, match=f"{here}/set: no pictures; .*did you mean {here}/set/images\\?"):
+    with pytest.raises(UserError, match=f"{here}/set: no images; .*did you mean {here}/set/images\\?"):
         sources.folder(here / "set", nested=False)
 
 
@@ -189,7 +189,7 @@ def test_a_folder_around_the_folders_of_classes_or_of_splits_is_passed(here):
 
 def test_a_folder_of_one_class_is_answered_with_the_one_around_it(here):
     stripes(here / "patterns", 6, 1)
-    with pytest.raises(UserError, match=f"6 pictures, in no folder of a class; .*did you mean {here}/patterns\\?"):
+    with pytest.raises(UserError, match=f"6 images, in no folder of a class; .*did you mean {here}/patterns\\?"):
         fitted("convnext", "patterns/down")
     said = CliRunner().invoke(main.main, ["cp", "face_teacher_lfw", "new.yaml", "--data", "patterns/down"])
     assert said.exit_code == 2 and f"did you mean {here}/patterns?" in said.output

@@ -146,13 +146,13 @@ def test_masks_that_do_not_fit_are_named_and_pictures_without_one_are_told(here)
     scene_sets.folders(here / "streets", 4, (64, 96), splits=())
     (here / "streets" / "masks" / "p000.png").unlink()
     copied = new_recipe.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
-    assert "left out: 1 picture without a mask: p000.jpg" in copied.seen
+    assert "left out: 1 image without a mask: p000.jpg" in copied.seen
     Image.new("L", (48, 32)).save(here / "streets" / "masks" / "p001.png")
-    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its picture 96 x 64\ntrainkit"):
+    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its image 96 x 64\ntrainkit"):
         fitted("segment", "streets", "other.yaml")
     for n in (1, 2):
         (here / "streets" / "masks" / f"p{n:03d}.png").unlink()
-    with pytest.raises(UserError, match="streets: 1 picture; expected 2 or more"):
+    with pytest.raises(UserError, match="streets: 1 image; expected 2 or more"):
         fitted("segment", "streets", "other.yaml")
 
 
@@ -168,7 +168,7 @@ def test_coloured_masks_of_lists_give_a_palette(here):
 def test_small_pictures_are_not_made_smaller_than_can_be_told(here):
     scene_sets.camvid(here / "streets", (8, 3))
     recipe, _ = fitted("camvid", "streets")
-    assert recipe.data.augment.scales == (0.67, 1.5) and recipe.data.crop == (16, 32), "pictures of 24 x 32"
+    assert recipe.data.augment.scales == (0.67, 1.5) and recipe.data.crop == (16, 32), "images of 24 x 32"
     assert recipe.data.open(0).train.size == 8
 
 
@@ -177,7 +177,7 @@ def test_large_pictures_are_made_smaller_until_a_crop_shows_half_of_one(here):
     recipe, text = fitted("segment", "streets")
     assert recipe.data.size == (136, 184) and recipe.data.crop == (96, 128) and recipe.data.short_side is None
     assert recipe.data.score_at == "file"
-    assert "# <- pictures are 300 x 400 in the median, made smaller so that a crop shows half" in text
+    assert "# <- images are 300 x 400 in the median, made smaller so that a crop shows half" in text
     assert recipe.data.open(0).train.size == 3
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((600, 200, 3), np.uint8))
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((600, 200), np.uint8))

@@ -91,7 +91,7 @@ def test_check_says_of_each_marked_line_what_its_key_means(tmp_path):
         number, _, rest = sentence.removeprefix("line ").partition(", ")
         key = rest.split(":")[0].split(".")[-1]
         assert lines[int(number) - 1].strip().startswith(f"{key}:"), sentence
-    assert any("data.size: Height and width to which pictures and masks are brought" in sentence for sentence in said)
+    assert any("data.size: Height and width to which images and masks are brought" in sentence for sentence in said)
     assert any("task.objective.class_weights: " in sentence and "class" in sentence.split(": ")[1] for sentence in said)
 
 
@@ -103,7 +103,7 @@ def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explai
     (line,) = [line for line in recipe_check.check(run_request.RunRequest(mine)).splitlines() if "to decide" in line]
     number = 1 + next(n for n, text in enumerate(mine.read_text().split("\n")) if "image_size" in text)
     assert line == (
-        f"# to decide: line {number}, data.image_size: 64 sees more; Side of a picture, or height and width, in pixels"
+        f"# to decide: line {number}, data.image_size: 64 sees more; Side of an image, or height and width, in pixels"
     )
 
 
@@ -135,7 +135,7 @@ def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
     assert (recipe.name, data.train, data.evaluate) == ("mine", "patterns", {"val": "held_out"})
     assert (data.hold_out, data.group) == (0.2, "each") and data.image_size == 32
     files = sorted((here / "patterns").glob("*/*.png"))
-    # What is seen is the middle square of each picture, made smaller: the mean stays, the noise is averaged.
+    # What is seen is the middle square of each image, made smaller: the mean stays, the noise is averaged.
     whole = np.stack([np.asarray(Image.open(file), np.float64)[:, 6:54] for file in files]) / 255
     small = [Image.open(file).resize((32, 32), Image.Resampling.BICUBIC, box=(6, 0, 54, 48)) for file in files]
     pixels = np.stack([np.asarray(one, np.float64) for one in small]).reshape(-1, 3) / 255
@@ -144,9 +144,9 @@ def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
     )
     assert np.allclose(data.std, pixels.std(0), atol=6e-4)
     assert recipe.best.metric == "val/ema/top1" and list(recipe.evaluations) == ["val"]
-    assert recipe.train.batch_size == 8, "96 pictures to train on: 12 updates an epoch, and 3 of the recipe's 32"
+    assert recipe.train.batch_size == 8, "96 images to train on: 12 updates an epoch, and 3 of the recipe's 32"
     text = Path("mine.yaml").read_text()
-    assert "patterns: 120 pictures of 3 classes (across, down, slanted), 40 each, 48 x 60 px" in text
+    assert "patterns: 120 images of 3 classes (across, down, slanted), 40 each, 48 x 60 px" in text
     assert "  length: 20 epochs  # <- 240 updates, 12 an epoch: few" in text
     assert copied.marked == text.count(new_recipe.SIGN) == 4
     assert "  batch_size: 8  # <- 32 would leave an epoch of 96 samples 3 updates; optim.lr was chosen for 32\n" in text
@@ -165,7 +165,7 @@ def test_a_fitted_recipe_opens_its_data_and_check_explains_what_is_left(here):
         if line.startswith("# ")
     ]
     assert len(said) == copied.marked
-    assert any("data.group: is nothing common to several pictures" in line for line in said)
+    assert any("data.group: is nothing common to several images" in line for line in said)
 
 
 def test_splits_that_are_there_are_used_and_a_test_set_is_scored_at_the_end(here):
@@ -195,7 +195,7 @@ def test_splits_may_be_capitalised_and_those_that_do_not_fit_are_refused(here):
     assert fitted("convnext", "patterns/Train", "other.yaml")[0].data.train == "patterns/Train", "a class called test"
     shutil.rmtree(here / "patterns" / "Valid")
     (here / "patterns" / "Valid").mkdir()
-    assert "patterns/Valid: no pictures" in refused("convnext", "patterns")
+    assert "patterns/Valid: no images" in refused("convnext", "patterns")
 
 
 def test_a_test_set_alone_is_scored_under_its_name_and_that_is_to_be_decided(here):
@@ -236,11 +236,11 @@ def test_uneven_classes_sizes_and_metrics_of_two_classes_are_seen(here):
     assert recipe.best.metric == "val/ema/f1_macro" and recipe.data.image_size == 48, "squares of 32 x 64 pixels' area"
     assert set(recipe.evaluations) == {"val", "separation", "separation_train", "pictures"}
     assert recipe.evaluations["pictures"].split == "val.inspection" and recipe.data.sampling == "balanced"
-    assert "fewer than 5 pictures of down" in text
+    assert "fewer than 5 images of down" in text
     fitted("convnext", "patterns", "other.yaml")
     other = Path("other.yaml").read_text()
-    assert "  sampling: uniform  # <- 4 to 40 pictures a class" in other
-    assert "  image_size: 32  # pictures are 96 x 96 in the median" in other
+    assert "  sampling: uniform  # <- 4 to 40 images a class" in other
+    assert "  image_size: 32  # images are 96 x 96 in the median" in other
 
 
 def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkeypatch):
@@ -270,20 +270,20 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     for name in ("down", "slanted"):
         (here / "patterns" / name).rename(here / name)
     said = refused("convnext", "patterns")
-    assert "pictures of 1 class (across); expected a folder for each of two classes" in said
+    assert "images of 1 class (across); expected a folder for each of two classes" in said
     (here / "patterns" / "other").mkdir()
     (here / "patterns" / "other" / "a.gif").write_bytes(b"")
     said = refused("convnext", "patterns")
-    assert "(across); 1 folder without pictures: other; 1 file (1 .gif) that are not read" in said
+    assert "(across); 1 folder without images: other; 1 file (1 .gif) that are not read" in said
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")
     assert "patterns/across/000.png: " in refused("convnext", "patterns")
     (here / "loose").mkdir()
-    assert refused("convnext", "loose").startswith(f"{here}/loose: no pictures; expected pictures in <class>/<picture>")
+    assert refused("convnext", "loose").startswith(f"{here}/loose: no images; expected images in <class>/<image>")
     (here / "patterns" / "other").rename(here / "loose" / "other")
-    assert "loose: no pictures, but 1 file (1 .gif)" in refused("convnext", "loose")
+    assert "loose: no images, but 1 file (1 .gif)" in refused("convnext", "loose")
     (here / "loose" / "a.png").write_bytes(b"")
-    assert "loose: 1 picture, in no folder of a class; expected" in refused("convnext", "loose")
+    assert "loose: 1 image, in no folder of a class; expected" in refused("convnext", "loose")
     assert "a built-in set" in refused("convnext", "sample:objects")
     assert refused("convnext", "").startswith("--data: nothing; expected a folder")
     assert "hf://me/set: a set of the hub; volumes are read from files" in refused("hippocampus", "hf://me/set")
@@ -297,7 +297,7 @@ def test_data_of_another_kind_is_refused_with_the_recipes_that_are_for_it(recipe
     if recipe != "hippocampus":
         assert refused(recipe, "mixed").startswith(f"{here}/mixed/down/a.nii.gz: a volume (NIfTI); expected ")
     if recipe != "segment":
-        assert "holds pictures with masks" in refused(recipe, "streets")
+        assert "holds images with masks" in refused(recipe, "streets")
         assert refused(recipe, "streets").endswith("; copy segment or camvid for it")
 
 
@@ -306,7 +306,7 @@ def test_files_that_are_not_read_are_told(here):
     for name in ("a.gif", "b.gif", "c.jxl", "notes.txt", ".hidden.gif"):
         (here / "patterns" / "down" / name).write_bytes(b"")
     _, copied = fitted("convnext", "patterns")
-    assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not read as pictures"
+    assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not read as images"
 
 
 def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):
@@ -328,7 +328,7 @@ def test_the_recipe_of_a_run_is_copied_without_its_defaults(here):
     assert loader.load("mine.yaml") == loader.load(shipped("convnext"))
     stripes(here / "patterns", 12, 1)
     said = CliRunner().invoke(main.main, ["cp", run.name, "other.yaml", "--data", "patterns"])
-    assert said.exit_code == 0 and said.output.startswith("patterns: 36 pictures of 3 classes"), said.output
+    assert said.exit_code == 0 and said.output.startswith("patterns: 36 images of 3 classes"), said.output
     other = loader.load("other.yaml")
     assert other.data.evaluate == {"val": "held_out"} and other.evaluations["val"].split is None
     assert other.best.metric == "val/ema/top1" and other.data.open(0).meta.classes == 3
@@ -385,9 +385,7 @@ def test_sets_of_the_hub_are_looked_at_by_their_splits(here, monkeypatch):
     recipe, _ = fitted("convnext", "hf://me/dots")
     assert set(asked) == {("hf://me/dots", True)}
     assert recipe.data.train == "hf://me/dots#train" and recipe.data.evaluate == {"test": "hf://me/dots#test"}
-    assert (
-        "hf://me/dots#train: 30 pictures of 3 classes (0, 1, 2), 10 each, 32 x 32 px" in Path("mine.yaml").read_text()
-    )
+    assert "hf://me/dots#train: 30 images of 3 classes (0, 1, 2), 10 each, 32 x 32 px" in Path("mine.yaml").read_text()
     asked.clear()
     opened = recipe.data.open(0)
     assert opened.train.size == 30 and not any(network for _, network in asked), "a training uses no network"

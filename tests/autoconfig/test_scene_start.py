@@ -107,7 +107,7 @@ def test_larger_pictures_are_brought_to_what_was_measured(here):
     scene_sets.camvid(here / "streets", (2, 1), (720, 960))
     made, text, _ = copied("streets")
     assert made.data.size == (360, 480) and made.data.crop == (256, 320) and made.data.score_at == "file"
-    assert "# <- pictures are 720 x 960 in the median: larger ones show more" in text
+    assert "# <- images are 720 x 960 in the median: larger ones show more" in text
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((1000, 500, 3), np.uint8))
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((1000, 500), np.uint8))
     made, _, _ = copied("streets", new="other.yaml")
@@ -145,7 +145,7 @@ def test_without_the_library_of_decoders_its_extra_is_named(here, monkeypatch):
 def test_drawings_and_small_pictures_start_at_random(here):
     weights(here)
     scene_sets.camvid(here / "small", (4, 2), (48, 64))
-    assert said(copied("small")[2]) == "from scratch: pictures of 48 px are too small for a pretrained encoder"
+    assert said(copied("small")[2]) == "from scratch: images of 48 px are too small for a pretrained encoder"
     table = np.array(scene_sets.COLOURS[:3], np.uint8)
     for split in ("train", "val"):
         for n in range(3):
@@ -230,7 +230,7 @@ def test_a_folder_that_a_set_is_some_levels_off_is_recognised(here, given, taken
     (here / "download" / ".DS_Store").touch()
     made, _, seen = copied(given)
     assert (made.data.train, made.data.evaluate) == (f"{taken}#train", {"val": f"{taken}#val"})
-    assert seen[0] == f"{given} is no set of pictures and masks; {here / taken} is, and was taken"
+    assert seen[0] == f"{given} is no set of images and masks; {here / taken} is, and was taken"
     with pytest.raises(UserError, match=rf"of unknown layout.*{taken} holds such a set: name that folder"):
         sources.open_scenes(str(here / given))
 

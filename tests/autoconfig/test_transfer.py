@@ -214,7 +214,7 @@ def test_a_class_of_one_image_is_trained_on():
     train, held = Holdout(0.4).divide_classes(label, names, 0)
     assert sorted([*train, *held]) == list(range(6))
     assert np.bincount(label[held], minlength=3).tolist() == [1, 0, 1]
-    with pytest.raises(UserError, match="one picture of each class"):
+    with pytest.raises(UserError, match="one image of each class"):
         Holdout(0.4).divide_classes(np.arange(3), names[:3], 0)
 
 

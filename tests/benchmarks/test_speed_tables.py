@@ -421,7 +421,7 @@ def test_a_step_and_what_of_it_was_waiting_are_two_columns_and_an_evaluation_is_
     assert float(plain[3]) == pytest.approx(step * 0.5, rel=0.05)
     assert float(worker[3]) == pytest.approx(step * 0.1, rel=0.05)
     assert plain[4] == "2" and never[4] == ""
-    assert "an evaluation of 60 pictures took 2 (1-3) s as shipped" in table
+    assert "an evaluation of 60 images took 2 (1-3) s as shipped" in table
 
 
 def test_maps_computed_each_time_are_the_maps_that_are_kept(modules, shared, tmp_path, monkeypatch):

@@ -210,7 +210,7 @@ def test_a_set_with_a_name_that_is_not_utf8_is_refused_wherever_it_lies(tmp_path
     people(home / "faces")
     out = tmp_path / "out"
     said = ask("data", "import", str(home / "faces"), str(out), "--image-size", "16")
-    assert "6 pictures of 2 people" in said
+    assert "6 images of 2 people" in said
     (home / "faces" / "ben").rename(home / "faces" / os.fsdecode(b"bj\xf6rn"))
     for words in ([], ["--size", "16x16"]):
         said = ask("data", "import", str(home / "faces"), str(tmp_path / "other"), *words, code=errors.EXIT_CODE)
@@ -328,16 +328,14 @@ def test_download_says_when_there_is_nothing_to_download(tmp_path):
 def test_data_is_imported_described_and_verified(tmp_path, monkeypatch):
     monkeypatch.chdir(people(tmp_path / "people").parent)
     said = ask("data", "import", "people", "set", "--image-size", "16")
-    assert "set: 6 pictures of 2 people" in said
+    assert "set: 6 images of 2 people" in said
     facts = ask("data", "info", "set")
-    assert "pictures       6\n" in facts and "image_size     16\n" in facts
+    assert "images       6\n" in facts and "image_size     16\n" in facts
     assert "set: 0 problems, 0 to look at" in ask("data", "verify", "set")
     said = ask("data", "import", "people/pairs.csv", "test", "--image-size", "16", "--evaluation")
-    assert "test: 3 pictures of 0 people" in said
+    assert "test: 3 images of 0 people" in said
     shared = ask("data", "verify", "set", "--against", "test")
-    assert "warning: 3 pictures are also in test" in shared and "0 problems, 1 to look at" in shared, (
-        "no damage: code 0"
-    )
+    assert "warning: 3 images are also in test" in shared and "0 problems, 1 to look at" in shared, "no damage: code 0"
     assert "exists" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
     images = bytearray(Path("set/images.npy").read_bytes())
     images[-1] ^= 1
@@ -351,7 +349,7 @@ def test_a_damaged_picture_is_named_or_left_out(tmp_path, monkeypatch):
     assert "ben/1.png" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
     assert not Path("set").exists()
     said = ask("data", "import", "people", "set", "--image-size", "16", "--damaged", "skip")
-    assert "5 pictures of 2 people" in said and "skipped: " in said
+    assert "5 images of 2 people" in said and "skipped: " in said
 
 
 # Runs

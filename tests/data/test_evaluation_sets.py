@@ -275,7 +275,7 @@ def test_no_other_similarity_brings_the_points_nearer():
 @pytest.mark.parametrize("size", [112, 56])
 def test_landmarks_land_on_the_template(size):
     points = np.asarray([[60.0, 70.0], [100.0, 62.0], [84.0, 92.0], [70.0, 118.0], [106.0, 110.0]])
-    # A picture that says of each pixel where it is: red its column, green its row.
+    # An image that says of each pixel where it is: red its column, green its row.
     rows, columns = np.mgrid[:160, :160].astype(np.uint8)
     field = np.stack([columns, rows, np.zeros_like(rows)], axis=2)
     out = align.align_face(field, points, size, "")[:, :, :2].astype(float)

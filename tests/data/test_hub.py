@@ -35,7 +35,7 @@ def _sets(root: Path) -> None:
         _parquet(root / "o" / "card" / "a" / f"{split}.parquet", rows)
         _parquet(root / "o" / "card" / "b" / f"{split}.parquet", rows)
     configs = "".join(f"- config_name: {c}\n  data_files:\n  - split: train\n    path: {c}/train*\n" for c in "ab")
-    (root / "o" / "card" / "README.md").write_text(f"---\nconfigs:\n{configs}---\nSome pictures.\n")
+    (root / "o" / "card" / "README.md").write_text(f"---\nconfigs:\n{configs}---\nSome images.\n")
     folder = root / "o" / "folder"
     (folder / "img").mkdir(parents=True)
     lines = ["file_name,label"]

@@ -1,4 +1,4 @@
-"""What two sets share: small grey pictures in plain loops, which pairs are found, and at what cost."""
+"""What two sets share: small grey images in plain loops, which pairs are found, and at what cost."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SIDE = 48
 
 
 def field(seed: int, side: tuple[int, int] = (SIDE, SIDE)) -> np.ndarray:
-    """A picture of soft coloured blobs, uint8 (height, width, 3); every seed gives another."""
+    """An image of soft coloured blobs, uint8 (height, width, 3); every seed gives another."""
     coarse = np.random.default_rng([7, seed]).integers(0, 256, (7, 7, 3), dtype=np.uint8)
     return np.asarray(Image.fromarray(coarse).resize(side[::-1], Image.Resampling.BICUBIC))
 
 
 def again(pixels: np.ndarray, quality: int = 60, scale: float = 1.0, gain: float = 1.0) -> np.ndarray:
-    """The same picture made smaller and large again, darker, and compressed anew."""
+    """The same image made smaller and large again, darker, and compressed anew."""
     picture = Image.fromarray((pixels * gain).astype(np.uint8))
     width, height = picture.size
     picture = picture.resize((round(width * scale), round(height * scale))).resize((width, height))
@@ -78,7 +78,7 @@ def test_what_is_shared_is_counted_and_named_by_the_first_of_its_kind():
     assert (subjects.what, subjects.count, subjects.examples) == ("subjects", 1, ["ben"])
     assert subjects.said == "1 of its 3 people are in data.train: ben"
     assert (same.what, same.count) == ("copies", 3)
-    assert same.said == "3 of its 4 pictures are in data.train: s0 = t1, s2 = t0, s3 = t1"
+    assert same.said == "3 of its 4 images are in data.train: s0 = t1, s2 = t0, s3 = t1"
     assert leaks(train, held([1, 2], ["zoe"])) == [] and leaks(held([]), held([])) == []
 
 
@@ -96,7 +96,7 @@ def test_copies_are_those_that_loops_find(samples, others):
     assert {int(prints[a]) for a, _ in found} == several
 
 
-# ---- Small grey pictures ---------------------------------------------------------------------------------------------
+# ---- Small grey images ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", [(16, 16), (37, 53), (112, 112), (5, 70), (1, 1), (20, 1100)], ids=str)

@@ -71,7 +71,7 @@ def cache(tmp_path, monkeypatch):
 def test_the_class_of_a_picture_is_the_path_below_the_root(tmp_path):
     root = put(tmp_path / "set", "Greek/a/1.png", "Greek/a/2.png", "Greek/b/1.png", "Latin/a/1.png", "noise/x.PNG")
     put(root, "root.png", ".hidden/a/1.png", "Greek/.cache/1.png")
-    (root / "Greek" / "notes.txt").write_text("no picture")
+    (root / "Greek" / "notes.txt").write_text("no image")
     (root / "empty").mkdir()
     import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group="^([^/]+)/")
     data = Packed(tmp_path / "out")
@@ -96,7 +96,7 @@ def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
     with pytest.raises(UserError, match="set#test: no such split"):
         sources.open_source(f"{root}#test")
     trains = put(tmp_path / "vehicles", "train/1.png", "bus/1.png", "test/2.png")
-    assert len(ids(sources.open_source(trains))) == 3, "pictures of trains"
+    assert len(ids(sources.open_source(trains))) == 3, "images of trains"
 
 
 def test_a_folder_whose_name_has_the_mark_is_a_folder(tmp_path):
@@ -208,7 +208,7 @@ def test_mrl_eye_has_its_states_and_subjects_in_the_names(tmp_path):
             (1, "s0001"),
             (1, "s0002"),
         ]
-    (tmp_path / "mrlEyes_2018_01" / "annotation.txt").write_text("not a picture")
+    (tmp_path / "mrlEyes_2018_01" / "annotation.txt").write_text("not an image")
     import_images.import_pictures(tmp_path / "mrlEyes_2018_01", tmp_path / "out", size=(32, 64), fit="stretch")
     data = Packed(tmp_path / "out")
     assert data.class_names == ("closed", "open") and data.labels.tolist() == [0, 1, 1]
@@ -227,7 +227,7 @@ def test_open_eyes_alone_are_still_called_open(tmp_path):
 )
 def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
     root = put(mrl(tmp_path / "eyes"), name)
-    with pytest.raises(UserError, match=f"1 picture not named as those of MRL Eye:\n  {name}\n"):
+    with pytest.raises(UserError, match=f"1 image not named as those of MRL Eye:\n  {name}\n"):
         import_images.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
 
 
@@ -275,7 +275,7 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
         ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
         ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),
         ({"image_bytes": [b"", b"", png(2), b"", b""]}, "", r"row 0 .*0 bytes"),
-        ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*no picture"),
+        ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*no image"),
         ({"label": [True] * 5}, "", r"row 0 .*label: True"),
     ],
 )
@@ -451,13 +451,13 @@ def test_pictures_of_any_kind_are_imported_by_the_command(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     ocec(tmp_path / "ocec.parquet")
     said = ask("import", "ocec.parquet#val", "val", "--size", "32x64", "--fit", "stretch", "--group", r"(video\d)/")
-    assert "val: 2 pictures of 2 classes and 2 groups, decoded, from parquet" in said
+    assert "val: 2 images of 2 classes and 2 groups, decoded, from parquet" in said
     facts = ask("info", "val")
     assert "image_size     32 x 64\n" in facts and "groups         2\n" in facts
     assert "made_from      parquet ocec.parquet#val\n" in facts
     assert "val: 0 problems" in ask("verify", "val")
     said = ask("import", "ocec.parquet", "own", "--size", "own")
-    assert "3 pictures of 2 classes, encoded" in said and "smallest 6 x 10" in said
+    assert "3 images of 2 classes, encoded" in said and "smallest 6 x 10" in said
     assert "image_size     their own sizes\n" in ask("info", "own")
     assert Packed(tmp_path / "val").size == (32, 64) and Packed(tmp_path / "own").size is None
 

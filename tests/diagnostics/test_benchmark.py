@@ -596,7 +596,7 @@ def test_fewer_evaluations_are_computed_and_not_chosen(world):
     request = toy("train.length=1000 steps", "evaluations={val: {every: 10 steps}}", "best=null")
     one, _ = climbed("evaluations", "checkpoints", request=request)
     half, none = (r for r in one.state.results if r.switch == "evaluations")
-    pace, one_of_both = 16 / 1000, 6.0  # the averaged weights are evaluated too
+    pace, one_of_both = 16 / 1000, 6.0  # the EMA weights are evaluated too
     assert half.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + 50 * one_of_both), rel=0.01)
     assert none.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + one_of_both), rel=0.01)
     assert half.low is None and "computed, not chosen" in half.verdict and one.kept() is None

@@ -128,7 +128,7 @@ def test_a_recipe_of_two_batches(toy):
 
 
 def test_frozen_networks_and_tables_are_made_for_the_one_batch_only(toy, monkeypatch):
-    # The toy compares each row of the table with what its frozen network says of the picture.
+    # The toy compares each row of the table with what its frozen network says of the image.
     recipe, data, runtime = toy("task.teacher=oracle")
     read = []
     plain = data.train.fetch

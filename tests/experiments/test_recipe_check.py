@@ -68,9 +68,9 @@ MISTAKES = {
         lambda folder: ["task.net={model: test_convnext3, args: {patchsize: 2}}"],
         "patchsize",
     ),
-    "pictures too small for the network": (
+    "images too small for the network": (
         lambda folder: ["task.net={model: convnext_atto}", "data.image_size=24"],
-        "does not take 3 x 24 x 24 pictures",
+        "does not take 3 x 24 x 24 images",
     ),
     "a folder that is not there": (lambda folder: [f"data.train={folder / 'nowhere'}"], "nowhere: does not exist"),
     "an evaluation set that is not there": (
@@ -79,7 +79,7 @@ MISTAKES = {
     ),
     "a split that is not there": (lambda folder: [f"data.train={folder}#training"], "#training: no such split"),
     "an evaluation of no set": (lambda folder: ["evaluations={test: {at_end: true}}"], "no evaluation set 'test'"),
-    "a picture that cannot be read": (torn, "cannot be decoded"),
+    "an image that cannot be read": (torn, "cannot be decoded"),
     "other classes": (one_class, "at least 2 to tell apart"),
     "more samples than there are": (lambda folder: ["train.batch_size=400"], "400, of 12 samples"),
     "weights that are not there": (

@@ -83,7 +83,7 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     expected = stats.t.interval(0.95, 2, loc=np.mean(scores), scale=stats.sem(scores))
     assert (found["seeds/val/accuracy_low"], found["seeds/val/accuracy_high"]) == pytest.approx(expected)
     assert above.data.metrics["seeds/val/accuracy_low"] == pytest.approx(expected[0])
-    assert "final/val/ema/accuracy" in found, "the averaged weights too"
+    assert "final/val/ema/accuracy" in found, "the EMA weights too"
     assert "final/speed/samples_per_s" in found and "std/speed/samples_per_s" not in found
 
     path = Store.locate().client().download_artifacts(parent.info().run_id, "tables/seeds.csv", str(tmp_path))

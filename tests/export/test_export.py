@@ -53,7 +53,7 @@ WORDS = {
 
 @pytest.fixture(scope="module")
 def made(database, tmp_path_factory):
-    """A store with one run, and the pictures that it is scored on."""
+    """A store with one run, and the images that it is scored on."""
     home, root = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("set")
     shutil.copy(database, home / "mlflow.db")
     place = scene_sets.camvid(root / "set", pictures=4, size=SIZE, classes=CLASSES)
@@ -79,10 +79,10 @@ def pixels(made, at: int = 0) -> torch.Tensor:
 
 def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp_path):
     out = tmp_path / "out"
-    words = ["export", name, str(out), "--format", "safetensors", "--pictures", "3"]
+    words = ["export", name, str(out), "--format", "safetensors", "--images", "3"]
     result = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "3 pictures, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
+    assert "3 images, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
     assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
     (weights,) = Store.locate().find(name).checkpoints.glob("*/model.safetensors")
     trained, written = load_file(weights), load_file(out / "model.safetensors")
@@ -111,7 +111,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
 def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
     """The mIoU of what the exported network finds in the files is the run's own."""
     done = export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
-    assert str(done.agreements["model.safetensors"]).startswith("1 picture, logits within")
+    assert str(done.agreements["model.safetensors"]).startswith("1 image, logits within")
     net, both, either = export.load(tmp_path / "out"), np.zeros(CLASSES), np.zeros(CLASSES)
     for at, file in enumerate(made.pictures):
         mask = np.asarray(Image.open(file.parent.parent / "valannot" / file.name))
@@ -198,7 +198,7 @@ def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch
     other = Store.locate().new_run("toy", 0, "ab" * 32)
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
-    with pytest.raises(UserError, match="is not of pictures, people or volumes"):
+    with pytest.raises(UserError, match="is not of images, people or volumes"):
         export.export(other.name, tmp_path / "out", plugins=("toy",))
 
 

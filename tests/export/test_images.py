@@ -32,7 +32,7 @@ FILES = {"model.safetensors", "model.json", "README.md"}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Pictures, faces and people, packed once for all tests of this file."""
+    """Images, faces and people, packed once for all tests of this file."""
     root = tmp_path_factory.mktemp("pictures")
     stripes(root / "train", 4, 0)
     stripes(root / "val", 3, 1)
@@ -117,14 +117,14 @@ def pixels(file) -> torch.Tensor:
 
 @torch.no_grad()
 def by_run(run, split: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The pictures that a run is scored on, and what it finds there."""
+    """The images that a run is scored on, and what it finds there."""
     scored = run.opened.evaluations[split]
     batch = scored.fetch(np.arange(scored.size), 0)
     return batch["image"].float(), run.recipe.task.predict(run.net, scored.on_device(batch))
 
 
 def programs(out, picture, monkeypatch) -> list[dict]:
-    """What is left in the names of each program on the page in `out`, run there as it stands beside a picture."""
+    """What is left in the names of each program on the page in `out`, run there as it stands beside an image."""
     monkeypatch.chdir(out)
     with Image.open(picture) as opened:
         opened.save("picture.jpg", "PNG")  # the name is the page's, the pixels are to stay as they are
@@ -138,11 +138,11 @@ def programs(out, picture, monkeypatch) -> list[dict]:
 def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path, monkeypatch, capsys):
     run, out = classifier(home), tmp_path / "out"
     result = CliRunner().invoke(
-        main.main, ["export", run.name, str(out), "--to", "hub-folder", "--pictures", "5"], catch_exceptions=False
+        main.main, ["export", run.name, str(out), "--to", "hub-folder", "--images", "5"], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == FILES | {"config.json"}
-    assert "config.json: 5 pictures, logits within" in result.output and "100 % of the same class" in result.output
+    assert "config.json: 5 images, logits within" in result.output and "100 % of the same class" in result.output
     net = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     seen, expected = by_run(run, "val")
     with torch.no_grad():
@@ -153,7 +153,7 @@ def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path, mon
     said = [tuple(config[key]) for key in ("input_size", "mean", "std")]
     assert said == [(3, 32, 32), MEAN, STD] and config["crop_pct"] == 1.0
     assert json.loads((out / "config.json").read_text())["label_names"] == ["across", "down", "slanted"]
-    # What timm would do to a picture of that size is nothing but its normalisation.
+    # What timm would do to an image of that size is nothing but its normalisation.
     picture = Image.open(home / "val" / "down" / "001.png")
     prepared = timm.data.create_transform(**config)(picture)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
@@ -251,7 +251,7 @@ def test_a_file_that_disagrees_is_not_left(home, tmp_path, monkeypatch):
         return config
 
     monkeypatch.setattr(images, "timm_config", wrong)
-    with pytest.raises(UserError, match=r"config\.json: does not find what the trained network finds: 2 pictures"):
+    with pytest.raises(UserError, match=r"config\.json: does not find what the trained network finds: 2 images"):
         export.export(classifier(home).name, tmp_path / "out", ("hub-folder",), pictures=2)
     monkeypatch.setattr(images, "timm_config", lambda *given: honest(*given) | {"architecture": "no_such"})
     with pytest.raises(UserError, match=r"timm .* cannot load it: "):

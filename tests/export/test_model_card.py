@@ -29,7 +29,7 @@ ABOUT = {
     "weights": "checkpoints/step-000000020/ema.safetensors",
     "data": {"digest": "cd" * 32, "checked_on": "val"},
     "made_with": {"trainkit": "1.2.3"},
-    "notes": ["takes one picture at a time"],
+    "notes": ["takes one image at a time"],
     "recipe": "name: pets\n",
 }
 
@@ -66,13 +66,11 @@ def folder(tmp_path, step: int = 20) -> RunFolder:
 
 def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     run = folder(tmp_path)
-    text = model_card.card(
-        run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "8 pictures, all the same"}
-    )
+    text = model_card.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "8 images, all the same"})
     (table,) = [part for part in text.split("```") if "95 % interval" in part]
     rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
     assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
-    assert "at step 20, of averaged weights" in text
+    assert "at step 20, of EMA weights" in text
     assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in all." in text
     plain = model_card.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
     assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
@@ -176,7 +174,7 @@ def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not
         "2 classes: `cat`, `dog`",
         "name: pets",
         "cd" * 32,
-        "takes one picture at a time",
+        "takes one image at a time",
         "- model.onnx: near",
     ):
         assert part in text
@@ -197,7 +195,7 @@ def test_licences_are_said_as_far_as_they_are_known():
         )
     )
     assert found[0].endswith("its licence stands at https://huggingface.co/datasets/owner/pets")
-    assert "nobody's pictures" in found[1] and "kept from training" in found[2]
+    assert "nobody's images" in found[1] and "kept from training" in found[2]
     assert found[3] == "scored on (mine): `folder/of/mine`; licence unknown"
     assert found[4].startswith("weights that training began with (net): `timm:resnet18.a1_in1k`; timm sa") or (
         "timm states no licence" in found[4]

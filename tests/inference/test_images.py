@@ -29,7 +29,7 @@ NAMES = ("across", "down", "slanted")
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory):
-    """Faces of noise: 3 people of 4 pictures, and pairs of them."""
+    """Faces of noise: 3 people of 4 images, and pairs of them."""
     root, draw = tmp_path_factory.mktemp("people"), np.random.default_rng(0)
     for person in ("anna", "ben", "cleo"):
         (root / person).mkdir()
@@ -81,7 +81,7 @@ def rows(file) -> dict[str, dict]:
 
 @torch.no_grad()
 def by_run(run, split: str) -> dict[str, dict[str, np.ndarray]]:
-    """What the run's own evaluation finds, by the id of the picture."""
+    """What the run's own evaluation finds, by the id of the image."""
     scored = run.opened.evaluations[split]
     batch = scored.on_device(scored.fetch(np.arange(scored.size), 0))
     found = {key: value.numpy() for key, value in run.recipe.task.predict(run.net, batch).items()}
@@ -129,7 +129,7 @@ def test_a_csv_has_a_column_for_each_class(pictures, tmp_path):
 
 
 def test_pictures_are_brought_to_the_size_of_the_run(pictures, tmp_path):
-    """A large picture with the small one as its middle part, squeezed where the run squeezes."""
+    """A large image with the small one as its middle part, squeezed where the run squeezes."""
     one = Image.open(pictures / "val" / "down" / "000.png")
     wide = Image.new("RGB", (96, 32))
     wide.paste(one, (32, 0))
@@ -260,7 +260,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
 
     def counted(self, read):
         calls.append([record.id for record, _ in read])
-        if len(calls) == 7:  # one is the trial, of a black picture
+        if len(calls) == 7:  # one is the trial, of a black image
             raise KeyboardInterrupt
         return honest(self, read)
 
@@ -305,7 +305,7 @@ def test_a_set_that_has_changed_meanwhile_is_begun_anew(pictures, tmp_path, monk
         with pytest.raises(KeyboardInterrupt):
             predict.predict(run.name, tmp_path / "in", out)
     shutil.copy(pictures / "val" / "across" / "000.png", tmp_path / "in" / "new.png")
-    with pytest.raises(UserError, match="other weights, pictures or settings"):
+    with pytest.raises(UserError, match="other weights, images or settings"):
         predict.predict(run.name, tmp_path / "in", out)
 
 
@@ -319,9 +319,9 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
         (pictures / "val", tmp_path / "there.parquet", r"there\.parquet: is there already"),
         (pictures / "val", tmp_path / "out", r"out: is no name of a table.*name .*out\.parquet, say"),
         (tmp_path / "nowhere", tmp_path / "a.parquet", "nowhere: does not exist"),
-        (tmp_path / "empty", tmp_path / "a.parquet", "no pictures; expected files"),
+        (tmp_path / "empty", tmp_path / "a.parquet", "no images; expected files"),
         (tmp_path / "notes.md", tmp_path / "a.parquet", "a file of unknown kind"),
-        (f"{pictures}#none", tmp_path / "a.parquet", "#none: no pictures"),
+        (f"{pictures}#none", tmp_path / "a.parquet", "#none: no images"),
     ):
         with pytest.raises(UserError, match=said):
             predict.predict(run.name, source, out)

@@ -138,7 +138,7 @@ def at(home, monkeypatch):
 
 
 def runs(home: Path, *names: str) -> dict[str, tuple[Made, Path]]:
-    """A run of each task, or of those named, and pictures or volumes that are new to it."""
+    """A run of each task, or of those named, and images or volumes that are new to it."""
     pairs = f"{{pairs: {home}/faces/pairs.csv}}"
     face = "{name: mobilefacenet, embedding: 8, width: 0.25}"
     teacher = f"task.teacher={{net: {face}, weights: gone.safetensors}}"
@@ -235,7 +235,7 @@ print(type(network).__name__, network.training, model.metadata.metadata["classes
 @pytest.fixture
 def trained(at):
     """A run of 12 steps, which has logged its models itself."""
-    pictures = f"data.train={at}/pictures/train", f"data.evaluate={{val: {at}/pictures/val}}"
+    pictures = f"data.train={at}/pictures/train", f"data.evaluate={{val: {at}/images/val}}"
     words = (
         "train.length=60 steps",
         "optim.lr=0.003",
@@ -372,14 +372,14 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
         return str(caught.value)
 
     assert refused(whole, b"<svg>") == (
-        "sample 1: cannot be decoded (not a picture of these formats); "
+        "sample 1: cannot be decoded (not an image of these formats); "
         "expected JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
     )
     assert refused("no base64!").startswith("sample 0: text that is no base64: 'no base64!'; expected an encoded file")
     assert refused(whole[:200]).startswith("sample 0: cannot be decoded (")
     assert refused(np.zeros((2, 3, 4, 5), np.uint8)).startswith("sample 0: an array of shape (2, 3, 4, 5); expected")
     assert refused(np.full((8, 8, 3), 0.5)).startswith("sample 0: an array of float64; expected whole numbers from 0")
-    assert refused(None).startswith("sample 0: a NoneType; expected an encoded picture")
+    assert refused(None).startswith("sample 0: a NoneType; expected an encoded image")
     assert refused() == "predict: no samples; expected one or more"
     with pytest.raises(
         MlflowException, match=r"missing inputs \['image'\]. Note that there were extra inputs: \['x'\]"

@@ -112,5 +112,5 @@ def test_what_cannot_be_is_refused(sets, tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         predict.predict(run.name, tmp_path / "nowhere", tmp_path / "out.parquet")
     (tmp_path / "val").mkdir()
-    with pytest.raises(UserError, match="no pictures"):
+    with pytest.raises(UserError, match="no images"):
         predict.predict(run.name, tmp_path / "val", tmp_path / "out.parquet")

@@ -1,4 +1,4 @@
-"""Label maps written for new pictures: what the run itself would score, at the size of their files."""
+"""Label maps written for new images: what the run itself would score, at the size of their files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def read(file: Path) -> np.ndarray:
 
 @torch.no_grad()
 def by_run(name: str, split: str = "val") -> dict[str, dict[str, list[float]]]:
-    """What the run's own evaluation counts in each picture of a split."""
+    """What the run's own evaluation counts in each image of a split."""
     folder = Store.locate().find(name)
     recipe = loader.load(folder.recipe, (), ())
     opened = recipe.data.open(0)
@@ -239,9 +239,9 @@ def test_what_has_no_pictures_is_refused(name, sets, tmp_path):
     for file in ("a.png", "A.jpg"):
         scene_sets.put(tmp_path / "twice" / file, scene_sets.scene()[0])
     for source, said in (
-        (sets, "no pictures; expected files .*FOLDER#val"),
-        (tmp_path / "nowhere", "nowhere: does not exist; expected a folder of pictures"),
-        (tmp_path / "notes.md", "is no picture"),
+        (sets, "no images; expected files .*FOLDER#val"),
+        (tmp_path / "nowhere", "nowhere: does not exist; expected a folder of images"),
+        (tmp_path / "notes.md", "is no image"),
         (tmp_path / "twice", r"a\.png: would become a\.png, and so would .*A\.jpg"),
         (f"{sets}#none", "none"),
     ):

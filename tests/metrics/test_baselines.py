@@ -122,7 +122,7 @@ def test_the_mean_label_map_is_stretched_to_each_volume(monkeypatch):
 
 
 def rows(right):
-    """Rows of a classification of which some pictures are right."""
+    """Rows of a classification of which some images are right."""
     label = np.zeros(len(right), np.int64)
     logits = np.where(np.asarray(right)[:, None], [2.0, 0, 0], [0, 2.0, 0])
     found = score_classes(logits, Classes(label, NAMES)).rows
@@ -140,7 +140,7 @@ def test_a_difference_is_paired_where_samples_are_the_same_and_wider_where_nothi
     alone = bootstrap.difference(rows(base), None, "top1", gap, 500)
     other = bootstrap.difference(rows(base), rows(better[:300]), "top1", gap, 500)
     assert paired.apart == 1 and alone.apart == 0 and alone == other
-    # Standard errors: of a difference of shares of the same pictures, and of two shares of 400.
+    # Standard errors: of a difference of shares of the same images, and of two shares of 400.
     assert paired.high - paired.low == pytest.approx(2 * 1.96 * (better ^ base).std() / 20, rel=0.15)
     assert alone.high - alone.low == pytest.approx(2 * 1.96 * base.std() * 2**0.5 / 20, rel=0.15)
     assert bootstrap.difference(rows(base), rows(better), "unheard_of", gap) is None

@@ -1,4 +1,4 @@
-"""The boundary F-score against SciPy's distance transform and against pictures whose answer is known."""
+"""The boundary F-score against SciPy's distance transform and against images whose answer is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_hand(predicted: np.ndarray, mask: np.ndarray, classes: int, within: float
     for k in range(classes):
         near = []
         for own, other in ((found == k, true == k), (true == k, found == k)):
-            # Without any boundary SciPy would measure to a place outside the picture.
+            # Without any boundary SciPy would measure to a place outside the image.
             near.append(own & (ndimage.distance_transform_edt(~other) <= within) if other.any() else own & False)
         counts[:, k] = near[0].sum(), (found == k).sum(), near[1].sum(), (true == k).sum()
     return counts

@@ -32,7 +32,7 @@ def drawn(seed, count=400, size=6, classes=2, apart=1.0):
 
 
 def probabilities(logits):
-    """Of class 1, for the pictures of class 0 and of class 1, is what the wrong formulas were given."""
+    """Of class 1, for the images of class 0 and of class 1, is what the wrong formulas were given."""
     return [1 / (1 + math.exp(a - b)) for a, b in logits.astype(np.float64).tolist()]
 
 
@@ -328,14 +328,14 @@ def test_what_is_not_given_is_left_out():
 
 def test_a_split_of_one_class_is_refused_by_name():
     rows, label = drawn(0)
-    with pytest.raises(UserError, match=r"^val: its 400 pictures are all of class 'open'; expected two classes"):
+    with pytest.raises(UserError, match=r"^val: its 400 images are all of class 'open'; expected two classes"):
         score_separation(rows, Separation(np.ones_like(label), TWO), "val")
-    with pytest.raises(UserError, match=r"^val: its 400 pictures have no label"):
+    with pytest.raises(UserError, match=r"^val: its 400 images have no label"):
         score_separation(rows, Separation(np.full_like(label, -1), TWO), "val")
 
 
 def test_values_that_are_not_finite_are_refused_by_row():
-    for name, message in (("embedding", "embeddings of 1 of 400 pictures"), ("logits", "scores of 1 of 400 pictures")):
+    for name, message in (("embedding", "embeddings of 1 of 400 images"), ("logits", "scores of 1 of 400 images")):
         for bad in (math.nan, math.inf):
             rows, label = drawn(0)
             rows[name][30, 1] = bad

@@ -185,7 +185,7 @@ def test_rows_and_tables_can_be_written_as_parquet(tmp_path):
     _write_table(tmp_path / "classes", scores.tables["per_class"])
     rows, classes = (parquet.read_table(tmp_path / name) for name in ("rows", "classes"))
     assert rows["label"].to_pylist() == scores.rows["label"] and rows["label"][3].as_py() is None
-    assert classes.num_rows == 7 and classes["recall"][2].as_py() is None  # no picture is of that class
+    assert classes.num_rows == 7 and classes["recall"][2].as_py() is None  # no image is of that class
 
 
 def test_a_split_of_one_of_two_classes_has_no_auc_and_no_f1():
@@ -201,7 +201,7 @@ def test_scores_that_are_not_finite_are_refused_by_row():
     for bad in (math.nan, math.inf, -math.inf):
         logits, label = drawn(6)
         logits[[17, 40], 2] = bad
-        with pytest.raises(UserError, match=r"^val: scores of 2 of 300 pictures are not finite, the first in row 17"):
+        with pytest.raises(UserError, match=r"^val: scores of 2 of 300 images are not finite, the first in row 17"):
             score_classes(logits, Classes(label, names(7)), "val")
 
 
@@ -214,14 +214,14 @@ def test_labels_that_are_no_class_are_refused_by_row():
 
 
 def test_a_split_without_labels_is_refused():
-    with pytest.raises(UserError, match="val: none of 300 pictures has a label"):
+    with pytest.raises(UserError, match="val: none of 300 images has a label"):
         score_classes(drawn(0)[0], Classes(np.full(300, -1), names(7)), "val")
 
 
 def test_shapes_that_do_not_fit_are_programming_errors():
     logits, label = drawn(0)
     for wrong in (logits[:-1], logits[:, :-1], logits[:, 0]):
-        with pytest.raises(ValueError, match="300 pictures for 7 classes"):
+        with pytest.raises(ValueError, match="300 images for 7 classes"):
             score_classes(wrong, Classes(label, names(7)))
 
 

@@ -21,7 +21,7 @@ def quick_maps(monkeypatch):
 
 
 class Pictures:
-    """A split whose pictures are given; it notes which were asked for."""
+    """A split whose images are given; it notes which were asked for."""
 
     def __init__(self, images):
         self.images, self.asked = torch.as_tensor(images), set()
@@ -32,7 +32,7 @@ class Pictures:
 
 
 def clusters(classes=2, each=40, dimensions=6, seed=0, gap=4.0):
-    """Gaussian clusters, the log-probabilities of their classes, and pictures whose first pixel is the row."""
+    """Gaussian clusters, the log-probabilities of their classes, and images whose first pixel is the row."""
     rng = np.random.default_rng(seed)
     centre = gap * np.eye(classes, dimensions)
     label = np.repeat(np.arange(classes), each)

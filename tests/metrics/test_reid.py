@@ -415,7 +415,7 @@ def test_embeddings_that_are_not_finite_are_refused():
     with pytest.raises(UserError, match=r"^val, nir_text: embeddings of \d+ of"):
         score_search(features, protocol, lambda x, there: mean(x, there) / (there.sum(1, keepdim=True) < 2), "val")
     features[33, 2] = math.nan
-    with pytest.raises(UserError, match=r"^val: embeddings of 1 of 160 pictures are not finite, the first in row 33"):
+    with pytest.raises(UserError, match=r"^val: embeddings of 1 of 160 images are not finite, the first in row 33"):
         score_search(features, protocol, mean, "val")
 
 

@@ -90,7 +90,7 @@ def test_pictures_alone_in_their_class_are_no_queries_but_are_met():
     scores = score_retrieval(embedding, Retrieval(label))
     alone = score_retrieval(np.vstack([embedding, embedding[:4]]), Retrieval(np.append(label, [50, 51, 52, 53])))
     assert alone.rows["relevant"][-4:].tolist() == [0, 0, 0, 0]
-    # A copy in another class is as near as a picture can be: its twin is never first at anything.
+    # A copy in another class is as near as an image can be: its twin is never first at anything.
     assert (alone.rows["nearest"][:4] == np.arange(90, 94)).all()
     assert alone.metrics["recall_at_1"] < scores.metrics["recall_at_1"]
     assert alone.metrics == pytest.approx(
@@ -160,25 +160,25 @@ def test_a_recall_that_cannot_be_missed_is_left_out():
 
 def test_sets_in_which_nothing_can_be_retrieved_are_refused():
     embedding = np.random.default_rng(0).normal(size=(4, 3))
-    with pytest.raises(UserError, match=r"^val: none of its 4 pictures has another one of its class"):
+    with pytest.raises(UserError, match=r"^val: none of its 4 images has another one of its class"):
         score_retrieval(embedding, Retrieval(np.arange(4)), "val")
-    with pytest.raises(UserError, match=r"^val: none of its 4 pictures"):
+    with pytest.raises(UserError, match=r"^val: none of its 4 images"):
         score_retrieval(embedding, Retrieval(np.full(4, -1)), "val")
-    with pytest.raises(UserError, match=r"^val: its 4 pictures are all of one class"):
+    with pytest.raises(UserError, match=r"^val: its 4 images are all of one class"):
         score_retrieval(embedding, Retrieval(np.zeros(4, int)), "val")
-    with pytest.raises(ValueError, match="4 embeddings for 3 pictures"):
+    with pytest.raises(ValueError, match="4 embeddings for 3 images"):
         score_retrieval(embedding, Retrieval(np.zeros(3, int)), "val")
 
 
 def test_embeddings_that_are_not_finite_are_refused_by_row():
     embedding, label = drawn(0)
     embedding[33, 2] = math.nan
-    with pytest.raises(UserError, match=r"^val: embeddings of 1 of 90 pictures are not finite, the first in row 33"):
+    with pytest.raises(UserError, match=r"^val: embeddings of 1 of 90 images are not finite, the first in row 33"):
         score_retrieval(embedding, Retrieval(label), "val")
 
 
 def test_guessing_stays_below_the_bound_and_skill_is_above():
-    # In two dimensions most pictures are nearest to each other, and are right or wrong together: of 2,000 such draws,
+    # In two dimensions most images are nearest to each other, and are right or wrong together: of 2,000 such draws,
     # 16 were above the bound for independent queries and 1 above that for half as many.
     rng = np.random.default_rng(0)
     label, over = rng.choice(6, 150, p=[0.3, 0.3, 0.1, 0.1, 0.1, 0.1]), 0

@@ -1,4 +1,4 @@
-"""Scores of segmented pictures against loops over pixels, scikit-learn's confusion matrix, and sets of known scores."""
+"""Scores of segmented images against loops over pixels, scikit-learn's confusion matrix, and sets of known scores."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_scores_are_those_of_all_pixels_taken_together():
     assert found["fwiou"] == pytest.approx(sum(s * i for s, i in zip(share, iou, strict=True)))
     assert found["pictures"] == 4
     each = [number_mean(iou_by_hand(pairs(predicted[b], mask[b]), k) for k in range(3)) for b in range(4)]
-    assert found["miou"] != pytest.approx(sum(each) / 4)  # not the mean over pictures
+    assert found["miou"] != pytest.approx(sum(each) / 4)  # not the mean over images
     assert list(found)[:4] == ["miou", "pixel_accuracy", "mean_accuracy", "boundary_f"]
     assert not [name for name in found if not METRIC_NAME.fullmatch(name)]
 
@@ -197,7 +197,7 @@ def test_rows_that_are_not_the_sets_are_refused():
 
 def test_pictures_are_drawn_again_and_their_pixels_scored_together():
     predicted, mask = maps(5, 3, shape=(4, 5))
-    # Pictures of different quality, the last with a class of its own.
+    # Images of different quality, the last with a class of its own.
     predicted[0] = mask[0].long().clamp_max(2)
     predicted[1] = 0
     mask[4], predicted[4] = 3, 3
@@ -300,7 +300,7 @@ def test_maps_that_are_small_stay_as_they_are():
 
 
 class Pictures:
-    """A split whose pictures are of one colour each, larger than the maps."""
+    """A split whose images are of one colour each, larger than the maps."""
 
     def picture(self, row: int) -> np.ndarray:
         return np.full((36, 51, 3), (row, 100, 200), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Means over organs and cases, their intervals, and the planes of the pictures, against loops and known shapes."""
+"""Means over organs and cases, their intervals, and the planes of the images, against loops and known shapes."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_a_mean_is_of_what_is_a_number():
     np.testing.assert_array_equal(nan_mean(np.array([[1, NAN], [3, NAN]]), 0), [2, NAN])
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize(("size", "worst", "best"), [(9, 3, 3), (6, 3, 3), (5, 3, 2), (2, 1, 1), (1, 1, 0)])

@@ -562,14 +562,14 @@ def judged(rows: list[dict], draws: int) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("person", [0.0, 0.5])
 def test_of_two_networks_that_are_as_good_one_in_twenty_seems_better_by_pairs_of_faces(person):
-    """Each fails at pictures of its own, and at `person` at people of its own; some pictures are hard for both."""
+    """Each fails at images of its own, and at `person` at people of its own; some images are hard for both."""
     rng, people, each, many, apart = np.random.default_rng(31), 100, 4, 300, {}
     of = np.repeat(np.arange(people), each)
     for _ in range(150):
         who = np.repeat(rng.integers(0, people, many), 2).reshape(-1, 2)
         who[many // 2 :, 1] = (who[many // 2 :, 0] + rng.integers(1, people, many - many // 2)) % people
         places = np.stack([rng.integers(0, each, many), rng.integers(1, each, many)], 1)
-        places[:, 1] = places.sum(1) % each  # another picture, of the same person
+        places[:, 1] = places.sum(1) % each  # another image, of the same person
         first, second = (who * each + places)[rng.permutation(many)].T
         known, hard = rng.normal(size=(people, 16)), 0.9 * rng.normal(size=(of.size, 16))
         rows = []

@@ -354,7 +354,7 @@ def test_sets_that_cannot_be_scored_are_refused_with_the_reason():
         with pytest.raises(UserError, match=f"all 12 pairs are {word}"):
             verification.score_pairs(embedding, Pairs(protocol.first, protocol.second, np.full(12, value)))
     embedding[17] = np.nan
-    with pytest.raises(UserError, match="embeddings of 1 of 24 pictures are not finite, the first in row 17"):
+    with pytest.raises(UserError, match="embeddings of 1 of 24 images are not finite, the first in row 17"):
         verification.score_pairs(embedding, protocol)
 
 
@@ -398,7 +398,7 @@ def random_templates(seed, images=60, made=14, pairs=150, dim=5):
 
 
 def plain_templates(embedding, protocol, use_norm, use_detector):
-    """Template features step by step: weigh pictures, average in media, sum over media, normalise."""
+    """Template features step by step: weigh images, average in media, sum over media, normalise."""
     features = {}
     for t in sorted(set(protocol.template.tolist())):
         media = {}
@@ -663,7 +663,7 @@ def test_a_probe_without_a_match_is_refused():
 def test_a_picture_that_is_probe_and_gallery_is_refused():
     embedding, protocol = random_gallery(0)
     both = np.append(protocol.gallery, protocol.probe[0])
-    with pytest.raises(UserError, match="1 pictures are probe and gallery at once"):
+    with pytest.raises(UserError, match="1 images are probe and gallery at once"):
         identification.score_identification(embedding, Identification(protocol.probe, both, protocol.label))
 
 
@@ -706,7 +706,7 @@ def test_every_metric_is_explained_where_users_look():
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
-@pytest.mark.skipif(not LFW.is_dir(), reason="the LFW pictures in ../shared/data are not here")
+@pytest.mark.skipif(not LFW.is_dir(), reason="the LFW images in ../shared/data are not here")
 def test_pixels_of_real_faces_score_a_little_better_than_guessing():
     rows, first, second, same = {}, [], [], []
     with (LFW / "pairs.csv").open(newline="") as file:

@@ -152,7 +152,7 @@ def test_bgr_turns_the_channels_round_before_the_first_layer():
     bgr.eval()
     x = torch.randn(2, 3, SIDE, SIDE)
     assert torch.equal(bgr(x), rgb(x[:, [2, 1, 0]])) and not torch.allclose(bgr(x), rgb(x))
-    with pytest.raises(UserError, match=r"net ir18: pictures of 1 channels; expected 3 for bgr"):
+    with pytest.raises(UserError, match=r"net ir18: images of 1 channels; expected 3 for bgr"):
         build(IRSpec(name="ir18", bgr=True), (1, SIDE, SIDE))
 
 
@@ -216,5 +216,5 @@ def test_the_block_is_checked():
         adapter.validate_python({"name": "ir100"})
     with pytest.raises(ValidationError, match="dropout"):
         adapter.validate_python({"name": "ir18", "dropout": 1})
-    with pytest.raises(UserError, match="square pictures of 16 pixels or more"):
+    with pytest.raises(UserError, match="square images of 16 pixels or more"):
         build(IRSpec(name="ir18"), (3, 112, 96))

@@ -98,7 +98,7 @@ def test_the_map_shrinks_as_described():
 
 
 def plain_conv(x, weight, bias=None, stride=1, padding=0, by_channel=False):
-    """Convolution of one picture (C, H, W), lists in and out."""
+    """Convolution of one image (C, H, W), lists in and out."""
     height, width, k = len(x[0]), len(x[0][0]), len(weight[0][0])
     sides = [(n + 2 * padding - k) // stride + 1 for n in (height, width)]
     out = []
@@ -132,7 +132,7 @@ def gelu(v):
 
 
 def at_places(x, function):
-    """A function of the channels, at each place of a picture in lists."""
+    """A function of the channels, at each place of an image in lists."""
     planes = [[function([plane[i][j] for plane in x]) for j in range(len(x[0][0]))] for i in range(len(x[0]))]
     return [[[cell[c] for cell in row] for row in planes] for c in range(len(planes[0][0]))]
 
@@ -313,7 +313,7 @@ def test_eight_pictures_are_learnt_by_heart(backbone, head, margin):
     assert total.item() / 8 < 0.2
 
 
-# Pictures
+# Images
 
 
 @pytest.mark.parametrize("shape", [(1, 32, 64), (3, 24, 40), (4, 64, 32), (3, 16, 128)])
@@ -324,7 +324,7 @@ def test_pictures_of_other_sizes_and_channels_are_taken(backbone, shape):
 
 @pytest.mark.parametrize("shape", [(3, 31, 64), (3, 33, 63), (3, 28, 64), (3, 32, 30), (3, 8, 64), (3, 16, 24)])
 def test_sizes_that_leave_no_whole_grid_are_refused_and_those_that_fit_are_named(shape):
-    found = f"pictures of {shape[2]} x {shape[1]} pixels"
+    found = f"images of {shape[2]} x {shape[1]} pixels"
     with pytest.raises(UserError, match=rf"{found}; expected sides that are multiples of 8, at least 32 x 16"):
         eye(shape=shape)
     least = (3, 16, 32)

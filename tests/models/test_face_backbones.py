@@ -143,7 +143,7 @@ def test_the_block_is_chosen_by_its_name():
 @pytest.mark.parametrize("spec", [MobileFaceNetSpec(name="mobilefacenet"), IResNetSpec(name="iresnet18")])
 @pytest.mark.parametrize("shape", [(3, 112, 96), (3, 8, 8)])
 def test_pictures_a_net_cannot_take_are_refused(spec, shape):
-    with pytest.raises(UserError, match="square pictures of 16 pixels or more"):
+    with pytest.raises(UserError, match="square images of 16 pixels or more"):
         build(spec, shape)
 
 

@@ -1,4 +1,4 @@
-"""Norms: batch norm over processes against one process with all pictures, and groups of channels."""
+"""Norms: batch norm over processes against one process with all images, and groups of channels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.models.bisenet import BiSeNetV2
 from trainkit.models.norms import SyncBatchNorm2d, convert, count_groups
 
 SHARES = (3, 2)
-"""Pictures of each of two processes: not equally many."""
+"""Images of each of two processes: not equally many."""
 
 
 def small() -> nn.Sequential:
@@ -34,7 +34,7 @@ def pictures() -> torch.Tensor:
 
 
 def step(net: nn.Module, x: torch.Tensor, of: int) -> dict[str, torch.Tensor]:
-    """Two forwards and one backward of a loss that is divided by `of` pictures; what came of it."""
+    """Two forwards and one backward of a loss that is divided by `of` images; what came of it."""
     net(x + 1)
     x = x.clone().requires_grad_()
     out = net(x)

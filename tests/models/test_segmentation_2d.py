@@ -1,4 +1,4 @@
-"""Networks of pictures behind one face: what they give, what learns, where weights come from, what is refused."""
+"""Networks of images behind one face: what they give, what learns, where weights come from, what is refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_what_is_built_is_said():
     head = sum(p.numel() for p in net.point_head.parameters())
     assert notes == [
         f"bisenetv2: width 0.125, logits at stride 8, {count:,} parameters",
-        f"points: {head:,} of the parameters; 64 points a picture: 16 near boundaries, 36 unsure, 12 anywhere",
+        f"points: {head:,} of the parameters; 64 points an image: 16 near boundaries, 36 unsure, 12 anywhere",
     ]
 
 

@@ -284,7 +284,7 @@ def test_a_sheet_shows_each_picture_above_its_caption():
     assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
     boxes = [axes.get_position() for axes in figure.axes]
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
-    with pytest.raises(ValueError, match="5 pictures, 1 captions"):
+    with pytest.raises(ValueError, match="5 images, 1 captions"):
         embeddings.sheet(images, ["a"], "t")
 
 
@@ -324,7 +324,7 @@ def test_pictures_are_shown_as_they_are_or_stretched():
 )
 def test_pictures_of_classes_and_samples_are_900_pixels_wide_and_cut_nothing(figure):
     file = io.BytesIO()
-    figure().savefig(file, dpi=120, format="png")  # as pictures of a step are kept
+    figure().savefig(file, dpi=120, format="png")  # as images of a step are kept
     image = Image.open(file).convert("RGB")
     assert image.width == 900
     assert 100 <= image.height <= 1000

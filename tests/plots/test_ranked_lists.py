@@ -1,4 +1,4 @@
-"""Ranked lists as pictures: which queries are shown, what is drawn of them, and that it is drawn for every number."""
+"""Ranked lists as images: which queries are shown, what is drawn of them, and that it is drawn for every number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CAPTION, COLOUR = 4, 0
 
 
 def people():
-    """Of each person three colour pictures, and as many infrared ones and captions that ask."""
+    """Of each person three colour images, and as many infrared ones and captions that ask."""
     kinds = np.repeat([0, 1, 4], PERSONS * EACH)
     person = np.tile(np.repeat(np.arange(PERSONS), EACH), 3)
     rows = {m: np.flatnonzero(kinds == m) for m in (0, 1, 4)}
@@ -35,7 +35,7 @@ def people():
 
 
 class Split:
-    """Pictures 40 x 20 whose red channel is the row; captions as long as there are."""
+    """Images 40 x 20 whose red channel is the row; captions as long as there are."""
 
     def __init__(self, kinds, broken=()):
         self.kinds, self.broken, self.asked = kinds, broken, []
@@ -86,7 +86,7 @@ def test_pictures_are_those_of_the_queries_and_of_what_came_first():
             assert arrays["right"][k].tolist().index(True) == arrays["rank"][k] - 1
         else:
             assert not arrays["right"][k].any()
-    assert len(split.asked) == len(set(split.asked))  # each picture is read once
+    assert len(split.asked) == len(set(split.asked))  # each image is read once
 
 
 def test_the_worst_are_of_different_persons_and_the_others_the_same_at_every_step():

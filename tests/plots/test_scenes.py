@@ -1,4 +1,4 @@
-"""Segmented pictures: what colour each pixel has, and that the picture is drawn for every number of them."""
+"""Segmented images: what colour each pixel has, and that the image is drawn for every number of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GREY, PALE = (128, 128, 128), 255 - round(0.45 * (255 - 128))
 
 
 def one() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A grey picture; the truth has two classes and an unlabelled corner, the prediction one wrong block."""
+    """A grey image; the truth has two classes and an unlabelled corner, the prediction one wrong block."""
     image = np.full((20, 30, 3), GREY, dtype=np.uint8)
     truth = np.zeros((20, 30), dtype=np.uint8)
     truth[:, 15:] = 1

@@ -1,4 +1,4 @@
-"""Predictions over volumes: what colour each pixel has, and that the picture is drawn for every number of cases."""
+"""Predictions over volumes: what colour each pixel has, and that the image is drawn for every number of cases."""
 
 from __future__ import annotations
 

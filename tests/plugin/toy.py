@@ -58,7 +58,7 @@ class Constant(nn.Module):
 
 
 class Oracle(nn.Module):
-    """A network that reads the class from the picture as it was made."""
+    """A network that reads the class from the image as it was made."""
 
     def forward(self, x):
         return torch.stack([x[:, 0, c, c] for c in range(CLASSES)], 1)

@@ -22,7 +22,7 @@ MEMORY = 256 << 20
 """Bytes that reading a file may add to those of the process."""
 SECONDS = 2.0
 """Of processor time: the longest takes 0.5 to 0.6 s of a small process here, and 1.1 s of a fork of the tests."""
-READ_IN_FULL = {"InsightFace .bin of one picture 300,000 times", "JPEG with Exif that claims 4 GB"}
+READ_IN_FULL = {"InsightFace .bin of one image 300,000 times", "JPEG with Exif that claims 4 GB"}
 """These are sound: what they hold is as much as it should be."""
 
 
@@ -89,7 +89,7 @@ def test_small_files_that_claim_much_are_refused_before_it_is_allocated(promise,
 
 @pytest.mark.slow
 def test_without_the_limit_of_pixels_memory_is_taken_for_them(monkeypatch, tmp_path):
-    """The negative control: the oracle sees it where a picture is read whose header says too much."""
+    """The negative control: the oracle sees it where an image is read whose header says too much."""
     make, door = BOMBS["PNG of 10,000 x 10,000 in 12 KB"]
     path = make(tmp_path)
     assert measured(door, path)[1] < MEMORY

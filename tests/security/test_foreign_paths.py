@@ -53,7 +53,7 @@ def picture(path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path, monkeypatch, cache):
-    """A set's folder with a picture beside it that nothing inside may name."""
+    """A set's folder with an image beside it that nothing inside may name."""
     monkeypatch.setenv("HOME", str(tmp_path))
     picture(tmp_path / "secret.png")
     picture(tmp_path / "set" / "a" / "0.png")

@@ -533,7 +533,7 @@ DOORS: dict[str, set[str]] = {
     "weights.read_tensors": {"checkpoint/safe_load.py torch.load",
                              "checkpoint/safe_load.py safetensors.torch.load_file",
                              "checkpoint/safe_load.py zipfile.ZipFile", "checkpoint/safe_load.py pickletools.genops"},
-    # Other people's pictures, volumes, tables and lists
+    # Other people's images, volumes, tables and lists
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
                         "data/formats/image_decode.py simplejpeg.decode_jpeg",
                         "data/formats/image_decode.py decode_jpeg",

@@ -1,4 +1,4 @@
-"""Device times: events are put down where the phase changes, read late, never waited for, and add up; their picture."""
+"""Device times: events are put down where the phase changes, read late, never waited for, and add up; their image."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_two_processes_average_and_waiting_for_the_slower_one_is_exposed(tmp_pat
     assert 0 < quick["device/allreduce_exposed_ms"] <= quick["device/allreduce_ms"] < 250
 
 
-# ---- pictures
+# ---- images
 
 
 def some_steps(n, seed=0):

@@ -75,7 +75,7 @@ def test_attention_on_a_cpu_is_counted():
 def test_a_training_of_a_depthwise_network_is_counted_as_by_hand():
     net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten(), nn.Linear(8 * 16, 5))
     x = torch.randn(4, 3, 4, 4)
-    by_hand = 4 * 2 * (2 * 16 * 3 * 8 + 3 * 16 * 8 * 9 + 3 * 8 * 16 * 5)  # the pictures themselves need no gradient
+    by_hand = 4 * 2 * (2 * 16 * 3 * 8 + 3 * 16 * 8 * 9 + 3 * 8 * 16 * 5)  # the images themselves need no gradient
     assert counted(lambda: net(x).sum().backward()) == by_hand
 
 

@@ -104,7 +104,7 @@ def _jpegs() -> list[bytes]:
 
 
 def _decode(data: bytes) -> None:
-    pixels = image_decode.decode(data, "a picture")
+    pixels = image_decode.decode(data, "an image")
     assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
 
 

@@ -27,7 +27,7 @@ MB = 1 << 20
 
 
 def _png(side: int, *between: bytes) -> bytes:
-    """A black picture of one bit a pixel: 47 KB are 400 million pixels."""
+    """A black image of one bit a pixel: 47 KB are 400 million pixels."""
     rows = zlib.compress(b"\0" * ((side // 8 + 1) * side), 9)
     chunks = [b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), *between, b"IDAT" + rows, b"IEND"]
     framed = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks)
@@ -35,7 +35,7 @@ def _png(side: int, *between: bytes) -> bytes:
 
 
 def _webp(side: int) -> bytes:
-    """A lossless picture, cut short behind its size: decoders take memory for it when they open it."""
+    """A lossless image, cut short behind its size: decoders take memory for it when they open it."""
     stream = io.BytesIO()
     from PIL import Image
 
@@ -172,7 +172,7 @@ def _saved(folder: Path, content: bytes) -> Path:
 
 
 def _bin_that_copies(text: int, times: int) -> bytes:
-    """One long text, turned into bytes anew for each of its pictures."""
+    """One long text, turned into bytes anew for each of its images."""
     out = b"\x80\x02c_codecs\nencode\nq\x00X" + struct.pack("<I", text) + b"a" * text + b"q\x01X\x06\0\0\0latin1q\x020"
     out += b"00" + b"]q\x03("
     out += b"h\x00h\x01h\x02\x86R" * times
@@ -180,7 +180,7 @@ def _bin_that_copies(text: int, times: int) -> bytes:
 
 
 def _bin_that_repeats(size: int, times: int) -> bytes:
-    """One large picture, named again and again."""
+    """One large image, named again and again."""
     out = b"\x80\x03B" + struct.pack("<I", size) + bytes(size) + b"q\x000](" + b"h\x00" * times
     return out + b"e](" + b"\x88" * (times // 2) + b"e\x86."
 
@@ -291,7 +291,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     ),
     "npz that claims 80 GB": (_written("a.npz", lambda: _npz_that_claims(10**10)), ijb.load_npz),
     "npz within npz": (_written("a.npz", _npz_nested), ijb.load_npz),
-    "parquet whose rows are one picture of 8 MB": (_written("a.parquet", lambda: _parquet(100_000, 8 * MB)), _records),
+    "parquet whose rows are one image of 8 MB": (_written("a.parquet", lambda: _parquet(100_000, 8 * MB)), _records),
     "parquet of 300 MB in 20 KB": (_written("a.parquet", lambda: _parquet(4, 300 * MB)), _records),
     "people whose captions are one text of 8 MB": (
         _written("a.parquet", lambda: _people_parquet(100_000, 8 * MB)),
@@ -302,7 +302,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         _written("a.bin", lambda: _bin_that_copies(MB, 300_000)),
         lambda path: insightface_bin.read_bin(path),
     ),
-    "InsightFace .bin of one picture 300,000 times": (
+    "InsightFace .bin of one image 300,000 times": (
         _written("a.bin", lambda: _bin_that_repeats(MB, 300_000)),
         lambda path: insightface_bin.read_bin(path),
     ),

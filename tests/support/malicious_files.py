@@ -219,7 +219,7 @@ def _extension_unsafely(path: Path) -> None:
 
 
 def _postscript(path: Path) -> bytes:
-    # Pillow hands such a picture to Ghostscript; the `gs` of `false_ghostscript` makes the sentinel that it names.
+    # Pillow hands such an image to Ghostscript; the `gs` of `false_ghostscript` makes the sentinel that it names.
     return f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%Title: {path}\n%%EndComments\nshowpage\n".encode()
 
 

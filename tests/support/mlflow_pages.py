@@ -45,7 +45,7 @@ def comparison(page: Page, at: str, experiment: str, runs: Sequence[str]) -> Non
 
 
 def pictures(page: Page, at: str, experiment: str, run: str) -> None:
-    """Pictures of a run with the slider over its steps, beneath its curves."""
+    """Images of a run with the slider over its steps, beneath its curves."""
     page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics?{_TRAINING}")
     page.until(f"{_SCROLLED}.length > 0")
     # A chart is made when it comes into sight, and there may be a hundred above.
@@ -60,7 +60,7 @@ def pictures(page: Page, at: str, experiment: str, run: str) -> None:
 
 
 def shown_picture(page: Page) -> str:
-    """Address of the first picture that is shown."""
+    """Address of the first image that is shown."""
     return page.evaluate(f"({PICTURES}[0] || {{}}).src || ''")
 
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def macs(net: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Of one picture of `shape` (C, H, W) through a network in evaluation, which may be on the meta device."""
+    """Of one image of `shape` (C, H, W) through a network in evaluation, which may be on the meta device."""
     first = next(net.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net.eval()(torch.zeros(1, *shape, device=first.device, dtype=first.dtype))

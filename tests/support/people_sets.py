@@ -1,4 +1,4 @@
-"""Tiny sets of people in each layout, for tests: pictures of noise, a few persons, files of a few hundred bytes."""
+"""Tiny sets of people in each layout, for tests: images of noise, a few persons, files of a few hundred bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = ("path", "person", "camera", "modality", "text", "of")
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (16, 8)) -> Path:
-    """A picture of noise, (height, width); one seed gives one picture."""
+    """An image of noise, (height, width); one seed gives one image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_encoded(path.suffix, seed, size))
     return path
@@ -38,7 +38,7 @@ def write_csv(file: Path, rows: Iterable[Sequence[object]], columns: Sequence[st
 
 
 def index_rows(root: Path, persons: Sequence[str], each: Sequence[int], seed: int = 0) -> list[tuple[str, ...]]:
-    """Rows of an index in the order of `COLUMNS`, their pictures written: `each` counts rgb, nir, cp, sk, text."""
+    """Rows of an index in the order of `COLUMNS`, their images written: `each` counts rgb, nir, cp, sk, text."""
     rows, number = [], seed * 100_003
     for place, person in enumerate(persons):
         for modality, count in zip(("rgb", "nir", "cp", "sk"), each, strict=False):
@@ -75,7 +75,7 @@ def orbench(
     write_json(
         root / "train_annos.json",
         [
-            {"id": id, "file_path": f"vis/{p}/{p}_{n}_vis.jpg", "caption": f"Person {p} walks, picture {n}."}
+            {"id": id, "file_path": f"vis/{p}/{p}_{n}_vis.jpg", "caption": f"Person {p} walks, image {n}."}
             for id, p in enumerate(people[:train], start=1)
             for n in range(rgb)
         ],
@@ -160,7 +160,7 @@ def regdb(root: Path, persons: int = 4, each: int = 2, trials: int = 2) -> Path:
 
 
 def llcm(root: Path, train: int = 2, test: int = 2, each: int = 2) -> Path:
-    """LLCM: the pictures of training by person, those of test by camera; infrared has no camera 3."""
+    """LLCM: the images of training by person, those of test by camera; infrared has no camera 3."""
     number = 0
     for kind in ("vis", "nir"):
         lines = []

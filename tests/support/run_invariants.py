@@ -38,7 +38,7 @@ WHENEVER = ("system/", "speed/forecast_s")
 """Metrics whose steps hang on the clock, or on where a process began."""
 
 _NUMBERED = re.compile(r"\+timestamp\+\d+\+[0-9a-f-]{36}")
-"""What MLflow has in the names of pictures."""
+"""What MLflow has in the names of images."""
 
 Row = tuple[str, int, str, int]
 """Name, step, value in full, milliseconds."""

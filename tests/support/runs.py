@@ -210,7 +210,7 @@ def all_same(a: Ran, b: Ran) -> bool:
 
 
 def stripes(folder: Path, per_class: int, seed: int, size: tuple[int, int] = (32, 32), name: str = "{:03d}") -> None:
-    """Pictures of three classes: stripes across, down and slanted, under noise. Learnable, and not at once."""
+    """Images of three classes: stripes across, down and slanted, under noise. Learnable, and not at once."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[: size[0], : size[1]]
     for title, wave in (("across", x), ("down", y), ("slanted", x + y)):

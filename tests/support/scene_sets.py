@@ -1,6 +1,6 @@
-"""Tiny sets of scenes in each layout, for tests: pictures of noise in blocks, their masks beside them.
+"""Tiny sets of scenes in each layout, for tests: images of noise in blocks, their masks beside them.
 
-Every writer returns what a recipe names (without `#split`), and takes `pictures` (for each split), `size` (height,
+Every writer returns what a recipe names (without `#split`), and takes `images` (for each split), `size` (height,
 width), `classes` and `seed`. `scene` is what they all draw: the class of a pixel is in its colour, so that networks
 have something to find.
 """
@@ -34,11 +34,11 @@ COLOURS = (
     (0, 60, 100),
     (152, 251, 152),
 )
-"""What a picture shows of each class before noise, and what coloured masks hold."""
+"""What an image shows of each class before noise, and what coloured masks hold."""
 
 
 def scene(seed: int = 0, size: tuple[int, int] = SIZE, classes: int = CLASSES, ignored: bool = True):
-    """A picture uint8 (h, w, 3) and its classes uint8 (h, w): blocks of 8 pixels, one corner of them `IGNORED`."""
+    """An image uint8 (h, w, 3) and its classes uint8 (h, w): blocks of 8 pixels, one corner of them `IGNORED`."""
     rng = np.random.default_rng([20251122, seed])
     height, width = size
     blocks = rng.integers(0, classes, (-(-height // 8), -(-width // 8)))
@@ -68,7 +68,7 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", palette: Sequence[Sequence[in
 
 
 def put(path: Path, pixels: np.ndarray, palette: Sequence[Sequence[int]] | None = None) -> Path:
-    """A picture or mask as a file, PNG or JPEG by its suffix."""
+    """An image or mask as a file, PNG or JPEG by its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = "JPEG" if path.suffix.lower() in (".jpg", ".jpeg") else "PNG"
     path.write_bytes(_encoded(pixels.tobytes(), pixels.dtype.str, pixels.shape, kind, _frozen(palette)))
@@ -85,7 +85,7 @@ def _encoded(data: bytes, dtype: str, shape: tuple[int, ...], kind: str, palette
 
 
 def _parts(pictures: int | Sequence[int]):
-    """Number, name and pictures of the two splits, of as many each or of the numbers given."""
+    """Number, name and images of the two splits, of as many each or of the numbers given."""
     each = (pictures, pictures) if isinstance(pictures, int) else pictures
     return zip((0, 1), ("train", "val"), each, strict=True)
 
@@ -104,7 +104,7 @@ def camvid(
     ignored: int = IGNORED,
     names: str = "p{:03d}",
 ) -> Path:
-    """`train`, `trainannot`, `val`, `valannot`, masks of numbers with `ignored` for none. `names` of pictures such as
+    """`train`, `trainannot`, `val`, `valannot`, masks of numbers with `ignored` for none. `names` of images such as
     `0001TP_{:06d}` make it CamVid itself, with 11 for none."""
     for part, split, count in _parts(pictures):
         for n, picture, mask in _drawn(count, part, size, classes, seed):
@@ -161,7 +161,7 @@ def ade20k(root: Path, pictures: int = 3, size: tuple[int, int] = SIZE, seed: in
 
 
 def voc(root: Path, pictures: int = 3, size: tuple[int, int] = SIZE, classes: int = 5, seed: int = 0) -> Path:
-    """Palette PNGs of indices, 255 for none; pictures that no list names lie about as well."""
+    """Palette PNGs of indices, 255 for none; images that no list names lie about as well."""
     palette = [(n, 255 - n, n // 2) for n in range(256)]
     lists = root / "ImageSets" / "Segmentation"
     lists.mkdir(parents=True)

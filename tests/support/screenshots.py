@@ -55,7 +55,7 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
         )
         take("charts.png", f"chart view of `{experiment.name}`", mlflow_pages.charts, number)
         if pictured:
-            take("slider.png", f"pictures of run {pictured}", mlflow_pages.pictures, number, pictured)
+            take("slider.png", f"images of run {pictured}", mlflow_pages.pictures, number, pictured)
         if models:
             about = models[0].model_id, models[0].name
             take("model.png", f"model {models[0].model_id}", mlflow_pages.logged_model, number, *about)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leave_unpainted(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """From now on a tracker keeps pictures of one colour in place of its figures."""
+    """From now on a tracker keeps images of one colour in place of its figures."""
     from trainkit.tracking.tracker import Tracker
 
     figure, image = Tracker.figure, Tracker.image

@@ -33,7 +33,7 @@ def at(progress: float = 0.0, gather=lambda x: x.detach()) -> StepContext:
 
 
 def batch(size: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Pictures of four people: one of them (3) is not in the batch, and the others several times."""
+    """Images of four people: one of them (3) is not in the batch, and the others several times."""
     draw = torch.Generator().manual_seed(seed)
     label = torch.arange(size) % (CLASSES - 1)
     place = torch.randn(CLASSES, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(99))

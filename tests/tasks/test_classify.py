@@ -170,7 +170,7 @@ def test_what_is_mixed_depends_on_where_the_step_stands_and_on_nothing_else():
 
 def test_an_odd_batch_cannot_be_mixed():
     task, networks = made(mix=Mix(mixup=0.8))
-    with pytest.raises(UserError, match="micro-batches of 7 pictures"):
+    with pytest.raises(UserError, match="micro-batches of 7 images"):
         task.loss(networks.model, networks, batch(7), at())
 
 

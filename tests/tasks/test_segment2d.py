@@ -1,4 +1,4 @@
-"""The task of segmenting pictures: its loss, its counts of pixels, what is deployed of it, and what it refuses."""
+"""The task of segmenting images: its loss, its counts of pixels, what is deployed of it, and what it refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AT = StepContext(0, 0, 0.0, lambda x: x, contextlib.nullcontext)
 
 
 class Reads(nn.Module):
-    """A network that takes the class of a pixel to be its red, so that a picture can be its own truth."""
+    """A network that takes the class of a pixel to be its red, so that an image can be its own truth."""
 
     multiple = least = 1
 
@@ -88,7 +88,7 @@ def batch(seed=0, count=2, size=(24, 32), **more):
 
 
 def whole(seed=0, count=2, size=(24, 32), scales=(1.0,), mirrors=(False, False), window=(0, 0), **more):
-    """A batch of whole pictures, and how they are to be seen."""
+    """A batch of whole images, and how they are to be seen."""
     return batch(seed, count, size) | {
         "scales": torch.tensor([scales] * count),
         "mirrors": torch.tensor([mirrors] * count),
@@ -284,7 +284,7 @@ def test_what_is_deployed_maps_pixels_to_the_scores_that_are_evaluated(made, siz
 
 
 def blobs(count, seed, size=CROP):
-    """Pictures of bars and discs whose colour tells their class, and distances as far as anyone looks."""
+    """Images of bars and discs whose colour tells their class, and distances as far as anyone looks."""
     draw = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(*(torch.arange(float(side)) for side in size), indexing="ij")
     mask = torch.zeros(count, *size, dtype=torch.uint8)

@@ -132,7 +132,7 @@ def test_an_error_of_a_training_ends_with_the_command_that_goes_on(monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     done = CliRunner().invoke(main.main, ["run", str(TOY), "data.damaged=7", "log.ceilings=off", "--plugin", "toy"])
     *_, before, last = done.output.splitlines()
-    assert done.exit_code == 2 and before.startswith("error: ") and "pictures/7: damaged" in before
+    assert done.exit_code == 2 and before.startswith("error: ") and "images/7: damaged" in before
     assert last == f"go on: trainkit run --resume {newest().name} --plugin toy"
     assert "go on" not in CliRunner().invoke(main.main, ["run", str(TOY), "optim.lrr=1", "--plugin", "toy"]).output
 

@@ -1127,7 +1127,7 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
         "roc": {"far": [0, 1], "tar": [0.5, 1]},
     }
     tracker = Kept()
-    networks = {"this run": curves, "averaged weights": curves, "pixels": curves}
+    networks = {"this run": curves, "EMA weights": curves, "pixels": curves}
     draw(tracker, journal.History(), None, {"val": networks, "lfw": {"this run": {"roc": curves["roc"]}}})
     drawn = {call[1].removeprefix("figures/"): call[2] for call in tracker.calls}
     assert set(drawn) == {
@@ -1135,7 +1135,7 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
         "roc_lfw.png",
         *(f"{kind}_val{who}.png" for kind in ("confusion", "calibration") for who in ("", "_ema")),
     }
-    assert drawn["confusion_val_ema.png"].get_suptitle().startswith("Confusion on val, averaged weights: 1.0000")
+    assert drawn["confusion_val_ema.png"].get_suptitle().startswith("Confusion on val, EMA weights: 1.0000")
     assert "taken for open" in drawn["roc_val.png"].axes[0].get_xlabel()
     assert "false accept" in drawn["roc_lfw.png"].axes[0].get_xlabel()
     assert drawn["roc_val.png"].axes[0].get_legend().get_texts()[0].get_text() == "this run"

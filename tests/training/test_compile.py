@@ -127,7 +127,7 @@ def weights(tmp_path) -> dict[str, object]:
 
 
 def trained(kind: str, data: object, weights, *more: str, steps: int = 3) -> dict[str, object]:
-    """Losses and logs of a few updates, read after the last, scores with and without averaged weights, and weights."""
+    """Losses and logs of a few updates, read after the last, scores with and without EMA weights, and weights."""
     path, _, words = KINDS[kind]
     recipe = load(RunRequest(path, [*words(data), *more], ("toy",) if path == TOY else ()))
     found = weights if kind == "adadistill" else None

@@ -16,7 +16,7 @@ FLIP = "task={{name: poisoned, flip: {}, bit: {}, steps: [5]}}"
 
 
 def test_a_sound_machine_computes_the_same_and_ends_with_the_same_bits(tmp_path, monkeypatch):
-    """Batch norm, dropout, an average, a memory and mirrored pictures: every update twice."""
+    """Batch norm, dropout, an average, a memory and mirrored images: every update twice."""
     compared = []
 
     def prints(tensors, plain=determinism.prints):
@@ -31,7 +31,7 @@ def test_a_sound_machine_computes_the_same_and_ends_with_the_same_bits(tmp_path,
 
 
 def test_a_flipped_bit_is_found(promise, tmp_path):
-    """Any bit of a weight or of a gradient; of a picture one that matters.
+    """Any bit of a weight or of a gradient; of an image one that matters.
 
     Of a micro-batch's gradient the lowest bits may be rounded away in the sum: then the update is the sound one.
     """

@@ -95,7 +95,7 @@ def test_features_are_what_the_last_layer_reads(model, side):
 def test_batches_carry_the_features_of_their_pictures_in_place_of_them(
     pictures, weights, stored, tmp_path, monkeypatch
 ):
-    """Of many pictures they are kept on disk, in half precision."""
+    """Of many images they are kept on disk, in half precision."""
     monkeypatch.setattr(teacher_cache, "IN_MEMORY", 0 if stored else teacher_cache.IN_MEMORY)
     close = {"rtol": 2e-3, "atol": 2e-3} if stored else {}
     recipe = loader.load(CONVNEXT, words(pictures, weights))
@@ -118,7 +118,7 @@ def test_batches_carry_the_features_of_their_pictures_in_place_of_them(
         losses = [task.loss(networks.model, networks, batch, AT), plain_loss(plain, shown)]
         torch.testing.assert_close(losses[0].sum, losses[1].sum, **close)
         seen |= set(batch["view"].tolist())
-    assert seen == {0, 1}, "mirrored pictures have features of their own"
+    assert seen == {0, 1}, "mirrored images have features of their own"
 
 
 def plain_loss(networks, batch):
@@ -199,7 +199,7 @@ def test_an_embedding_is_a_projection_of_features(pictures, weights, mirror):
         ({"task.net.weights": "null"}, "frozen is true over random weights"),
         ({"task.net.tune": "head"}, "frozen, which trains the last layer alone"),
         ({"task.net.drop_path": "0.1"}, "drop_path is 0.1, which does nothing"),
-        ({"task.mix": "{mixup: 0.2}"}, "mix mixes pictures"),
+        ({"task.mix": "{mixup: 0.2}"}, "mix mixes images"),
     ],
 )
 def test_what_a_frozen_network_cannot_have_is_refused_with_the_recipe(pictures, weights, changes, said):
@@ -226,7 +226,7 @@ def test_a_recipe_without_the_key_has_the_digest_that_it_had(pictures, weights):
 
 
 def cut(source: Path, out: Path, many: int, seed: int) -> Path:
-    """Links to so many pictures of a set, as many of each class."""
+    """Links to so many images of a set, as many of each class."""
     folders = sorted(source.iterdir())
     for folder in folders:
         (out / folder.name).mkdir(parents=True)
@@ -240,7 +240,7 @@ def cut(source: Path, out: Path, many: int, seed: int) -> Path:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("many", [100, 500, 2000])
 def test_a_probe_is_within_two_points_of_a_logistic_regression(shared, cache, tmp_path, monkeypatch, many):
-    """Of the same features, the best of three strengths of its penalty on the pictures that are scored."""
+    """Of the same features, the best of three strengths of its penalty on the images that are scored."""
     from sklearn.linear_model import LogisticRegression
 
     source, weights = shared / "cls_cifar10", shared / "pretrained" / "tf_efficientnet_lite0.safetensors"

@@ -38,7 +38,7 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A training whose recipe asks for micro-batches of 4: batch norm, dropout, an average, mirrored pictures."""
+    """A training whose recipe asks for micro-batches of 4: batch norm, dropout, an average, mirrored images."""
     folder = tmp_path_factory.mktemp("small")
     poisoned(folder, TASK.format(""), HALVE.format(4))
     return held(folder)

@@ -145,6 +145,6 @@ def test_batch_norm_over_all_processes_sees_each_sample_equally_often(tmp_path, 
         assert done.returncode == 0, done.stdout + done.stderr
         assert ("4 processes, 2 of them idle" in done.stdout) == (processes == 4)
         ran.append(Ran(0, newest()))
-    # Rounding grows from step to step in norms over 2 pictures: the first gradient, and what it leads to.
+    # Rounding grows from step to step in norms over 2 images: the first gradient, and what it leads to.
     losses, norms = ([one.series(f"train/{name}") for one in ran] for name in ("loss", "grad_norm"))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and norms[1][0] == pytest.approx(norms[0][0], rel=1e-4)

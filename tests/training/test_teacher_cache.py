@@ -30,7 +30,7 @@ SIDE, WIDE = 4, 6
 
 
 class Teacher(nn.Module):
-    """Counts the pictures that it is shown."""
+    """Counts the images that it is shown."""
 
     def __init__(self, seed=0, turned=1.0):
         super().__init__()
@@ -44,7 +44,7 @@ class Teacher(nn.Module):
 
 
 class Split:
-    """Pictures of noise, mirrored by the parity of sample and epoch."""
+    """Images of noise, mirrored by the parity of sample and epoch."""
 
     name, protocol, at_once = "train", None, None
 
@@ -74,7 +74,7 @@ def _small(monkeypatch):
 
 
 class Home:
-    """A store, what a run said, and how many pictures the network was shown."""
+    """A store, what a run said, and how many images the network was shown."""
 
     def __init__(self, path):
         self.path, self.said = path / "outputs", []
@@ -99,11 +99,11 @@ def home(tmp_path):
 
 
 PROBED = 1
-"""Pictures that tell the shape of a table."""
+"""Images that tell the shape of a table."""
 
 
 def expected(home) -> np.ndarray:
-    """(samples, views, WIDE) float64, picture by picture, by the formula."""
+    """(samples, views, WIDE) float64, image by image, by the formula."""
     w, b = home.teacher.head.weight.double().numpy(), home.teacher.head.bias.double().numpy()
     out = np.empty((home.split.size, home.split.views, WIDE))
     for i, picture in enumerate(home.split.pictures):
@@ -141,7 +141,7 @@ def test_what_a_table_takes_is_forecast_from_a_few_batches(home, tmp_path, monke
     assert found(views=0) == []
     teacher.seen = 0
     found()
-    assert teacher.seen <= 3 * 4 + 2 * 4 + PROBED and not home.path.exists(), "few pictures, and nothing written"
+    assert teacher.seen <= 3 * 4 + 2 * 4 + PROBED and not home.path.exists(), "few images, and nothing written"
     home.open(teacher, split)
     assert found() == [("teacher", 50, 2, 0.0, 0)], "it is there"
 
@@ -379,7 +379,7 @@ def test_where_only_speeds_are_measured_one_output_stands_for_many(home, monkeyp
 def test_a_split_with_outputs_goes_to_spawned_workers(home):
     outputs = home.open()
     sent = pickle.dumps(outputs.split)
-    assert len(sent) < 4000  # the pictures are in it, the table is not
+    assert len(sent) < 4000  # the images are in it, the table is not
     rows = np.arange(10)
     assert torch.equal(pickle.loads(sent).fetch(rows, 0)["teacher"], outputs.split.fetch(rows, 0)["teacher"])
 

@@ -281,7 +281,7 @@ def test_an_evaluation_is_not_held_on_a_network_that_is_to_be_rolled_back():
 
 
 def test_damaged_data_is_named_as_it_was_by_a_worker():
-    with pytest.raises(UserError, match="pictures/7: damaged"):
+    with pytest.raises(UserError, match="images/7: damaged"):
         run("data.damaged=7", "loader.workers=2")
 
 

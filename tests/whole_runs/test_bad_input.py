@@ -53,7 +53,7 @@ def picture(seed: int, *size: int) -> Image.Image:
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch, store) -> Path:
-    """The recipe of a small face network on twelve pictures of three people, in a folder of its own."""
+    """The recipe of a small face network on twelve images of three people, in a folder of its own."""
     home = tmp_path / "data"
     for i, person in enumerate(("anna", "ben", "cleo")):
         (home / "people" / person).mkdir(parents=True)
@@ -147,7 +147,7 @@ def nobody(tiny):
         (oblong, [], r"ben/1\.png.*32 x 16"),
         (gone, [], r"cleo/3\.png.*(does not exist|No such file)"),
         (alone, ["data.evaluate={}", "evaluations={}"], r"people: 1 people; expected at least 2"),
-        (nobody, ["data.evaluate={}", "evaluations={}"], r"people: no pictures"),
+        (nobody, ["data.evaluate={}", "evaluations={}"], r"people: no images"),
         (no_pairs, [], r"pairs\.csv.*no pairs"),
         (None, ["evaluations={other: {}}"], r"evaluations\.other: the data has no evaluation set 'other'"),
         (None, ["optim.lrr=0.1"], r"optim\.lrr"),
@@ -159,7 +159,7 @@ def nobody(tiny):
             r"train: of \d+ updates an epoch, .*'2 epochs', is longer than the training, length '3 steps'.*"
             r'train\.schedule\.warmup\.over="1 step"',
         ),
-        (None, ["data.image_size=8"], r"pictures of 8 x 8 pixels"),
+        (None, ["data.image_size=8"], r"images of 8 x 8 pixels"),
         (None, ["task.net={name: timm, model: resnet5}"], r"no model 'resnet5'; did you mean"),
     ],
 )
@@ -175,7 +175,7 @@ def test_data_and_settings_that_cannot_be_are_one_message_that_names_the_place(t
 
 
 def test_what_is_odd_but_usable_is_trained_on_with_a_warning(tiny, caplog, tmp_path):
-    """One picture of a person; labels with gaps; pictures that are grey, larger, with a palette or transparent."""
+    """One image of a person; labels with gaps; images that are grey, larger, with a palette or transparent."""
     home = people(tiny)
     (home / "dora").mkdir()
     picture(90).convert("L").save(home / "dora" / "0.png")
@@ -185,7 +185,7 @@ def test_what_is_odd_but_usable_is_trained_on_with_a_warning(tiny, caplog, tmp_p
         opened = Faces(train="people", image_size=SIDE).open(0)
     assert opened.meta.classes == 4 and opened.train.size == 15
     assert opened.train.fetch(np.arange(15), 0)["image"].shape == (15, 3, SIDE, SIDE)
-    assert "1 of 4 classes have one picture: dora" in caplog.text
+    assert "1 of 4 classes have one image: dora" in caplog.text
     caplog.clear()
     images = [{"bytes": file.read_bytes(), "path": None} for file in sorted(home.glob("*/0.png"))]
     table = pa.table({"image": pa.array(images), "label": [9, 4, 9, -3]})

@@ -135,7 +135,7 @@ def test_two_processes_train_it_too(pictures):
     [
         (
             {"train": "{length: 1 epoch, batch_size: 15, micro_batch: 5, ema: 0.9}"},
-            r"micro-batches of 5 pictures.*even",
+            r"micro-batches of 5 images.*even",
         ),
         ({"task__net": "{model: convnxt_atto}"}, r"timm .* has no model 'convnxt_atto'.*convnext_atto"),
         ({"task__class_weights": "{upwards: 2.0}"}, r"'upwards', which is no class of the data"),

@@ -44,7 +44,7 @@ def words(crops, **changes: str) -> list[str]:
         "task.class_weights": "{open: 2.0}",
         "train": "{length: 16 steps, batch_size: 10, ema: 0.9}",
         "evaluations": "{val: {every: 4 steps}, separation: {split: val.separation, every: 8 steps}, "
-        "separation_train: {split: train.separation, every: 16 steps}, pictures: {split: val.inspection}}",
+        "separation_train: {split: train.separation, every: 16 steps}, images: {split: val.inspection}}",
     }
     return overrides(settings, changes)
 
@@ -84,7 +84,7 @@ def test_an_interrupted_run_with_a_growing_margin_resumes_to_the_bit(whole, crop
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, crops, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(EYES), *words(crops), "--score", whole.folder.name) for n in (1, 2)]
-    lines = [re.findall(r"^(?:val|separation\w*|pictures)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
+    lines = [re.findall(r"^(?:val|separation\w*|images)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
     assert len(lines[0]) > 20 and lines[0] == lines[1], [done.stderr[-2000:] for done in scored]
 
 

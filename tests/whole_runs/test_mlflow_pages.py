@@ -56,7 +56,7 @@ def site(tmp_path_factory, database) -> Iterator[Site]:
 
 
 def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
-    """A run with curves, pictures of three steps, and weights."""
+    """A run with curves, images of three steps, and weights."""
     folder = store.new_run(name, seed, "a1b2")
     tracker = Tracker.start(
         folder,

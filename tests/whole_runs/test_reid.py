@@ -43,7 +43,7 @@ def words(sets, **changes: str) -> list[str]:
         "task.triplet": "{margin: soft}",
         "task.norms": "3 steps",
         "train": "{length: 12 steps, batch_size: 20, micro_batch: 10, ema: 0.9}",
-        "evaluations": "{val: {every: 6 steps}, pictures: {split: val.ranked, every: 12 steps}, "
+        "evaluations": "{val: {every: 6 steps}, images: {split: val.ranked, every: 12 steps}, "
         "reranked: {split: val.reranked}}",
     }
     return overrides(settings, changes)
@@ -107,7 +107,7 @@ def test_workers_change_no_bit(whole, sets):
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, sets, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(REID), *words(sets), "--score", whole.folder.name) for n in (1, 2)]
-    lines = [re.findall(r"^(?:val|pictures|reranked)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
+    lines = [re.findall(r"^(?:val|images|reranked)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
     assert len(lines[0]) > 50 and lines[0] == lines[1], [done.stderr[-2000:] for done in scored]
 
 

@@ -39,7 +39,7 @@ def words(streets, **changes: str) -> list[str]:
         "task.objective": "{ohem: {}, dice: 0.5, lovasz: 0.5, boundary: 0.5, near: {}}",
         "train": "{length: 12 steps, batch_size: 4, micro_batch: 2, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps, batch_size: 2}, multi: {split: val.mscf, batch_size: 2}, "
-        "pictures: {split: val.overlays, every: 12 steps}}",
+        "images: {split: val.overlays, every: 12 steps}}",
     }
     return overrides(settings, changes)
 
@@ -92,7 +92,7 @@ def test_workers_change_no_bit(whole, streets):
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, streets, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(SEGMENT), *words(streets), "--score", whole.folder.name) for n in (1, 2)]
-    lines = [re.findall(r"^(?:val|multi|pictures)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
+    lines = [re.findall(r"^(?:val|multi|images)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
     assert len(lines[0]) > 20 and lines[0] == lines[1], [done.stderr[-2000:] for done in scored]
 
 
@@ -117,7 +117,7 @@ def test_two_processes_train_it_too(norm, streets):
 def test_two_processes_with_shared_statistics_learn_what_one_does(tmp_path):
     """Cross-entropy alone, every pixel labelled, and V1: it has no dropout, which would differ by process.
 
-    Small steps: pictures are few, and rounding would otherwise grow."""
+    Small steps: images are few, and rounding would otherwise grow."""
     whole = scene_sets.camvid(tmp_path / "labelled", pictures=(8, 4), size=(64, 64), ignored=0)
     changes = {
         "task__net": "{name: bisenetv1}",
@@ -178,7 +178,7 @@ def test_damaged_pairs_are_all_counted_before_anything_is_trained(streets, tmp_p
     odd = scene_sets.camvid(tmp_path / "odd", pictures=(10, 5), size=(40, 56))
     for name, shape in (("p003", (40, 48)), ("p004", (56, 40))):
         scene_sets.put(odd / "trainannot" / f"{name}.png", scene_sets.scene(1, shape)[1])
-    with pytest.raises(UserError, match=r"(?s)2 masks.*p003.png: 48 x 40 pixels, its picture 56 x 40.*p004"):
+    with pytest.raises(UserError, match=r"(?s)2 masks.*p003.png: 48 x 40 pixels, its image 56 x 40.*p004"):
         run(*words(odd), recipe=SEGMENT)
 
 

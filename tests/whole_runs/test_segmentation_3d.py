@@ -36,7 +36,7 @@ def words(bodies, **changes: str) -> list[str]:
         "task.window": "{overlap: 0.25}",
         "train": "{length: 12 steps, batch_size: 4, micro_batch: 2, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps}, patches: {split: val.patches, every: 3 steps, batch_size: 8}, "
-        "pictures: {split: val.overlays, every: 12 steps}}",
+        "images: {split: val.overlays, every: 12 steps}}",
     }
     return overrides(settings, changes)
 
@@ -85,7 +85,7 @@ def test_workers_and_places_of_the_volumes_change_no_bit(whole, bodies):
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, bodies, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [spawn(n, str(TOM500), *words(bodies), "--score", whole.folder.name) for n in (1, 2)]
-    lines = [re.findall(r"^(?:val|patches|pictures)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
+    lines = [re.findall(r"^(?:val|patches|images)/\S+ \S+$", d.stdout, re.MULTILINE) for d in scored]
     assert len(lines[0]) > 20 and lines[0] == lines[1], [done.stderr[-2000:] for done in scored]
 
 

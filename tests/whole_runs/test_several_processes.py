@@ -223,7 +223,7 @@ def test_a_mistake_of_one_process_is_the_reason_that_all_give():
     row = permutation(0, 0, 64)[8]  # process 1 reads rows 8 to 15 of the first update
     done = spawn(2, *TRAIN, f"data.damaged={row}")
     text = done.stdout + done.stderr
-    assert done.returncode != 0 and text.count(f"pictures/{row}: damaged on the other machine") == 1
+    assert done.returncode != 0 and text.count(f"images/{row}: damaged on the other machine") == 1
     assert "Traceback" not in text.split("torch.distributed")[0] and newest().info().status == "FAILED"
 
 

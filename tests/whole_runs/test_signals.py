@@ -281,7 +281,7 @@ def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits
 
 @pytest.fixture
 def cut(monkeypatch, store):
-    """A run in this process that is told to stop in the middle of its second evaluation of the averaged weights."""
+    """A run in this process that is told to stop in the middle of its second evaluation of the EMA weights."""
     monkeypatch.syspath_prepend(str(PLUGIN))
     import toy
 

@@ -49,7 +49,7 @@ def test_every_network_trains_scores_whole_volumes_and_resumes_to_the_bit(bodies
         task__net=NETS[net],
         data__patch="[8, 32, 32]",
         train="{length: 4 steps, batch_size: 2, ema: 0.9}",
-        evaluations="{val: {every: 2 steps}, pictures: {split: val.overlays}}",
+        evaluations="{val: {every: 2 steps}, images: {split: val.overlays}}",
         checkpoints="{every: 1 steps, keep_last: 50}",
         log="{every: 1 steps, system_every: null}",
     )

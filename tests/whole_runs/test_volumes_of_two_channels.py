@@ -65,7 +65,7 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     said = command("cp", "hippocampus", "mine.yaml", "--data", hippocampus / "imagesTr")
     text = Path("mine.yaml").read_text()
     assert "channels: [MRI, edges]" in text and "labels Anterior, Posterior" in said
-    evaluations = "{val: {at_end: true}, pictures: {split: val.overlays, at_end: true}}"
+    evaluations = "{val: {at_end: true}, images: {split: val.overlays, at_end: true}}"
     words = ["train.length=60 steps", f"evaluations={evaluations}", "train.schedule={name: constant}", "best=null"]
     ran = run(*words, recipe=Path("mine.yaml"))
     assert ran.code == 0 and np.isfinite(ran.series("val/dice_mean")).all()

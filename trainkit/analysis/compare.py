@@ -53,7 +53,7 @@ class Score:
     run: str
     """What is compared with the first side."""
     evaluation: str
-    """`val`: as it ended; `best/val`: at its best; `val/ema`: of averaged weights; `pooled/val`: of all folds."""
+    """`val`: as it ended; `best/val`: at its best; `val/ema`: of EMA weights; `pooled/val`: of all folds."""
     metric: str
     values: tuple[float, float]
     """Of the first side and of this one; means, where a side has several runs."""

@@ -1,4 +1,4 @@
-"""A comparison of runs as text, as a page that needs nothing else, as a picture, and as plain values."""
+"""A comparison of runs as text, as a page that needs nothing else, as an image, and as plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPARED = "trainkit.compared"
 _SHOWN = 8
 """Scores of an evaluation in the terminal, those of classes apart; the page has all."""
 _DRAWN = 24
-"""Differences in the picture."""
+"""Differences in the image."""
 _VERDICTS = {"better": "better beyond chance", "worse": "worse beyond chance"}
 
 
@@ -240,7 +240,7 @@ def _pair_values(pair: Pair) -> dict[str, Any]:
 def log(store: Store, found: Comparison) -> str:
     """Keep a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
 
-    Its artifacts are the text, the page, the picture and the values. It has no folder and no metrics, so that no table
+    Its artifacts are the text, the page, the image and the values. It has no folder and no metrics, so that no table
     of runs ranks it. Raises UserError where the store does not take it.
     """
     client, info = store.client(), found.sides[0].folder.info()
@@ -443,7 +443,7 @@ def _farthest(scores: Sequence[Score]) -> float:
     return max((abs(end) for score in scores for end in _reach(score) or ()), default=0.0)
 
 
-# ---- The picture -----------------------------------------------------------------------------------------------------
+# ---- The image -----------------------------------------------------------------------------------------------------
 
 
 def figure(found: Comparison) -> Figure:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FOLDER = "integrity"
-"""Of the store, where reports and what pictures look like are kept."""
+"""Of the store, where reports and what images look like are kept."""
 ARTIFACT = "integrity.json"
 FIGURE = "figures/look_alikes.png"
 UNEVEN = 100
@@ -63,7 +63,7 @@ class Finding:
     """The key of the recipe that names the set."""
     check: str
     """`subjects`, `copies`, `look-alikes`: what is in data.train too; `scored twice`: what is in another set that is
-    scored; `classes`, `unlabelled`; `two classes`, and these `by look`: pictures of several; `damaged`."""
+    scored; `classes`, `unlabelled`; `two classes`, and these `by look`: images of several; `damaged`."""
     verdict: Verdict
     count: int
     """How many there are of what was looked for."""
@@ -83,10 +83,10 @@ class Report:
     mark: str
     """Names the data: equal marks, equal findings."""
     whole: bool
-    """Whether all pictures were looked at, however many there are."""
+    """Whether all images were looked at, however many there are."""
     seconds: float
     sets: dict[str, dict[str, Any]]
-    """By the key that names a set: its digest, samples, and how many pictures were looked at."""
+    """By the key that names a set: its digest, samples, and how many images were looked at."""
     findings: list[Finding]
 
     @property
@@ -113,7 +113,7 @@ class Report:
     def sentences(self) -> list[str]:
         """Return the lines for the terminal when a run begins: what is bad, and how much more there is to look at."""
         scores = {"subjects": "; scores on it are too good", "copies": "; scores on it are too good"}
-        scores["look-alikes"] = f"; where they are one picture, scores on it are too good: look at {FIGURE}"
+        scores["look-alikes"] = f"; where they are one image, scores on it are too good: look at {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
         odd = sum(one.verdict == "odd" for one in self.findings)
         return said + ([f"{odd} more to look at in {ARTIFACT}"] if odd and said else [])
@@ -184,7 +184,7 @@ def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
 def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report | None:
     """The report on opened data, as it is kept in the folder `cache`, or made and kept now.
 
-    `whole`: all pictures are looked at, however many there are. None where no split says what it holds.
+    `whole`: all images are looked at, however many there are. None where no split says what it holds.
     """
     sets = held(data)
     if not sets:
@@ -202,7 +202,7 @@ def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report 
     seconds = time.perf_counter() - begin
     report = Report(mark=_mark(sets, whole), whole=whole, seconds=seconds, sets=described, findings=findings)
     if many := sum(looked.values()):
-        _log.info("looked at %d pictures in %.1f s, once for this data", many, seconds)
+        _log.info("looked at %d images in %.1f s, once for this data", many, seconds)
     # A damaged set may be mended, and has the same digest then.
     if cache is not None and all(one.check != "damaged" for one in findings):
         with contextlib.suppress(OSError):
@@ -233,7 +233,7 @@ def lines(report: Report) -> list[str]:
     table = aligned([[row[0], row[1].ljust(width), *row[2:]] for row in rows])
     told = [f"{one.where}: {one.said}" for one in report.findings if one.verdict != "ok"]
     part = [
-        f"{key}: {one['looked_at']} of {one['samples']} pictures were looked at; --all looks at all"
+        f"{key}: {one['looked_at']} of {one['samples']} images were looked at; --all looks at all"
         for key, one in report.sets.items()
         if one["looked_at"] and one["looked_at"] < one["samples"] and not report.whole
     ]
@@ -265,7 +265,7 @@ def pictures(report: Report, data: Dataset) -> Figure | None:
     room = np.full((len(tiles), tallest, 2 * _TILE, 3), 255, np.uint8)
     for k, tile in enumerate(tiles):
         room[k, : len(tile)] = tile
-    return sheet(room.transpose(0, 3, 1, 2), captions, "Pictures that look the same")
+    return sheet(room.transpose(0, 3, 1, 2), captions, "Images that look the same")
 
 
 def _picture(one: Held, place: int) -> np.ndarray:
@@ -301,7 +301,7 @@ def _read(cache: Path | None, mark: str) -> Report | None:
 def _examined(
     sets: Mapping[str, tuple[str, Held]], cache: Path | None, whole: bool
 ) -> tuple[list[Finding], dict[str, int]]:
-    """The findings in all sets, and how many pictures of each were looked at."""
+    """The findings in all sets, and how many images of each were looked at."""
     looks: dict[str, Thumbnails] = {}
     for _, one in sets.values():
         if one.packed is not None and one.packed.digest not in looks:
@@ -387,7 +387,7 @@ def _classes(where: str, one: Held) -> Iterator[Finding]:
     """How many classes there are, how evenly they are filled, and what is of none."""
     if one.counts is None or not len(one.counts):
         return
-    counts, pictures = np.asarray(one.counts), one.unit == "pictures"
+    counts, pictures = np.asarray(one.counts), one.unit == "images"
     empty, filled = np.flatnonzero(counts == 0), counts[counts > 0]
     said, uneven = f"{len(counts)} classes", False
     if len(filled):
@@ -408,7 +408,7 @@ def _classes(where: str, one: Held) -> Iterator[Finding]:
 
 
 def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Finding]:
-    """Pictures that stand under two classes: of the same content, and of the same look."""
+    """Images that stand under two classes: of the same content, and of the same look."""
     if one.label is None:
         return
     label = one.label[seen.places]

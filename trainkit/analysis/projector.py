@@ -132,7 +132,7 @@ def _cell(value: Any) -> str:
 
 
 def _sprite(thumbnails: list[bytes | None], file: Path) -> int:
-    """Write small square pictures as one, row by row in a square; returns the side of one, 0 where there are none."""
+    """Write small square images as one, row by row in a square; returns the side of one, 0 where there are none."""
     tiles = [np.frombuffer(thumbnail, np.uint8) for thumbnail in thumbnails if thumbnail is not None]
     if not tiles or len(tiles) < len(thumbnails):
         return 0

@@ -482,7 +482,7 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
 
 
 def _title(metric: str) -> str:
-    """Return the part before the score: an evaluation, or averaged weights on it (`val/ema`)."""
+    """Return the part before the score: an evaluation, or EMA weights on it (`val/ema`)."""
     return metric.rpartition("/")[0]
 
 

@@ -115,9 +115,9 @@ def table(run: RunLogger, outcome: Outcome, store: Store, beside: Comparison | N
 def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
     """Last scores of every network on an evaluation, by a name for the network: references first."""
     titles = {f"best/{evaluation}": "this run, at its best", evaluation: "this run, at the end"}
-    titles[f"{evaluation}/ema"] = "averaged weights, at the end"
-    titles[f"best/{evaluation}/ema"] = "averaged weights, at their best"
-    if best.startswith(f"{evaluation}/ema/"):  # what leads are the averaged weights
+    titles[f"{evaluation}/ema"] = "EMA weights, at the end"
+    titles[f"best/{evaluation}/ema"] = "EMA weights, at their best"
+    if best.startswith(f"{evaluation}/ema/"):  # what leads are the EMA weights
         del titles[f"best/{evaluation}"]
     else:
         del titles[f"best/{evaluation}/ema"]

@@ -36,7 +36,7 @@ MANY = 200
 def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
     fitting.refuse_sample(text)
-    fitting.refuse(text, "pictures of people")
+    fitting.refuse(text, "images of people")
     text = taken(fitted, text)
     train, splits = fitting.parts(text, _open_faces)
     data = cast(Faces, recipe.data)
@@ -44,7 +44,7 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = _open_faces(train)
     looked = look(source, (size, size))
     if len(looked.counts) < 2:
-        raise UserError(train, f"pictures of {len(looked.counts)} people", "a folder for each: <person>/<picture>")
+        raise UserError(train, f"images of {len(looked.counts)} people", "a folder for each: <person>/<image>")
     fitted.drop("data.hold_out", "data.fit", "task.class_weights", *(["data.flip"] if data.flip else []))
     fitted.put("data.train", train)
     sets, count = _verification(text), looked.total
@@ -82,7 +82,7 @@ def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str
         fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
     elif median >= LARGER * size:
         fitted.put("data.image_size", size)
-        fitted.decide("data.image_size", f"pictures have {median} in the median; published networks see 112")
+        fitted.decide("data.image_size", f"images have {median} in the median; published networks see 112")
 
 
 def _hold_out(fitted: Fitted, source: Source, train: str) -> int:

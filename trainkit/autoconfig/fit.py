@@ -23,7 +23,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.paths import data_root, locate
 
 LOOKED_AT = 500
-"""Pictures that are read for sizes, mean and standard deviation, spread evenly over a set."""
+"""Images that are read for sizes, mean and standard deviation, spread evenly over a set."""
 
 FEW_UPDATES = 300
 """A training of fewer is noted: what was chosen for more of them rarely fits."""
@@ -183,7 +183,7 @@ def refuse_hub(data: str, kind: str) -> None:
 
 
 def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:
-    """Raise UserError where a folder is of volumes, or of pictures with masks, which other recipes are for."""
+    """Raise UserError where a folder is of volumes, or of images with masks, which other recipes are for."""
     from trainkit.data.scenes import verify
     from trainkit.data.volumes import importer
 
@@ -194,14 +194,14 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
         remedy = "move volumes away, or copy tom500 or hippocampus for them"
         raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
     if scenes and verify.holds_scenes(place):
-        raise UserError(text, "holds pictures with masks", expected, "copy segment or camvid for it")
+        raise UserError(text, "holds images with masks", expected, "copy segment or camvid for it")
 
 
 def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) -> tuple[str, dict[str, str]]:
     """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
-    and cannot be opened is an error; with pictures of its own it is a class that is called so.
+    and cannot be opened is an error; with images of its own it is a class that is called so.
     """
     if "#" in text:
         return text, {}
@@ -299,9 +299,9 @@ def spread(items: Iterable[Item], size: int, most: int = LOOKED_AT) -> Iterator[
 
 
 def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of the pixels of pictures, from the mean of each and that of its squares, (3,) each.
+    """Mean and standard deviation of the pixels of images, from the mean of each and that of its squares, (3,) each.
 
-    All pictures count alike. Three digits.
+    All images count alike. Three digits.
     """
     mean, square = (np.mean(each, axis=0) for each in zip(*pictures, strict=True))
     std = np.sqrt(np.maximum(square - mean**2, 0))

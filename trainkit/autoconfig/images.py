@@ -1,4 +1,4 @@
-"""Fitting recipes of pictures of classes: classes, sizes, mean and standard deviation, splits."""
+"""Fitting recipes of images of classes: classes, sizes, mean and standard deviation, splits."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ HOLD_OUT = 20
 """Per cent that is kept from training of a set without splits."""
 
 LEAST = 5
-"""Pictures of a class below which one held out is missed."""
+"""Images of a class below which one held out is missed."""
 
 UNEVEN = 3
-"""Pictures of the largest class for each of the smallest, from which that is noted."""
+"""Images of the largest class for each of the smallest, from which that is noted."""
 
 LARGER = 2
-"""How much larger than what is trained on pictures may be before that is noted."""
+"""How much larger than what is trained on images may be before that is noted."""
 
 _CLASS = "^(.+)/[^/]+$"
-"""Finds the folder, which is the class, in the path of a picture."""
+"""Finds the folder, which is the class, in the path of an image."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Looked:
     """Statistics of a set of images."""
 
     counts: dict[str, int]
-    """Pictures of each class, in the order of their names."""
+    """Images of each class, in the order of their names."""
     grouped: bool
-    """Whether the set itself says what its pictures have in common."""
+    """Whether the set itself says what its images have in common."""
     shapes: np.ndarray
     """int64 (n, 2), height and width of those that were read, at their own sizes."""
     mean: list[float]
@@ -61,7 +61,7 @@ class Looked:
 
     @property
     def total(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return sum(self.counts.values())
 
     @property
@@ -72,12 +72,12 @@ class Looked:
 
 
 def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] = "crop") -> Looked:
-    """Go through a set: count its classes, read up to `fitting.LOOKED_AT` pictures, brought to `size` as `fit` says.
+    """Go through a set: count its classes, read up to `fitting.LOOKED_AT` images, brought to `size` as `fit` says.
 
-    Raises UserError at a picture that cannot be read.
+    Raises UserError at an image that cannot be read.
     """
     if not (rows := source.count()):
-        raise UserError(source.where, "no pictures", "at least one")
+        raise UserError(source.where, "no images", "at least one")
     wanted = set(np.linspace(0, rows - 1, min(rows, fitting.LOOKED_AT)).round().astype(int).tolist())
     counts: Counter[int | str] = Counter()
     chosen: list[Record] = []
@@ -109,14 +109,14 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
     fitting.refuse_sample(text)
-    fitting.refuse(text, "pictures of classes")
+    fitting.refuse(text, "images of classes")
     text = taken(fitted, text)
     train, sets = fitting.parts(text, open_source, folders=True)
     data, source = cast(Images, recipe.data), open_source(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
-        found = "; ".join([f"pictures of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
-        raise UserError(train, found, "a folder for each of two classes or more: <class>/<picture>")
+        found = "; ".join([f"images of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
+        raise UserError(train, found, "a folder for each of two classes or more: <class>/<image>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "data.stratify", "task.class_weights")
     if isinstance(data.sampling, dict):
@@ -126,7 +126,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         values(fitted, recipe, looked)
         resize(fitted, looked, data.side, stretched=data.fit == "stretch")
     if isinstance(data.augment, Light) and data.augment.flip > 0:
-        fitted.decide("data.augment", "flip: 0 where a mirrored picture is of another class, as letters are")
+        fitted.decide("data.augment", "flip: 0 where a mirrored image is of another class, as letters are")
     _uneven(fitted, looked.counts, data.sampling)
     open_set, count = data.open_set, looked.total
     if sets:
@@ -171,9 +171,9 @@ def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
     if min(looked.std) < 0.01:
         fitted.put("data.mean", looked.mean)
         fitted.put("data.std", [max(0.01, part) for part in looked.std])
-        fitted.decide("data.std", f"pictures hardly vary ({looked.std}): are they what they should be?")
+        fitted.decide("data.std", f"images hardly vary ({looked.std}): are they what they should be?")
         return
-    fitted.put("data.mean", looked.mean, f"of {len(looked.shapes)} pictures")
+    fitted.put("data.mean", looked.mean, f"of {len(looked.shapes)} images")
     fitted.put("data.std", looked.std)
 
 
@@ -187,7 +187,7 @@ def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: boo
     enlarged = max(shape[0] / height, shape[1] / width)
     if enlarged > 4 / 3:
         shape = _eights(shape[0] / enlarged), _eights(shape[1] / enlarged)
-    said = f"pictures are {height} x {width} in the median"
+    said = f"images are {height} x {width} in the median"
     if shape != side:
         fitted.put("data.image_size", shape[0] if shape[0] == shape[1] else list(shape), said)
     elif min(height / side[0], width / side[1]) >= LARGER:
@@ -205,11 +205,11 @@ def _uneven(fitted: Fitted, counts: Mapping[str, int], sampling: object) -> None
     least, most = min(counts.values()), max(counts.values())
     if most >= UNEVEN * least and sampling != "balanced":
         fitted.put("data.sampling", "uniform")
-        fitted.decide("data.sampling", f"{least} to {most} pictures a class: balanced draws all classes alike often")
+        fitted.decide("data.sampling", f"{least} to {most} images a class: balanced draws all classes alike often")
 
 
 def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int:
-    """Hold out a part of a set without splits; how many pictures are left to train on, about."""
+    """Hold out a part of a set without splits; how many images are left to train on, about."""
     share = HOLD_OUT
     if open_set:
         if hub.is_hub(train) or not sources.split_of(locate(train))[0].is_dir():
@@ -225,10 +225,10 @@ def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int
     elif not open_set:
         fitted.put("data.group", "each")
         fitted.put("data.stratify", True, "the same share of each class")
-        what = "is nothing common to several pictures, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
+        what = "is nothing common to several images, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
         fitted.decide("data.group", what)
         if scarce := [name for name, count in looked.counts.items() if count < LEAST]:
-            fitted.decide("data.hold_out", f"fewer than {LEAST} pictures of {few(scarce)}: some may lose all of theirs")
+            fitted.decide("data.hold_out", f"fewer than {LEAST} images of {few(scarce)}: some may lose all of theirs")
     return round(looked.total * (1 - share / 100))
 
 
@@ -272,6 +272,6 @@ def said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]
     counts = sorted(looked.counts.values())
     of_each = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     height, width = looked.median
-    said = f"{train}: {looked.total} pictures of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
+    said = f"{train}: {looked.total} images of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
     yield f"{said}, {height} x {width} px"
     yield from (f"left out: {sentence}" for sentence in source.left_out)

@@ -31,7 +31,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
     if hub.is_hub(text):
         hub.download(text)
-    fit.refuse(text, "records of people, or <person>/<picture>.jpg")
+    fit.refuse(text, "records of people, or <person>/<image>.jpg")
     text = _derived(text)
     train, sets = fit.parts(text, people_index.indexed)
     index = people_index.indexed(train)
@@ -57,7 +57,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if text.startswith(DERIVED):
         fitted.decide("data.train", "infrared, pencil, sketch and words are made of photographs here: no proof")
     elif not counts[RGB + 1 :].any() and (index.camera < 0).all():
-        fitted.decide("data.train", "no camera is known: pictures taken one after another find each other")
+        fitted.decide("data.train", "no camera is known: images taken one after another find each other")
     fit.score(fitted, sets)
     each = fitted.get("data.sampler.each")
     fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)

@@ -1,6 +1,6 @@
-"""Start a recipe of scenes from a pretrained encoder, where its pictures are photographs and weights are at hand.
+"""Start a recipe of scenes from a pretrained encoder, where its images are photographs and weights are at hand.
 
-What is written was measured on CamVid (110 pictures, 11 classes), from the encoder's weights and from none: see
+What is written was measured on CamVid (110 images, 11 classes), from the encoder's weights and from none: see
 docs/reference/data/segmentation.md.
 """
 
@@ -25,13 +25,13 @@ LEAST = 64
 """Shorter side in the median, in pixels, below which an encoder of stride 32 sees nothing."""
 
 AREA = 360 * 480
-"""Pixels to which larger pictures are brought."""
+"""Pixels to which larger images are brought."""
 
 CROP = 0.7
 """Share of each side that a crop shows."""
 
 SCALES = (0.5, 1.25)
-"""Of pictures that crops are cut from."""
+"""Of images that crops are cut from."""
 
 CROPS = 1320
 """Crops that are trained on in all, where the set is small."""
@@ -41,9 +41,9 @@ EPOCHS = (5, 60)
 
 
 def choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) -> Weights | None:
-    """Choose the encoder for pictures of `median` height and width, and say why; None: from random weights.
+    """Choose the encoder for images of `median` height and width, and say why; None: from random weights.
 
-    `few_colours` is the median of `pretrained.colours`, `data` where the pictures are. Raises UserError where what the
+    `few_colours` is the median of `pretrained.colours`, `data` where the images are. Raises UserError where what the
     command line asks for cannot be had.
     """
     found, why = _choose(fitted, data, median, few_colours)
@@ -64,9 +64,9 @@ def _choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) 
         return None, "as --start says"
     if not start and not word:
         if few_colours <= pretrained.FEW_COLOURS:
-            return None, f"drawings, not photographs: {few_colours} colours cover 85 % of a picture, in the median"
+            return None, f"drawings, not photographs: {few_colours} colours cover 85 % of an image, in the median"
         if min(median) < LEAST:
-            return None, f"pictures of {min(median)} px are too small for a pretrained encoder"
+            return None, f"images of {min(median)} px are too small for a pretrained encoder"
     if importlib.util.find_spec(SMP) is None:
         if start or word:
             raise UserError(
@@ -85,7 +85,7 @@ def _choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) 
 def write(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> None:
     """Write what goes with an encoder: network, size, crop, mean, optimizer, length.
 
-    `shapes` are height and width of the pictures, int64 (n, 2); `count` how many of them are trained on.
+    `shapes` are height and width of the images, int64 (n, 2); `count` how many of them are trained on.
     """
     name = encoder.model or ""  # a run has none, and pretrained.asked takes none for scenes
     config = pretrained.config(name)
@@ -98,7 +98,7 @@ def write(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> N
     factor = math.sqrt(AREA / (height * width))
     size = (height, width) if factor >= 1 else resize(fitted, shapes, factor, "")
     sides = [max(32, min(32 * round(CROP * side / 32), side // 32 * 32)) for side in size]
-    fitted.put("data.crop", sides, f"about half of a picture of {size[0]} x {size[1]}")
+    fitted.put("data.crop", sides, f"about half of an image of {size[0]} x {size[1]}")
     shortest = min(size) if fitted.get("data.size") or fitted.get("data.short_side") else int(shapes.min())
     low = min(1.0, max(SCALES[0], math.ceil(100 * size_checks.LEAST / shortest) / 100))
     fitted.put("data.augment", {"scales": [low, SCALES[1]], "flip": 0.5})
@@ -124,9 +124,9 @@ def often(fitted: Fitted) -> None:
 
 
 def resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tuple[int, int]:
-    """Have pictures made smaller by `factor` on their sides, and say why behind the line; the size in the median.
+    """Have images made smaller by `factor` on their sides, and say why behind the line; the size in the median.
 
-    `shapes` are height and width of the pictures, int64 (n, 2). Those of one shape get a size, others a shorter side.
+    `shapes` are height and width of the images, int64 (n, 2). Those of one shape get a size, others a shorter side.
     """
     height, width = np.median(shapes, axis=0).astype(int).tolist()
     size = [round(factor * side / 8) * 8 for side in (height, width)]
@@ -138,5 +138,5 @@ def resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tupl
     if alike:  # what is seen at its shorter side is scored at the file's size in any case
         fitted.put("data.score_at", "file")
     data |= later
-    fitted.decide(key, f"pictures are {height} x {width} in the median{what}: larger ones show more and take longer")
+    fitted.decide(key, f"images are {height} x {width} in the median{what}: larger ones show more and take longer")
     return size[0], size[1]

@@ -1,4 +1,4 @@
-"""Fitting recipes of pictures with masks: classes or palette, crop, weights of classes, lists where nothing splits."""
+"""Fitting recipes of images with masks: classes or palette, crop, weights of classes, lists where nothing splits."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from trainkit.paths import locate
 from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
-"""Share of the pictures that is scored where nothing splits a set."""
+"""Share of the images that is scored where nothing splits a set."""
 
 COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
 
 SMALL = 0.25
-"""Share of a picture that a crop shows, below which pictures are made smaller."""
+"""Share of an image that a crop shows, below which images are made smaller."""
 
 SHOWN = 0.5
-"""Share that it shows then: recipes were tried with crops of half a picture and more."""
+"""Share that it shows then: recipes were tried with crops of half an image and more."""
 
 _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop", "store")
 
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
-    fit.refuse(text, "pictures with masks", scenes=False)
+    fit.refuse(text, "images with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
     text = _at_its_folder(fitted, text)
@@ -81,7 +81,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
     size = f"{median[0]} x {median[1]} px in the median"
-    said = f"{len(source)} pictures, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
+    said = f"{len(source)} images, {size}, {len(looked.names)} classes ({few(looked.names, 12)})"
     fitted.seen.append(f"{text}: {said}")
     given = fit.pretrained(recipe) and not (fitted.asked.start or fitted.asked.weights)
     encoder = None if given else _encoder(fitted, some.scenes, text, median)
@@ -97,10 +97,10 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
 
 
 def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> pretrained.Weights | None:
-    """Read some pictures: write their mean and deviation, and choose a pretrained encoder by what they show."""
+    """Read some images: write their mean and deviation, and choose a pretrained encoder by what they show."""
     means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
     mean, std = fit.moments(zip(means, squares, strict=True))
-    fitted.put("data.mean", mean, f"of {len(some)} pictures")
+    fitted.put("data.mean", mean, f"of {len(some)} images")
     fitted.put("data.std", std)
     return scene_start.choose(fitted, text, median, int(np.median(colours)))
 
@@ -120,7 +120,7 @@ def _at_its_folder(fitted: Fitted, text: str) -> str:
         return text
     if arrow_tables.is_table(path) or (other := scene_sources.nearby(path)) is None:
         return text
-    fitted.seen.append(f"{text} is no set of pictures and masks; {other} is, and was taken")
+    fitted.seen.append(f"{text} is no set of images and masks; {other} is, and was taken")
     return fit.as_named(other)
 
 
@@ -138,7 +138,7 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
     if (shortest := int(factor * looked.shapes.min())) * low < LEAST:
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
-        fitted.notes["data", "augment"] = fit.Note(f"the smallest picture has {shortest} pixels", False)
+        fitted.notes["data", "augment"] = fit.Note(f"the smallest image has {shortest} pixels", False)
 
 
 def _beside(text: str) -> str | None:
@@ -167,7 +167,7 @@ def _guessed(source: SceneSource) -> Labels:
 
 
 def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:
-    """The mean of a picture's pixels, that of their squares, and how many colours it has."""
+    """The mean of an image's pixels, that of their squares, and how many colours it has."""
     picture = image_decode.decode(files.picture_bytes(scene), scene.where)
     pixels = picture.reshape(-1, 3) / 255
     return pixels.mean(0), (pixels**2).mean(0), pretrained.colours(picture)
@@ -205,17 +205,17 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
 
 
 def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
-    """Lists of what to train on and what to score on; the first, the others, and how many pictures are trained on."""
+    """Lists of what to train on and what to score on; the first, the others, and how many images are trained on."""
     pairs = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and not isinstance(s.mask, bytes)]
     if len(pairs) < len(source.scenes):
         raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
     if len(pairs) < 2:
-        raise UserError(source.where, number_of(len(pairs), "pictures"), "2 or more: one to train on, another to score")
+        raise UserError(source.where, number_of(len(pairs), "images"), "2 or more: one to train on, another to score")
     numbers = sorted({number for _, mask in pairs if isinstance(mask, ClassFilesMask) for number, _ in mask.classes})
     lines = [(image, *_cells(mask, numbers)) for image, mask in pairs]
     folders = {path.parent for line in lines for path in line if path is not None}
     root = Path(os.path.commonpath(folders))
-    held = set(Holdout(SCORED, "picture", "pictures").choose(source.ids(), seed).tolist())
+    held = set(Holdout(SCORED, "image", "images").choose(source.ids(), seed).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
     writers = {part: csv.writer(stream, lineterminator="\n") for part, stream in lists.items()}
     if numbers and source.labels is not None:
@@ -239,7 +239,7 @@ def _cells(mask: Path | ComposedMask | None, numbers: Sequence[int]) -> list[Pat
 
 
 def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
-    """Have pictures of which a crop shows little made smaller; the factor on their sides."""
+    """Have images of which a crop shows little made smaller; the factor on their sides."""
     height, width = np.median(shapes, axis=0).astype(int).tolist()
     share = crop[0] * crop[1] / (height * width)
     if share >= SMALL:
@@ -255,4 +255,4 @@ def _crop(fitted: Fitted, crop: Sequence[int], median: Sequence[int]) -> None:
         for side, most in zip(crop, median, strict=True)
     ]
     if sides != list(crop):
-        fitted.put("data.crop", sides, f"pictures are {median[0]} x {median[1]} in the median")
+        fitted.put("data.crop", sides, f"images are {median[0]} x {median[1]} in the median")

@@ -25,7 +25,7 @@ def data() -> None:
 @data.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--image-size", type=int, help="Faces: side of the pictures in pixels.  [default: 112]")
+@click.option("--image-size", type=int, help="Faces: side of the images in pixels.  [default: 112]")
 @click.option("--align", is_flag=True, help="Faces: align by five points (landmarks5.json) to the ArcFace template.")
 @click.option(
     "--resize",
@@ -33,9 +33,9 @@ def data() -> None:
     help="Faces: make larger ones smaller, or all fit.  [default: no]",
 )
 @click.option("--evaluation", is_flag=True, help="Faces: an evaluation set: pairs.csv, .bin, templates or TinyFace.")
-@click.option("--size", metavar="HxW", help="Pictures of any kind: height x width, as 32x64, or `own` to keep theirs.")
+@click.option("--size", metavar="HxW", help="Images of any kind: height x width, as 32x64, or `own` to keep theirs.")
 @click.option("--fit", type=click.Choice(["crop", "stretch"]), help="With --size: how it is reached.  [default: crop]")
-@click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in a picture's path, in (...).")
+@click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in an image's path, in (...).")
 @click.option("--volumes", is_flag=True, help="Volumes (NIfTI) with label maps, prepared for segmentation.")
 @click.option("--spacing", metavar="DxHxW", help="Volumes: mm to resample to, depth x height x width, as 3.85x0.5x0.5.")
 @click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
@@ -51,13 +51,13 @@ def data() -> None:
 def import_(
     source: Path, out: Path, volumes: bool, damaged: Literal["fail", "skip"], damaged_most: str | None, **given: Any
 ) -> None:
-    """Convert faces, with --size pictures of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
+    """Convert faces, with --size images of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
 
     SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train; of a set of the hub also
     configuration and revision: hf://owner/name/CONFIGURATION@REVISION#test.
     """
     most = _share(damaged, damaged_most)
-    _refuse_flags(given, "volumes" if volumes else "pictures" if given["size"] is not None else "faces")
+    _refuse_flags(given, "volumes" if volumes else "images" if given["size"] is not None else "faces")
     from trainkit.data import hub, kinds
     from trainkit.data.storage import import_images
 
@@ -74,7 +74,7 @@ def import_(
         return
     size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
     if _function(kinds.KINDS["volumes"], "holds")(source):
-        raise UserError(str(source), "holds volumes (NIfTI)", "pictures", "import them with --volumes")
+        raise UserError(str(source), "holds volumes (NIfTI)", "images", "import them with --volumes")
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
@@ -89,14 +89,14 @@ def import_(
             report = _function(kinds.KINDS["faces"], "import_")(source, out, image_size=image_size, **how)
     what = "classes" if given["size"] is not None else "people"
     groups = f" and {report.groups} groups" if report.groups and what == "classes" else ""
-    echo(f"{report.out}: {report.rows} pictures of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
+    echo(f"{report.out}: {report.rows} images of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
     for note in report.notes:
         echo(f"  {note}")
 
 
 _FLAGS = {
     "faces": ("image_size", "align", "resize", "evaluation"),
-    "pictures": ("size", "fit", "group"),
+    "images": ("size", "fit", "group"),
     "volumes": ("spacing", "names", "patient", "clinical", "axes"),
     "tables": ("columns", "stream"),
 }
@@ -181,12 +181,12 @@ def _size(text: str | None) -> tuple[int, int] | None:
 def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers.
 
-    PATH may be pictures with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
+    PATH may be images with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
     the share of the pixels that each class has.
     """
     kind = _kind_at(path, plugins)
     describe, given = _function(kind, "info"), {"names": _label_names(names), "plugins": plugins}
-    options = _taken(describe, given, {"names": "pictures with masks"})
+    options = _taken(describe, given, {"names": "images with masks"})
     if "on_progress" in inspect.signature(describe).parameters:
         with bar("reading", kind.sample) as on_progress:
             lines = describe(path, on_progress=on_progress, **options)
@@ -233,12 +233,12 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping
 def verify(
     path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
 ) -> int:
-    """Read every byte of the packed set, of the NIfTI files, or of the pictures and masks at PATH and name what is
+    """Read every byte of the packed set, of the NIfTI files, or of the images and masks at PATH and name what is
     damaged or odd.
 
     Damage is exit code 2. Of files it is all that keeps a set from being imported or trained on. Of a folder of splits,
-    such as train and val, each is read and compared with the others. PATH may be a recipe of pictures with masks: each
-    set that it names is read, and its crop and scales are held against the pictures.
+    such as train and val, each is read and compared with the others. PATH may be a recipe of images with masks: each
+    set that it names is read, and its crop and scales are held against the images.
     """
     kind = _kind_at(path, plugins)
     read, given = _function(kind, "verify"), {"names": _label_names(names), "patient": patient, "plugins": plugins}
@@ -255,12 +255,12 @@ def verify(
 @data.command("export")
 @click.argument("packed", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these pictures.")
+@click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these images.")
 @click.option("--split", default="train", show_default=True, help="Name of the split that it is in OUT.")
 def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
-    """Write the packed pictures at PACKED to OUT as parquet, which `load_dataset` and recipes read.
+    """Write the packed images at PACKED to OUT as parquet, which `load_dataset` and recipes read.
 
-    Pictures are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
+    Images are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
     """
     from trainkit.data.storage import export_tables
 
@@ -268,7 +268,7 @@ def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
         raise click.UsageError(f"--split {split!r}: letters, digits, _ and .")
     with bar("exporting") as on_progress:
         rows = export_tables.export_set(packed, out, masks=masks, split=split, on_progress=on_progress)
-    echo(f"{out}: {rows} pictures{' and their masks' if masks is not None else ''}, split {split}")
+    echo(f"{out}: {rows} images{' and their masks' if masks is not None else ''}, split {split}")
 
 
 @data.command()
@@ -277,7 +277,7 @@ def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
 def pairs(folder: Path, most: int) -> None:
     """Draw pairs of faces for verification into FOLDER/pairs.csv, of people who are not trained on.
 
-    FOLDER holds a folder for each of them, with several pictures.
+    FOLDER holds a folder for each of them, with several images.
     """
     from trainkit.data.formats import pairs_csv as drawing
 
@@ -286,11 +286,12 @@ def pairs(folder: Path, most: int) -> None:
 
 
 @recipe_command(
-    click.option("--all", "whole", is_flag=True, help="Look at all pictures, however many there are."),
+    click.option("--all", "whole", is_flag=True, help="Look at all images, however many there are."),
     click.option(
         "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
     ),
     click.option(
+        "--images",
         "--pictures",
         "drawn",
         metavar="FILE",

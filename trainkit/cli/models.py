@@ -34,13 +34,13 @@ def projector(run: str, out: Path | None) -> None:
 @click.argument("run")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--mirror", is_flag=True, help="Average over mirror images: of pictures 2, of volumes 8 times the time.")
+@click.option("--mirror", is_flag=True, help="Average over mirror images: of images 2, of volumes 8 times the time.")
 @plugins_option
 def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
-    """Write what RUN says of the pictures, people or volumes at SOURCE to OUT, by its best weights.
+    """Write what RUN says of the images, people or volumes at SOURCE to OUT, by its best weights.
 
     Classes with their probabilities, and embeddings, are rows of the table OUT, .parquet or (classes) .csv; SOURCE is
-    a picture, a folder of pictures, or a set of them in any form that is trained on. Label maps of pictures are
+    an image, a folder of images, or a set of them in any form that is trained on. Label maps of images are
     OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE may name a split of a set with
     masks: cityscapes#val. Of volumes they are OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data
     set: tom500#val.
@@ -96,8 +96,15 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     type=click.Choice(["safetensors", "onnx", "hub-folder"]),
     help="What to write; may be repeated.  [default: safetensors and onnx]",
 )
-@click.option("--pictures", default=8, show_default=True, help="How many real pictures the files are compared on.")
-@click.option("--latency", is_flag=True, help="Time one picture: float32 and bfloat16, eager, compiled, ONNX Runtime.")
+@click.option(
+    "--images",
+    "--pictures",
+    "pictures",
+    default=8,
+    show_default=True,
+    help="How many real images the files are compared on.",
+)
+@click.option("--latency", is_flag=True, help="Time one image: float32 and bfloat16, eager, compiled, ONNX Runtime.")
 @click.option("--seconds", default=30.0, show_default=True, help="With --latency: how long, without compilation.")
 @plugins_option
 def export_(

@@ -148,7 +148,7 @@ def say_valid(request: RunRequest) -> int:
 
 
 @contextlib.contextmanager
-def bar(what: str, unit: str = "picture") -> Iterator[Callable[[int, int], None]]:
+def bar(what: str, unit: str = "image") -> Iterator[Callable[[int, int], None]]:
     """A progress bar; what it gives is called with how many are done, of how many."""
     from tqdm import tqdm
 

@@ -21,7 +21,7 @@ def _file(ending: str, what: str) -> Callable[[Any], Any]:
 @click.command()
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
 @_file("html", "a page that needs nothing else")
-@_file("png", "a picture of the intervals")
+@_file("png", "an image of the intervals")
 @_file("json", "all values")
 @click.option("--no-log", is_flag=True, help="Keep nothing in MLflow.")
 def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Path | None, no_log: bool) -> None:

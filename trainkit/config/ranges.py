@@ -38,9 +38,9 @@ Channels = Annotated[int, Field(ge=1, le=1 << 14)]
 Layers = Annotated[int, Field(ge=1, le=256)]
 """Layers, blocks or heads of a network."""
 Side = Annotated[int, Field(ge=1, le=1 << 13)]
-"""Side of a picture in pixels."""
+"""Side of an image in pixels."""
 Byte = Annotated[int, Field(ge=0, le=255)]
-"""Value of a channel of a picture in a file."""
+"""Value of a channel of an image in a file."""
 Factor = Annotated[float, Field(ge=0, le=100)]
 """What intensities are multiplied by; also a multiple of their standard deviation."""
 Ratio = Annotated[float, Field(ge=0.01, le=100)]

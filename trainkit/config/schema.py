@@ -283,7 +283,7 @@ class Best:
     """The metric by which the best checkpoint is chosen."""
 
     metric: str
-    """Full name, such as `lfw/accuracy`; that of averaged weights (`val/ema/top1`) makes the run hand those on."""
+    """Full name, such as `lfw/accuracy`; that of EMA weights (`val/ema/top1`) makes the run hand those on."""
     mode: Literal["max", "min"] = "max"
 
 
@@ -363,7 +363,7 @@ class Integrity:
 
     policy: Literal["warn", "refuse", "off"] = "warn"
     """What is found is written down and said; or, where a score would be too good or a set is damaged, ends the run
-    before it begins; or nothing is looked at. Beside it `data.leakage` refuses the same picture or subject twice."""
+    before it begins; or nothing is looked at. Beside it `data.leakage` refuses the same image or subject twice."""
 
 
 @dataclass(kw_only=True)
@@ -576,7 +576,7 @@ class Recipe:
             raise ValueError(f"train.schedule.metric is {watched!r}, and evaluations.{name} has no `every`; set it")
         for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
-                raise ValueError(f"{key} is of averaged weights, and train.ema is not set")
+                raise ValueError(f"{key} is of EMA weights, and train.ema is not set")
         if self.promote is not None:
             metrics = {key.partition(".")[0]: metric for key, metric in named}
             chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
@@ -586,4 +586,4 @@ class Recipe:
                 both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
                 raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")
             if "best" not in chosen and chosen["promote"].endswith("/ema"):
-                raise ValueError("promote.metric is of averaged weights, which are promoted where best.metric is too")
+                raise ValueError("promote.metric is of EMA weights, which are promoted where best.metric is too")

@@ -48,7 +48,7 @@ def recognise(path: Path) -> Evaluation:
 
 
 def _read_now(found: tuple[Source, Protocol]) -> Evaluation:
-    # The list of pictures is needed for noticing changes, and names them all.
+    # The list of images is needed for noticing changes, and names them all.
     source = found[0]
     return Evaluation(source.kind, source.where, source.files, lambda: found)
 

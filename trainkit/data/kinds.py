@@ -45,7 +45,7 @@ class Kind:
     """`(rebuilt) -> function`: predict samples in memory, as `inference.predictor.Predictor.predict` does."""
     export: str | None = None
     """`(recipe) -> Exporter | None`: choose how a run is exported; None where its network cannot be."""
-    sample: str = "picture"
+    sample: str = "image"
     """The word for a sample in progress bars."""
 
 

@@ -1,21 +1,21 @@
-"""Leakage between sets: subjects by name, samples by their content, and pictures that only look the same.
+"""Leakage between sets: subjects by name, samples by their content, and images that only look the same.
 
-A picture that was resized, compressed anew or brightened has other bytes and is still the same picture. To find it,
-every picture is brought to 16 x 16 grey cells, the mean of the pixels in each. Two pictures look the same if both of
+An image that was resized, compressed anew or brightened has other bytes and is still the same image. To find it,
+every image is brought to 16 x 16 grey cells, the mean of the pixels in each. Two images look the same if both of
 these correlate by `ALIKE` or more:
 
 - the differences between neighbouring cells, of 8 x 8. This is what the difference hash (N. Krawetz, "Kind of like
-  that", hackerfactor.com, 2013) rounds to bits. Kept as numbers they stand more: of CIFAR-10 pictures compressed at
+  that", hackerfactor.com, 2013) rounds to bits. Kept as numbers they stand more: of CIFAR-10 images compressed at
   quality 40, 14 % differ in more than 6 of its 64 bits from what they were; at quality 30, 1.2 % correlate by less;
-- the cells themselves. Strokes in one place have nearly the same differences, whatever they belong to; pictures of sea
-  and sky have nearly the same cells. Few other pictures have both.
+- the cells themselves. Strokes in one place have nearly the same differences, whatever they belong to; images of sea
+  and sky have nearly the same cells. Few other images have both.
 
 Brightness and contrast are not seen. What is too plain to say anything (cells that differ by less than `PLAIN` grey
 levels) is left out. Mirrored copies are found where it is asked for; copies that were turned or cut are not.
 
-The cost is one look at every pixel and a matrix product: a picture is read or decoded once, its bytes are added up
-once, and 256 bytes are kept; every picture is compared with every other. How much of a set is looked at, and how many
-pairs are compared, is bounded (`BYTES`, `PICTURES`, `PAIRS`), whatever the pictures are; of larger sets a fixed random
+The cost is one look at every pixel and a matrix product: an image is read or decoded once, its bytes are added up
+once, and 256 bytes are kept; every image is compared with every other. How much of a set is looked at, and how many
+pairs are compared, is bounded (`BYTES`, `PICTURES`, `PAIRS`), whatever the images are; of larger sets a fixed random
 part is.
 """
 
@@ -46,25 +46,25 @@ VERSION = 1
 """Raised with any change to what is computed, so that what was kept is not taken for it."""
 
 CELLS = 16
-"""Side of the small grey pictures."""
+"""Side of the small grey images."""
 ALIKE = 0.97
-"""Least correlation of pictures that look the same: of their cells, and of the differences between neighbours."""
+"""Least correlation of images that look the same: of their cells, and of the differences between neighbours."""
 PLAIN = 4.0
-"""Standard deviation of the cells, in grey levels of 255, below which a picture is too plain to be compared."""
+"""Standard deviation of the cells, in grey levels of 255, below which an image is too plain to be compared."""
 
 PICTURES = 50_000
-"""Most pictures of a packed set that are looked at, unless all are asked for."""
+"""Most images of a packed set that are looked at, unless all are asked for."""
 BYTES = {"decoded": 1 << 30, "encoded": 256 << 20}
-"""Most bytes of a packed set that are read for it, by how its pictures are stored: decoding costs more than reading."""
+"""Most bytes of a packed set that are read for it, by how its images are stored: decoding costs more than reading."""
 PAIRS = 1 << 30
-"""Most pairs of pictures that are compared for two sets, unless all are asked for."""
+"""Most pairs of images that are compared for two sets, unless all are asked for."""
 
 _BLOCK = (256, 4096)
-"""Pictures of the one and of the other set whose product is made at once: 4 MiB, which a cache holds."""
+"""Images of the one and of the other set whose product is made at once: 4 MiB, which a cache holds."""
 _CHUNK = 8 << 20
 """Bytes of pixels that are read at once."""
 _SIDE = 512
-"""Of a picture with twice as many rows or columns, every second is added up, and so on."""
+"""Of an image with twice as many rows or columns, every second is added up, and so on."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,7 +74,7 @@ class Held:
     All arrays have an entry for each of its n samples.
     """
 
-    noun: str = "pictures"
+    noun: str = "images"
     """What the samples are."""
     prints: np.ndarray
     """uint64 (n,), fingerprint of the content of each."""
@@ -90,11 +90,11 @@ class Held:
     """Names of the classes."""
     counts: np.ndarray | None = None
     """How much there is of each class, in `unit`, (classes,); None where there are no classes."""
-    unit: str = "pictures"
+    unit: str = "images"
     unlabelled: float = 0
     """How much there is of no class, in `unit`."""
     packed: Packed | None = None
-    """The set that its pictures are in; None where they cannot be looked at."""
+    """The set that its images are in; None where they cannot be looked at."""
     rows: np.ndarray | None = None
     """int64 (n,), their rows."""
 
@@ -103,7 +103,7 @@ class Held:
 
 
 def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held:
-    """Return the contents of rows of a packed set of pictures, of all if none are named; `more` are fields."""
+    """Return the contents of rows of a packed set of images, of all if none are named; `more` are fields."""
     rows = np.arange(len(packed)) if rows is None else np.asarray(rows, np.int64)
 
     def names(places: Sequence[int] | np.ndarray) -> list[str]:
@@ -165,12 +165,12 @@ def sample_names(here: Held, there: Held, pairs: np.ndarray) -> list[str]:
     return [f"{a} = {b}" for a, b in zip(here.names(pairs[:, 0]), there.names(pairs[:, 1]), strict=True)]
 
 
-# ---- What pictures look like -----------------------------------------------------------------------------------------
+# ---- What images look like -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Small grey pictures of rows of a packed set."""
+    """Small grey images of rows of a packed set."""
 
     rows: np.ndarray
     """int64 (n,), ascending."""
@@ -189,9 +189,9 @@ class Thumbnails:
 
 
 def cells(images: np.ndarray) -> np.ndarray:
-    """Reduce pictures, uint8 (n, 3, height, width), to 16 x 16 grey cells, uint8 (n, 16, 16).
+    """Reduce images, uint8 (n, 3, height, width), to 16 x 16 grey cells, uint8 (n, 16, 16).
 
-    The same on every machine. Of a smaller picture pixels are in several cells.
+    The same on every machine. Of a smaller image pixels are in several cells.
     """
     images = images[:, :, :: max(1, images.shape[2] // _SIDE), :: max(1, images.shape[3] // _SIDE)]
     many, _, height, width = images.shape
@@ -224,7 +224,7 @@ def sampled_rows(packed: Packed, whole: bool = False) -> np.ndarray:
 
 
 def thumbnails(packed: Packed, cache: Path | None = None, whole: bool = False) -> Thumbnails:
-    """Return the small grey pictures of a packed set, or of a bounded part of it; kept in the folder `cache`.
+    """Return the small grey images of a packed set, or of a bounded part of it; kept in the folder `cache`.
 
     A row that is damaged is left out and named.
     """
@@ -293,7 +293,7 @@ def _keep(file: Path, small: Thumbnails) -> None:
 
 @dataclass(frozen=True)
 class LookAlikes:
-    """Pictures of one set that look like one of another, the most alike first."""
+    """Images of one set that look like one of another, the most alike first."""
 
     here: np.ndarray
     """int64 (k,), places in the one."""
@@ -302,9 +302,9 @@ class LookAlikes:
     alike: np.ndarray
     """float32 (k,), the smaller of their two correlations."""
     mirrored: np.ndarray
-    """bool (k,), whether it is the mirrored picture that looks like it."""
+    """bool (k,), whether it is the mirrored image that looks like it."""
     compared: int
-    """How many pictures of the one were compared."""
+    """How many images of the one were compared."""
     plain: int
     """How many of them were too plain for it."""
 
@@ -316,9 +316,9 @@ def look_alikes(
     mirrored: bool = False,
     whole: bool = False,
 ) -> LookAlikes:
-    """Find pictures, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
+    """Find images, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
-    With a `label` for each of both only pairs of different ones count: pictures of one look under two classes. `whole`:
+    With a `label` for each of both only pairs of different ones count: images of one look under two classes. `whole`:
     all pairs are compared, however many there are.
     """
     one, other = _worth(here), _worth(there)
@@ -341,7 +341,7 @@ def look_alikes(
 
 
 def _worth(cells: np.ndarray) -> np.ndarray:
-    """Return places of pictures that are not too plain."""
+    """Return places of images that are not too plain."""
     flat = cells.reshape(len(cells), CELLS**2)
     # Squares are summed as whole numbers: 256 times 255 squared is more than float32 counts to.
     variance = np.einsum("nc,nc->n", flat, flat, dtype=np.int64) / CELLS**2 - flat.mean(1, dtype=np.float64) ** 2
@@ -368,7 +368,7 @@ def _nearest(
 
 
 def _correlation(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Correlate pictures given as cells, pair by pair."""
+    """Correlate images given as cells, pair by pair."""
     flat = [cells.reshape(len(cells), CELLS**2).astype(np.float32) for cells in (one, other)]
     a, b = (some - some.mean(1, keepdims=True) for some in flat)
     return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))

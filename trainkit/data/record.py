@@ -1,4 +1,4 @@
-"""Sources of pictures, and their records: each one picture of a class (a person, a kind of thing, a state)."""
+"""Sources of images, and their records: each one image of a class (a person, a kind of thing, a state)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Columns = Mapping[Any, str]
 
 @dataclass(frozen=True)
 class Record:
-    """One picture of a source."""
+    """One image of a source."""
 
     id: str
     """Its name in the source: a relative path, or a row."""
@@ -28,13 +28,13 @@ class Record:
     landmarks: np.ndarray | None = None
     """Five points (x, y) in pixels, where the source has them."""
     group: str | None = None
-    """What it shares with other pictures beside its class (person, video, alphabet), where the source says so. Two
+    """What it shares with other images beside its class (person, video, alphabet), where the source says so. Two
     splits that share a group measure how well it is remembered."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A set of pictures in some foreign form."""
+    """A set of images in some foreign form."""
 
     kind: str
     where: str

@@ -1,4 +1,4 @@
-"""Where labelled pictures come from: each source is a list of records, read in order when it is imported."""
+"""Where labelled images come from: each source is a list of records, read in order when it is imported."""
 
 from __future__ import annotations
 
@@ -112,19 +112,17 @@ def split_of(path: Path | str) -> tuple[Path, str | None]:
 
 
 def folder(root: Path, *, nested: bool = True) -> Source:
-    """Return a folder of classes, `root/<class>/<picture>`, in the order of the names. Raises UserError when empty.
+    """Return a folder of classes, `root/<class>/<image>`, in the order of the names. Raises UserError when empty.
 
     With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
     """
     below = image_decode.below(root, nested=nested)
     files = below.files
     if not files:
-        found = f"no pictures, but {image_decode.counted(below.others)}" if below.others else "no pictures"
-        found = f"{number_of(len(below.loose), 'pictures')}, in no folder of a class" if below.loose else found
+        found = f"no images, but {image_decode.counted(below.others)}" if below.others else "no images"
+        found = f"{number_of(len(below.loose), 'images')}, in no folder of a class" if below.loose else found
         meant = only_way(root) or (_folder_of_classes(root.parent) if below.loose else None)
-        raise UserError(
-            str(root), found, "pictures in <class>/<picture>.jpg", f"did you mean {meant}?" if meant else ""
-        )
+        raise UserError(str(root), found, "images in <class>/<image>.jpg", f"did you mean {meant}?" if meant else "")
     first = {file.relative_to(root).parts[0] for file in files}
     if (
         len(first) > 1

@@ -86,7 +86,7 @@ class SplitView(Split):
 def check_batch(split: Split, batch_size: int) -> None:
     """Raise UserError when a batch takes more samples than the split has."""
     if not 1 <= batch_size <= split.size:
-        raise UserError("batch_size", str(batch_size), f"1 to {split.size}, the number of pictures in {split.name}")
+        raise UserError("batch_size", str(batch_size), f"1 to {split.size}, the number of images in {split.name}")
 
 
 def spread(size: int, most: int) -> np.ndarray:
@@ -179,7 +179,7 @@ class Holdout:
         out = np.zeros(len(label), bool)
         out[np.concatenate([np.arange(0), *held])] = True
         if not out.any():
-            raise UserError("data.hold_out", "one picture of each class", "two or more of some class")
+            raise UserError("data.hold_out", "one image of each class", "two or more of some class")
         return np.flatnonzero(~out), np.flatnonzero(out)
 
 

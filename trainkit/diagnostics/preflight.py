@@ -196,7 +196,7 @@ def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
     mean, error = pace(tried.steps.seconds)
     held, written = plan.to_come(recipe, cut)
     times = {name: times + recipe.evaluations[name].at_start for name, times in held.items()}
-    # The evaluation that was held, that of averaged weights included, is known better than by its first batch.
+    # The evaluation that was held, that of EMA weights included, is known better than by its first batch.
     costs = {**tried.costs, **tried.held}
     each = checkpoint_cost(tried.holds_up_s, tried.written_s, mean * cut.steps / max(1, written))
     return Forecast(

@@ -85,7 +85,7 @@ class Ready:
     """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compile` (the mode), `compiles` (an empty text, or why not),
     `cores`."""
     views: int = 0
-    """Countable versions of a picture; 0 where the augmentation has others."""
+    """Countable versions of an image; 0 where the augmentation has others."""
 
 
 @dataclass(frozen=True)

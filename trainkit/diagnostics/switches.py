@@ -174,7 +174,7 @@ def _teacher(recipe: Recipe, ready: Ready) -> Switch:
             "cache_teacher", (Setting("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),)
         )
     if not ready.views:
-        return Switch("cache_teacher", absent="the augmentation has no countable views: only mirrored pictures have")
+        return Switch("cache_teacher", absent="the augmentation has no countable views: only mirrored images have")
     return Switch("cache_teacher", (Setting("the teacher's outputs, once", (f"{_TEACHER}=true",), same_samples=False),))
 
 

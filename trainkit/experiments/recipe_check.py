@@ -27,7 +27,7 @@ _SHOWN = 30
 _TRIED = 8
 """Settings of a sweep, of different networks or data, that are opened."""
 MOST_FILES, MOST_BYTES = 5_000, 64 << 20
-"""Largest sets that are opened: of so many pictures of 32 pixels it takes some 10 s of a core, once."""
+"""Largest sets that are opened: of so many images of 32 pixels it takes some 10 s of a core, once."""
 
 
 def check(request: RunRequest) -> str:

@@ -39,7 +39,7 @@ class RowAgreement:
     """Share of the samples that get the same class; None without classes."""
     cosine: float | None
     """Least cosine of an embedding and the trained network's; None without embeddings."""
-    of: str = "pictures"
+    of: str = "images"
     """What was compared."""
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class RowAgreement:
 
 @dataclass(frozen=True)
 class PixelAgreement:
-    """Differences between a file and the trained network on real pictures, each pixel of which has a class."""
+    """Differences between a file and the trained network on real images, each pixel of which has a class."""
 
     pictures: int
     largest: float
@@ -64,7 +64,7 @@ class PixelAgreement:
     """Share of the pixels with a logit that is further off than `CLOSE`."""
 
     def __str__(self) -> str:
-        compared = number_of(self.pictures, "pictures")
+        compared = number_of(self.pictures, "images")
         return (
             f"{compared}, logits within {self.largest:.2g} (they reach {self.range:.3g}), "
             f"{100 * self.same:.6g} % of the pixels of the same class"
@@ -75,7 +75,7 @@ Agreement = RowAgreement | PixelAgreement
 
 
 class Pictures(Protocol):
-    """Pictures (1, 3, H, W) that are read when they are asked for, since they may be large."""
+    """Images (1, 3, H, W) that are read when they are asked for, since they may be large."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: int, /) -> Tensor: ...
@@ -98,7 +98,7 @@ class Exportable:
     write_config: Callable[[Path], Agreement] | None = None
     """Writes the config.json of timm into a folder beside the tensors, and compares what timm makes of them."""
     timed: tuple[nn.Module, Tensor] | None = None
-    """A module that gives logits, and one picture, to be timed."""
+    """A module that gives logits, and one image, to be timed."""
     notes: Sequence[str] = ()
 
 
@@ -106,7 +106,7 @@ class Exporter(NamedTuple):
     """How runs of one kind of data are exported, and their networks rebuilt from exported files."""
 
     exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int, bool], Exportable]
-    """Given recipe, `DatasetInfo`, name of the run, weights, formats, pictures to check on, True for timing."""
+    """Given recipe, `DatasetInfo`, name of the run, weights, formats, images to check on, True for timing."""
     rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
     """Given recipe, `DatasetInfo`, what model.json says, file of tensors."""
     part: Callable[[Task, nn.Module], nn.Module] = lambda task, net: net
@@ -132,7 +132,7 @@ def compare_rows(
     pixels: Tensor,
     expected: Mapping[str, Tensor],
     one_by_one: bool = False,
-    of: str = "pictures",
+    of: str = "images",
 ) -> RowAgreement:
     """Compare outputs for samples, the first alone and then the others together, with the trained network's.
 
@@ -166,7 +166,7 @@ def compare_pixels(
     pictures: Pictures,
     refined: bool,
 ) -> PixelAgreement:
-    """Compare logits (B, classes, H, W) for all `pictures`; `refined`: the network refines points.
+    """Compare logits (B, classes, H, W) for all `images`; `refined`: the network refines points.
 
     Raises UserError where they are not the same.
     """
@@ -221,7 +221,7 @@ def write_onnx_of_rows(
     Returns the agreement, the batches that it takes, for model.json, and notes. Raises UserError where it fails.
     """
     wanted = {name: expected[name] for name in deployed.outputs}
-    of = about.get("of", "pictures")
+    of = about.get("of", "images")
 
     def write(example: Tensor, free: Mapping[int, Any], one_by_one: bool) -> RowAgreement:
         files.write_onnx(file, deployed, example, free, deployed.outputs, about)

@@ -59,7 +59,7 @@ def export(
 ) -> Exported:
     """Write the network of the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
-    Each is compared with the network as it was trained on so many pictures of the run's first evaluation, spread over
+    Each is compared with the network as it was trained on so many images of the run's first evaluation, spread over
     it, in float32 on the CPU. `hub-folder` adds a config.json to the tensors, by which timm makes the network. With
     `latency` the ways of running it are timed for about `seconds`. `say` is told what comes next where that takes long.
 
@@ -72,11 +72,11 @@ def export(
     recipe = loader.load(folder.recipe, ("train.precision=no",), plugins)
     exporter = _exporter(recipe)
     if exporter is None:
-        found = "is not of pictures, people or volumes"
+        found = "is not of images, people or volumes"
         expected = "a run of classify, embed, adadistill, reid, segment2d or segment3d"
         raise UserError(f"run {folder.name}", found, expected)
     if pictures < 1:
-        raise UserError("--pictures", str(pictures), "1 or more")
+        raise UserError("--images", str(pictures), "1 or more")
     names = files.names_of(formats)
     check_free(out, [out / name for name in (*names, ABOUT, CARD)])
     if ONNX in names:

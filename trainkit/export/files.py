@@ -75,12 +75,12 @@ def aside(out: Path, kept: list[str]) -> Iterator[Path]:
 
 
 def scored_split(recipe: Recipe) -> Split:
-    """Return the set that a run is scored on first, in its plain kind: each picture whole and once."""
+    """Return the set that a run is scored on first, in its plain kind: each image whole and once."""
     opened = recipe.data.open(recipe.seed)
     for name, evaluation in recipe.evaluations.items():
         if (word := evaluation.split or name) in opened.evaluations:
             return opened.evaluations.get(word.partition(".")[0], opened.evaluations[word])
-    raise UserError("evaluations", "the run has none, so there are no pictures to compare with", "one or more")
+    raise UserError("evaluations", "the run has none, so there are no images to compare with", "one or more")
 
 
 def spread(count: int, most: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Export networks of single pictures, which give classes or embeddings.
+"""Export networks of single images, which give classes or embeddings.
 
 What is written maps RGB pixels 0 .. 255, float32 (B, 3, H, W) of the size that was trained on, to logits, embeddings or
 both: normalisation is inside, and so is the mirror image where the task looks at it. A network of timm keeps timm's
@@ -87,14 +87,14 @@ class _First(nn.Module):
 
 
 def exporter(recipe: Recipe) -> Exporter | None:
-    """Return how runs of single pictures are exported; None where the data has none."""
+    """Return how runs of single images are exported; None where the data has none."""
     return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt, _without_head)
 
 
 def exportable(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
-    """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and so many pictures to check it on.
+    """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and so many images to check it on.
 
     Raises UserError for formats and timings that it cannot have.
     """
@@ -161,12 +161,12 @@ def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str])
 def _preparation(recipe: Recipe) -> Preparation:
     prepared = preprocess.of(recipe.data)
     if prepared is None:
-        raise UserError("data", "of no kind that has single pictures", "images, faces or people")
+        raise UserError("data", "of no kind that has single images", "images, faces or people")
     return prepared
 
 
 def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Json]:
-    """Describe a network and the preparation of its pictures in the words of timm, for config.json.
+    """Describe a network and the preparation of its images in the words of timm, for config.json.
 
     Dropped features and blocks are of the training alone and left out.
     """
@@ -222,7 +222,7 @@ def _rebuilt(recipe: Recipe, meta: DatasetInfo, file: Path, outputs: Sequence[st
 
 @torch.no_grad()
 def _real(task: Task, net: nn.Module, split: Split, most: int) -> tuple[Tensor, Outputs, np.ndarray]:
-    """Read pictures of an evaluation: pixels (n, 3, H, W) 0 .. 255, outputs of the trained network, and their rows.
+    """Read images of an evaluation: pixels (n, 3, H, W) 0 .. 255, outputs of the trained network, and their rows.
 
     They are prepared as in an evaluation, so that a preparation that differs elsewhere shows.
     """

@@ -1,4 +1,4 @@
-"""Time one picture, alone, in the ways in which a network can be run."""
+"""Time one image, alone, in the ways in which a network can be run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one picture, alone, in one way of running the network."""
+    """The time of one image, alone, in one way of running the network."""
 
     how: How
     precision: Precision
@@ -41,7 +41,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Latency:
-    """Timings of one picture at a time."""
+    """Timings of one image at a time."""
 
     size: tuple[int, int]
     device: str
@@ -50,7 +50,7 @@ class Latency:
 
     def lines(self) -> Iterator[str]:
         """Write the table as Markdown."""
-        yield f"one picture of {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads"
+        yield f"one image of {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads"
         yield ""
         yield "| | precision | median, ms | least, ms | calls | same class |"
         yield "|---|---|---|---|---|---|"
@@ -72,7 +72,7 @@ def time_network(
     last: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Latency:
-    """Time one picture, float (1, 3, H, W), alone: float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
+    """Time one image, float (1, 3, H, W), alone: float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
 
     On the GPU if there is one. The ways take turns, so that whatever else the machine does falls on all; `seconds` is
     for all of them, without compilation. `last`: channels last in memory.

@@ -77,7 +77,7 @@ def licences(recipe: Recipe) -> Iterator[str]:
     for name, text in named_sets(recipe.data).items():
         what = "trained on" if name == "train" else f"scored on ({name})"
         if text == "sample" or str(text).startswith("sample:"):
-            yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's pictures"
+            yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's images"
         elif text == "held_out":
             yield f"{plain(what)}: a part of what it was trained on, kept from training"
         elif hub.is_hub(text):
@@ -95,7 +95,7 @@ def licences(recipe: Recipe) -> Iterator[str]:
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
-    """Return the scores of an evaluation at a step, by name; those of averaged weights with `averaged`."""
+    """Return the scores of an evaluation at a step, by name; those of EMA weights with `averaged`."""
     prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
     found = {}
     for name, points in history.metrics.items():
@@ -142,16 +142,16 @@ def _classes(about: Mapping[str, Json]) -> list[str]:
 
 
 def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> Iterator[str]:
-    """Write programs that run as they stand in the folder of the card, beside a file picture.jpg."""
-    yield "In this folder, of a file `picture.jpg`:" if "takes" not in about else "In this folder:"
+    """Write programs that run as they stand in the folder of the card, beside a file image.jpg."""
+    yield "In this folder, of a file `image.jpg`:" if "takes" not in about else "In this folder:"
     if CONFIG in agreements:
         yield (
-            "With timm alone, which prepares pictures and normalises them as config.json says:\n\n```python\n"
+            "With timm alone, which prepares images and normalises them as config.json says:\n\n```python\n"
             "import timm, torch\nfrom PIL import Image\n\n"
             'net = timm.create_model("local-dir:.", pretrained=True).eval()\n'
             "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n"
-            'picture = Image.open("picture.jpg").convert("RGB")\n'
-            "with torch.inference_mode():\n    logits = net(prepare(picture)[None])\n"
+            'image = Image.open("image.jpg").convert("RGB")\n'
+            "with torch.inference_mode():\n    logits = net(prepare(image)[None])\n"
             + ('print(net.pretrained_cfg["label_names"][logits[0].argmax()])\n```' if about["names"] else "```")
         )
     if ONNX in agreements:
@@ -176,18 +176,18 @@ def _by_onnx(about: Mapping[str, Json]) -> str:
             f'({found}) = net.run(None, {{"{about["takes"]}": {about["takes"]}}})'
         )
     height, width = about["size"]
-    fitted = f'Image.open("picture.jpg").convert("RGB").resize(({width}, {height}))'
+    fitted = f'Image.open("image.jpg").convert("RGB").resize(({width}, {height}))'
     share = about.get("crop_pct", 1.0)
     if about.get("crop_mode") == "center":
         cut = f", bleed={(1 - share) / 2:.6g}" if share < 1 else ""
-        fitted = f'ImageOps.fit(Image.open("picture.jpg").convert("RGB"), ({width}, {height}){cut})'
+        fitted = f'ImageOps.fit(Image.open("image.jpg").convert("RGB"), ({width}, {height}){cut})'
     said = "  # or other sides" if about.get("sides") == "any" else ""
     lines = [
         "import json\n",
         "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n",
         'net = onnxruntime.InferenceSession("model.onnx")',
-        f"picture = {fitted}{said}",
-        "pixels = numpy.asarray(picture, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255",
+        f"image = {fitted}{said}",
+        "pixels = numpy.asarray(image, numpy.float32).transpose(2, 0, 1)[None]  # RGB, 0 to 255",
         f'({found}) = net.run(None, {{"pixels": pixels}})',
         'names = json.loads(net.get_modelmeta().custom_metadata_map["names"])',
         "print(names[logits[0].argmax()])",

@@ -46,7 +46,7 @@ def exporter(recipe: Recipe) -> Exporter | None:
 def exportable(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
-    """Load the network of a run of `segment2d`, and so many pictures to check it on.
+    """Load the network of a run of `segment2d`, and so many images to check it on.
 
     Raises UserError for formats that it cannot have, and where it finds something else than when it was scored.
     """
@@ -94,7 +94,7 @@ def _deployed(recipe: Recipe, net: nn.Module) -> nn.Module:
 
 
 class _Chosen:
-    """Pictures of a split, spread over it, as pixels."""
+    """Images of a split, spread over it, as pixels."""
 
     def __init__(self, split: WholeScenes, most: int):
         self._split = split
@@ -103,7 +103,7 @@ class _Chosen:
         factor = self._factor(0)
         if factor != 1:
             self.notes = (
-                f"the run scores pictures {factor:.3g} times as large as they are packed: bring them to that size "
+                f"the run scores images {factor:.3g} times as large as they are packed: bring them to that size "
                 "before the network sees them",
             )
 
@@ -141,7 +141,7 @@ def _check_scored(
 def write_checked(
     file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Json]
 ) -> tuple[PixelAgreement, dict[str, str], list[str]]:
-    """Write an ONNX file and check it: for any sides where that can be, else for those of the first picture.
+    """Write an ONNX file and check it: for any sides where that can be, else for those of the first image.
 
     Returns the agreement, the sides that it takes, for model.json, and notes. Raises UserError where it cannot be made.
     """
@@ -164,7 +164,7 @@ def write_checked(
     if any_sides is not None and not reason:
         return agreement, {"sides": "any"}, []
     height, width = first.shape[2:]
-    note = f"model.onnx takes pictures of {height} x {width} pixels alone, for {reason}"
+    note = f"model.onnx takes images of {height} x {width} pixels alone, for {reason}"
     return agreement, {"sides": f"{height} x {width}"}, [note]
 
 
@@ -207,7 +207,7 @@ def _logits(file: Path) -> Callable[[Tensor], Tensor]:
 
 
 def _other_sides(first: Tensor) -> list[Tensor]:
-    """Return a picture cut, turned, enlarged, and twice at once."""
+    """Return an image cut, turned, enlarged, and twice at once."""
     height, width = first.shape[2:]
     cut = first[:, :, : max(1, height - 7), : max(1, width - 13)]
     larger = F.interpolate(first, scale_factor=1.37, mode="bilinear", align_corners=False)

@@ -65,7 +65,7 @@ def exportable(
         found = f"the network of run {run} is of volumes, which those of timm are not"
         raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
     if latency:
-        raise UserError("--latency", "a network of volumes", "one of pictures that gives classes", "leave it out")
+        raise UserError("--latency", "a network of volumes", "one of images that gives classes", "leave it out")
     net = load_network(recipe, meta, weights)
     deployed = Deployed(net)
     split = files.scored_split(recipe)

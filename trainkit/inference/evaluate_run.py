@@ -162,7 +162,7 @@ def _plain(subject: Subject) -> tuple[str, int, str]:
 
 
 def _meta(subject: Subject, data: Dataset, splits: Mapping[str, Split]) -> DatasetInfo:
-    """Describe the data for the network: classes and modalities of its training, and pictures of this data.
+    """Describe the data for the network: classes and modalities of its training, and images of this data.
 
     Raises UserError where the evaluations have others.
     """
@@ -249,7 +249,7 @@ def _lead(subject: Subject, recipe: Recipe, request: RunRequest) -> Best | None:
 def _keep(
     tracker: Tracker | Silent, recipe: Recipe, name: str, split: Split, scores: Scores, step: int, seconds: float
 ) -> None:
-    """Log one evaluation: scores, rows, tables, pictures, curves."""
+    """Log one evaluation: scores, rows, tables, images, curves."""
     from trainkit.plots import run_figures
     from trainkit.tracking import journal
 

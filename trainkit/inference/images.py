@@ -1,6 +1,6 @@
-"""Predict classes and embeddings of pictures, by a run of the data `images` or `faces`.
+"""Predict classes and embeddings of images, by a run of the data `images` or `faces`.
 
-A picture is prepared as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
+An image is prepared as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from trainkit.inference.table_writer import Columns
 
 PLAIN = "pictures"
-"""Kind of a source of pictures of which nothing is known."""
+"""Kind of a source of images of which nothing is known."""
 
 
 def predict(asked: Request) -> Predicted:
-    """Write a row for each picture to a table, .parquet or .csv; see `predict.predict`.
+    """Write a row for each image to a table, .parquet or .csv; see `predict.predict`.
 
-    The source is a picture, a folder of pictures and of folders of pictures, or any set of pictures that can be trained
+    The source is an image, a folder of images and of folders of images, or any set of images that can be trained
     on or packed. Columns: `id`, `label` where the source has one, and the predictions. With `mirror` probabilities are
-    means over the picture and its mirror image.
+    means over the image and its mirror image.
     """
     tables.check_target(asked.out)
     meta, found = asked.meta, open_pictures(asked.source)
@@ -61,10 +61,10 @@ def predict(asked: Request) -> Predicted:
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
-    """Return the function that predicts pictures in memory, of faces aligned ones; see `predictor.Predictor`."""
+    """Return the function that predicts images in memory, of faces aligned ones; see `predictor.Predictor`."""
     prepared = preprocess.of(made.recipe.data)
     if prepared is None:
-        raise UserError(f"recipe {made.recipe.name}", "its data say no size of pictures", "data.fit other than keep")
+        raise UserError(f"recipe {made.recipe.name}", "its data say no size of images", "data.fit other than keep")
     names = made.meta.class_names or tuple(map(str, range(made.meta.classes)))
 
     def read(sample: Any, where: str) -> tuple[Record, np.ndarray]:
@@ -133,7 +133,7 @@ def _label(label: int | str, names: Sequence[str] | None) -> str:
 
 
 def pixels_of(record: Record) -> np.ndarray:
-    """Decode the picture of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
+    """Decode the image of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
     data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     return image_decode.decode(data, record.where) if isinstance(data, bytes) else data
 
@@ -146,9 +146,9 @@ def key(source: Source) -> str:
 
 
 def open_pictures(text: str) -> Source:
-    """Open the pictures at a place on this machine: one, a folder of them, or a set of any form that can be trained on.
+    """Open the images at a place on this machine: one, a folder of them, or a set of any form that can be trained on.
 
-    Of a folder all pictures are taken, also those in folders below, by their path in it. Raises UserError where there
+    Of a folder all images are taken, also those in folders below, by their path in it. Raises UserError where there
     are none.
     """
     from trainkit.data import hub, sources
@@ -161,7 +161,7 @@ def open_pictures(text: str) -> Source:
     if path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
         return _plain(path.parent, [path], text)
     if not path.exists():
-        raise UserError(text, "does not exist", "a picture, a folder of pictures, or a set of them")
+        raise UserError(text, "does not exist", "an image, a folder of images, or a set of them")
     if image_store.is_packed(path) and split is None:
         data = image_store.Packed(path)
         # Evaluation sets have no classes that are of use here.
@@ -170,16 +170,16 @@ def open_pictures(text: str) -> Source:
     root = path if split is None else path / split
     if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
         files = _below(root) if root.is_dir() else []
-        # A table among pictures is no set of them: an earlier prediction, most likely.
+        # A table among images is no set of them: an earlier prediction, most likely.
         if files:
             return _plain(root, files, text)
         if not labelled.parquet_files(path):
-            raise UserError(text, "no pictures", f"files {', '.join(sorted(image_decode.SUFFIXES))}")
+            raise UserError(text, "no images", f"files {', '.join(sorted(image_decode.SUFFIXES))}")
     return sources.open_source(text)
 
 
 def _below(root: Path) -> list[Path]:
-    """List pictures in a folder and in those below it, in the order of their paths."""
+    """List images in a folder and in those below it, in the order of their paths."""
     found = image_decode.below(root)
     files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
     return [file for file in files if not file.name.startswith(".")]

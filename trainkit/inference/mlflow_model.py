@@ -44,7 +44,7 @@ SERVED_BYTES = 256 << 20
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
 """Set to `true` by MLflow's scoring server and `mlflow models predict`."""
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=\s]+")
-"""No encoded picture or volume is of these bytes alone."""
+"""No encoded image or volume is of these bytes alone."""
 _FILE = (str, bytes, Path)
 _REQUIRED = (
     "trainkit", "mlflow", "torch", "torchvision", "accelerate", "timm", "safetensors", "numpy", "pillow", "pydantic",
@@ -131,7 +131,7 @@ def _column(name: str, volumes: bool) -> dict[str, Any]:
 
 
 def _example(recipe: Recipe, meta: DatasetInfo) -> bytes:
-    """Make an encoded sample of the right size: a ramp, since a picture of the data could be anybody's."""
+    """Make an encoded sample of the right size: a ramp, since an image of the data could be anybody's."""
     if meta.axes:
         mm = meta.resampled or meta.spacing or (1.0, 1.0, 1.0)
         ramp = np.arange(16.0**3).reshape(16, 16, 16)

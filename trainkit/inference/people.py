@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """One record: a picture, or the ids of a caption."""
+    """One record: an image, or the ids of a caption."""
 
     id: str
     person: str
@@ -59,7 +59,7 @@ class _Found:
 def predict(asked: Request) -> Predicted:
     """Write a row for every record to a table, .parquet; see `predict.predict`.
 
-    The source is a set of people as recipes name it, or a picture or a folder of pictures, which are taken for `rgb`.
+    The source is a set of people as recipes name it, or an image or a folder of images, which are taken for `rgb`.
     Columns: `id`, `person` and `camera` where the set says them, `modality`, `embedding`. Records of modalities that
     the run does not know are left out, and counted in a note.
     """
@@ -90,7 +90,7 @@ def predict(asked: Request) -> Predicted:
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
-    """Return the function that embeds colour pictures in memory; see `predictor.Predictor`."""
+    """Return the function that embeds colour images in memory; see `predictor.Predictor`."""
     prepared, known = preprocess.of(made.recipe.data), made.meta.modalities or (MODALITIES[RGB],)
     if prepared is None or MODALITIES[RGB] not in known:
         found = f"a network of {', '.join(known)}"
@@ -169,7 +169,7 @@ class _Network:
 
 
 def _records(text: str) -> _Found:
-    """Find the records at a place: those of a set of people, else pictures, all of them `rgb`."""
+    """Find the records at a place: those of a set of people, else images, all of them `rgb`."""
     from trainkit.data.people import layouts
     from trainkit.inference.images import open_pictures
 
@@ -184,7 +184,7 @@ def _records(text: str) -> _Found:
                 if isinstance(record.data, Path)
             ]
             if len(every) < found.count():
-                raise UserError(text, f"a {found.kind}", "a set of people, or files of pictures")
+                raise UserError(text, f"a {found.kind}", "a set of people, or files of images")
             return _Found(found.where, every, found.files, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
 

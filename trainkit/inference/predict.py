@@ -21,11 +21,11 @@ def predict(
     plugins: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> Predicted:
-    """Write the predictions of a run for the volumes, pictures or people at `source`, with its best weights.
+    """Write the predictions of a run for the volumes, images or people at `source`, with its best weights.
 
-    Of runs that segment, `out` is a folder of label maps; of others a table with a row for each picture or record: see
+    Of runs that segment, `out` is a folder of label maps; of others a table with a row for each image or record: see
     `volumes`, `scenes`, `images` and `people`. `mirror`: mean over mirror images, of volumes along all axes, of
-    pictures left to right. What cannot be read is named, and the rest goes on; what was interrupted goes on where it
+    images left to right. What cannot be read is named, and the rest goes on; what was interrupted goes on where it
     stopped. On the GPU if there is one.
 
     Raises UserError before any work when the run predicts nothing of the kind, there is nothing to read, or a file to
@@ -42,7 +42,7 @@ def predict(
     if predicted is None:
         raise UserError(
             f"run {folder.name}",
-            "writes no label maps of volumes or pictures, and no table of classes or embeddings",
+            "writes no label maps of volumes or images, and no table of classes or embeddings",
             "a run of segment3d, segment2d, classify, embed, adadistill or reid",
         )
     return predicted

@@ -97,7 +97,7 @@ class Predictor:
     def predict(self, samples: Sequence[Any], *, mirror: bool = False) -> Columns:
         """Predict samples, in batches as `trainkit predict` makes them: columns with one value a sample.
 
-        Samples are pictures (bytes, base64 or uint8 arrays; see `samples.pixels`) or volumes (`samples.volume`).
+        Samples are images (bytes, base64 or uint8 arrays; see `samples.pixels`) or volumes (`samples.volume`).
         Columns of `classify`: `class`, `probability`, `probabilities` (n, classes), `embedding` (n, D); of `embed` and
         `adadistill` `embedding` and `norm`, of `reid` `embedding`; of `segment2d` and `segment3d` `label_map`, a list
         of uint8 arrays of the samples' own shapes. `mirror` as of `trainkit predict`.

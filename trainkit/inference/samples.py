@@ -1,4 +1,4 @@
-"""Read single samples that lie in memory: pictures as bytes, base64 or arrays, volumes as files, bytes or arrays."""
+"""Read single samples that lie in memory: images as bytes, base64 or arrays, volumes as files, bytes or arrays."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 Seen = TypeVar("Seen")
 
-_PICTURE = "an encoded picture as bytes or base64, or pixels uint8 (height, width, 3)"
+_PICTURE = "an encoded image as bytes or base64, or pixels uint8 (height, width, 3)"
 _VOLUME = "a NIfTI file by its path or as bytes, or an array of 3 axes (or 4, the last of channels) with its mm"
 
 
 def pixels(sample: Any, where: str) -> np.ndarray:
-    """Return the pixels of a picture, uint8 (height, width, 3). Raises UserError naming `where` for what is none.
+    """Return the pixels of an image, uint8 (height, width, 3). Raises UserError naming `where` for what is none.
 
     It may be encoded (JPEG, PNG, BMP, WebP), as bytes or base64 text, or pixels 0 to 255, RGB or grey, as an array or
     nested lists.

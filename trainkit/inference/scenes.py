@@ -1,6 +1,6 @@
-"""Predict label maps for pictures: PNG files of the pictures' own sizes, whose palette has the colours of the classes.
+"""Predict label maps for images: PNG files of the images' own sizes, whose palette has the colours of the classes.
 
-A picture is prepared as those that the run was trained on: brought to their packed size where they have one, or to
+An image is prepared as those that the run was trained on: brought to their packed size where they have one, or to
 their shorter side. Class scores, not labels, are brought to its own size, as where that is what is scored
 (`data.score_at: file`).
 """
@@ -38,7 +38,7 @@ CLASSES = "classes.json"
 """File beside the label maps that says what their values stand for."""
 
 STRETCHED = 1.25
-"""How much more the one side of a picture may be resized than the other before it is said."""
+"""How much more the one side of an image may be resized than the other before it is said."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class _Picture:
 
 
 def predict(asked: Request) -> Predicted | None:
-    """Write a label map `OUT/<id>.png` for every picture at `source`, and `OUT/classes.json`; see `predict.predict`.
+    """Write a label map `OUT/<id>.png` for every image at `source`, and `OUT/classes.json`; see `predict.predict`.
 
-    `source` is a picture, a folder of pictures (folders in it are not entered), or a set with masks whose split it
+    `source` is an image, a folder of images (folders in it are not entered), or a set with masks whose split it
     names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
     None where the run's task gives pixels no probabilities.
     """
@@ -89,7 +89,7 @@ def predict(asked: Request) -> Predicted | None:
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
-    """Return the function that makes label maps of pictures in memory; see `predictor.Predictor`."""
+    """Return the function that makes label maps of images in memory; see `predictor.Predictor`."""
     if not isinstance(made.recipe.task, LabelsImages):
         raise UserError(f"recipe {made.recipe.name}", "a task that gives pixels no probabilities", "segment2d")
 
@@ -100,24 +100,24 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
 
 
 def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
-    """Find the pictures to predict, in the order of names, and sentences about those left out.
+    """Find the images to predict, in the order of names, and sentences about those left out.
 
-    Raises UserError where there is nothing, or two pictures would have one label map.
+    Raises UserError where there is nothing, or two images would have one label map.
     """
     path, suffixes = Path(source), ", ".join(sorted(image_decode.SUFFIXES))
     notes: list[str] = []
     if path.is_dir():
         found = [_of_file(file, str(file)) for file in _below(path)]
         if not found:
-            remedy = "name the folder that holds them, or a split of a set of pictures and masks as FOLDER#val"
-            raise UserError(source, "no pictures", f"files {suffixes}", remedy)
+            remedy = "name the folder that holds them, or a split of a set of images and masks as FOLDER#val"
+            raise UserError(source, "no images", f"files {suffixes}", remedy)
     elif path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
         found = [_of_file(path, source)]
     elif "#" in source or path.suffix.lower() in (".txt", ".csv"):
         found = list(_of_set(source, notes))
     else:
-        there = "is no picture" if path.exists() else "does not exist"
-        raise UserError(source, there, f"a folder of pictures, or a file {suffixes}")
+        there = "is no image" if path.exists() else "does not exist"
+        raise UserError(source, there, f"a folder of images, or a file {suffixes}")
     seen: dict[str, _Picture] = {}
     for picture in found:
         # On file systems that ignore case, two names may be one.
@@ -162,7 +162,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.ndarray:
-    """Predict the class of every pixel of a picture (height, width, 3), uint8 (height, width)."""
+    """Predict the class of every pixel of an image (height, width, 3), uint8 (height, width)."""
     import torch
 
     from trainkit.data.images import augment

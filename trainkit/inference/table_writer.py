@@ -1,4 +1,4 @@
-"""Write embeddings and classes as a table: a row for each picture or record, written part by part.
+"""Write embeddings and classes as a table: a row for each image or record, written part by part.
 
 While a table is made its parts lie in a folder beside it, `OUT.parts`. A prediction that was interrupted keeps those
 that are whole and goes on after them; batches begin at the same entries again, so it ends with the same numbers.
@@ -137,7 +137,7 @@ def _begun(folder: Path, said: Mapping[str, Any]) -> int:
                 raise UserError(str(folder), "holds something else", remedy="move it away, or name another table")
             write_aside(file, text)
         elif file.read_text(encoding="utf-8") != text:
-            found = "holds parts of another prediction, of other weights, pictures or settings"
+            found = "holds parts of another prediction, of other weights, images or settings"
             raise UserError(str(folder), found, remedy="remove it to begin anew, or name another table")
     except OSError as error:
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})") from None
@@ -269,5 +269,5 @@ def _settle(file: Path) -> None:
 
 
 def zeros(count: int, side: tuple[int, int]) -> Tensor:
-    """Make black pictures, uint8 (count, 3, *side)."""
+    """Make black images, uint8 (count, 3, *side)."""
     return torch.zeros(count, 3, *side, dtype=torch.uint8)

@@ -53,7 +53,7 @@ class CosFace:
 
 @dataclass(kw_only=True)
 class AdaFace:
-    """Margin by picture quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
+    """Margin by image quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
 
     name: Literal["adaface"] = "adaface"
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4

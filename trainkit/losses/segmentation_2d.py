@@ -9,7 +9,7 @@ map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597), with one bound
 Pixels that are `IGNORED` are in no sum. A micro-batch with nothing to learn from gives 0, and a gradient of 0.
 Nothing here waits for the device: no shape depends on what a mask holds.
 
-B pictures, C classes, h and w their sides, N = B h w.
+B images, C classes, h and w their sides, N = B h w.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PixelLoss:
     """Weight of the Lovasz extension of 1 - IoU, mean over the classes that the micro-batch has. Sorts all pixels once
     a class."""
     boundary: NotNegative = 0.0
-    """Weight of 1 - F of the boundaries, mean over the classes of each picture that have one."""
+    """Weight of 1 - F of the boundaries, mean over the classes of each image that have one."""
     boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
     """Side of the square in which a pixel of another class makes a pixel one of the boundary: theta0 of the paper."""
     boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
@@ -228,7 +228,7 @@ def boundary(p: Tensor, mask: Tensor, width: int = 3, reach: int = 5, weights: T
 
     A boundary is what of a class lies within a square of side `width` around another: max(1 - p) over the square, less
     1 - p. Precision and recall are the shares of one boundary within a square of side `reach` around the other. Of
-    each picture its classes that have a boundary count, all alike. Pixels without a class and the frame make none.
+    each image its classes that have a boundary count, all alike. Pixels without a class and the frame make none.
     """
     valid_B1hw = (mask != IGNORED)[:, None]
     true_BChw = _edges(_one_hot(mask, p.shape[1]).to(p.dtype), valid_B1hw, width)

@@ -1,10 +1,10 @@
 """How well the outlines of classes are met: the boundary F-score of Csurka, Larlus and Perronnin (BMVC 2013).
 
 The boundary of a class are those of its pixels that have a pixel of another class above, below, left or right of them.
-The frame of a picture is no boundary, nor is the border of a region without labels; what is predicted in such a region
+The frame of an image is no boundary, nor is the border of a region without labels; what is predicted in such a region
 is not looked at. A boundary pixel of the prediction is right when the truth has a boundary pixel of the same class
 within the tolerance, by Euclidean distance from centre to centre; one of the truth is found the other way round. The
-customary tolerance, 0.75 % of the picture's diagonal, is that of the Berkeley benchmark (Martin, Fowlkes and Malik,
+customary tolerance, 0.75 % of the image's diagonal, is that of the Berkeley benchmark (Martin, Fowlkes and Malik,
 PAMI 26, 2004), whose one-to-one matching is not done here, as it is not in the paper.
 """
 
@@ -18,13 +18,13 @@ from torch import Tensor
 from trainkit.interfaces import IGNORED, Rows
 
 SHARE = 0.0075
-"""Of the diagonal of a picture."""
+"""Of the diagonal of an image."""
 COUNTS = ("edge_found", "edge_predicted", "edge_met", "edge_actual")
 """Keys of `boundary_counts`."""
 
 
 def tolerance(height: int, width: int, share: float = SHARE) -> float:
-    """Pixels that a boundary may be off in a picture of this size: a share of its diagonal."""
+    """Pixels that a boundary may be off in an image of this size: a share of its diagonal."""
     return share * math.hypot(height, width)
 
 
@@ -60,10 +60,10 @@ def outline(labels: Tensor) -> Tensor:
 
 
 def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
-    """One number for each boundary pixel of `outline`, ascending: by picture, class, row, column.
+    """One number for each boundary pixel of `outline`, ascending: by image, class, row, column.
 
-    They are those of a picture `height` by `width`, longer below and on the right by what the tolerance reaches, so
-    that no step within it leads into another row, class or picture.
+    They are those of an image `height` by `width`, longer below and on the right by what the tolerance reaches, so
+    that no step within it leads into another row, class or image.
     """
     picture, y, x = (lines != IGNORED).nonzero(as_tuple=True)
     cell = picture * classes + lines[picture, y, x]
@@ -71,7 +71,7 @@ def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
 
 
 def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
-    """Return True for each of `own` that has one of `other`, of its picture and class, within the tolerance: bool (n,).
+    """Return True for each of `own` that has one of `other`, of its image and class, within the tolerance: bool (n,).
 
     Boundary pixels are few. So each asks, row by row of the disc around it, for the first of the other side from the
     left end of that row: 9 searches where the disc has 69 pixels (480 x 360), 35 where it has 933 (2048 x 1024).

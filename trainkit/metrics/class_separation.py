@@ -41,7 +41,7 @@ def score_separation(
 
     `rows` holds `embedding` (N, D), taken as it comes, not normalised, or `logits` (N, C), or both; what cannot be
     computed from those given is left out. Metrics of the logits: ece, as for classification, and for two classes those
-    of `score_distance`. Metrics of the embeddings: those of `embedding_distance`. Pictures labelled -1 count in
+    of `score_distance`. Metrics of the embeddings: those of `embedding_distance`. Images labelled -1 count in
     nothing. Raises UserError when fewer than two classes occur, or a value is not finite.
     """
     label = labels(protocol, where)
@@ -50,14 +50,14 @@ def score_separation(
         raise ValueError("neither embedding nor logits among the rows")
     for name, values in given.items():
         if values.ndim != 2 or len(values) != len(label):
-            raise ValueError(f"{name} of {len(label)} pictures expected, got {values.shape}")
+            raise ValueError(f"{name} of {len(label)} images expected, got {values.shape}")
     known = np.flatnonzero(label >= 0)
     present, own = np.unique(label[known], return_inverse=True)
     if len(present) < 2:
         one = f"are all of class {protocol.names[present[0]]!r}" if len(present) else "have no label"
         raise UserError(
             where,
-            f"its {len(known) or len(label)} pictures {one}",
+            f"its {len(known) or len(label)} images {one}",
             "two classes or more",
             "one has nothing to lie from",
         )

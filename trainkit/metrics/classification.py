@@ -1,4 +1,4 @@
-"""Classification: which of these classes is this a picture of? Plain NumPy in float64, whatever the scores come in."""
+"""Classification: which of these classes is this an image of? Plain NumPy in float64, whatever the scores come in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES_AT_ONCE = 4_000_000
 
 
 def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "classification set") -> Scores:
-    """Score the classes predicted for the pictures of a split.
+    """Score the classes predicted for the images of a split.
 
     `logits` is (N, C), the scores whose softmax are the probabilities; the highest is the prediction, of equal ones the
     first. Metrics: top1, top5 (with more than 5 classes), balanced_accuracy (mean recall), f1_macro, nll (mean negative
@@ -29,18 +29,18 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     against whether the label agrees). With two classes also accuracy (top1 under its customary name), f1 and auc of the
     class numbered 1, `protocol.names[1]`, ties counting half.
 
-    A picture labelled -1 has no label: it has its row in the table and counts in no metric. Means over classes are
+    An image labelled -1 has no label: it has its row in the table and counts in no metric. Means over classes are
     over those that occur among the labels; f1 and auc are left out when one of the two classes does not. Of two classes
     the rows have `score`, that of class 1 less that of class 0; `place` is how many classes come before the label's.
     Raises UserError for scores that are not finite, a label that is not a class, or a split without labels.
     """
     logits, label = as_array(logits), labels(protocol, where)
     if logits.ndim != 2 or logits.shape != (len(label), len(protocol.names)) or len(protocol.names) < 2:
-        raise ValueError(f"scores of {len(label)} pictures for {len(protocol.names)} classes, got {logits.shape}")
+        raise ValueError(f"scores of {len(label)} images for {len(protocol.names)} classes, got {logits.shape}")
     decided = decide(logits, label, where)
     known = label >= 0
     if not known.any():
-        raise UserError(where, f"none of {len(label)} pictures has a label", "labelled pictures")
+        raise UserError(where, f"none of {len(label)} images has a label", "labelled images")
     counts = confusion(label[known], decided.prediction[known], len(protocol.names))
     table = per_class(counts)
     occurs = table["support"] > 0
@@ -90,14 +90,14 @@ def labels(protocol: Classes, where: str) -> np.ndarray:
         raise UserError(
             where,
             f"{len(bad)} of {len(label)} labels are no class, the first is {label[bad[0]]} in row {bad[0]}",
-            f"0 to {len(protocol.names) - 1}, or -1 where a picture has no label",
+            f"0 to {len(protocol.names) - 1}, or -1 where an image has no label",
         )
     return label
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Prediction, probabilities and place of the label of each picture."""
+    """Prediction, probabilities and place of the label of each image."""
 
     prediction: np.ndarray
     """int64 (N,), the class with the highest score, of equal ones the first."""
@@ -139,7 +139,7 @@ def decide(logits: np.ndarray, label: np.ndarray, where: str) -> Decisions:
     if len(bad):
         raise UserError(
             where,
-            f"scores of {len(bad)} of {count} pictures are not finite, the first in row {bad[0]}",
+            f"scores of {len(bad)} of {count} images are not finite, the first in row {bad[0]}",
             "finite numbers",
             "the network has diverged or its weights are damaged",
         )
@@ -191,8 +191,8 @@ def chance_level(trials: int, p: float) -> float | None:
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A group, as a person or a video, is drawn with all its pictures; where none are known, a picture."""
-    return Units.by(rows["group"], "groups") if "group" in rows else Units("pictures", np.arange(len(rows["label"])))
+    """A group, as a person or a video, is drawn with all its images; where none are known, an image."""
+    return Units.by(rows["group"], "groups") if "group" in rows else Units("images", np.arange(len(rows["label"])))
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:

@@ -34,9 +34,9 @@ OUTLIER = 3.0
 MAPPED = 2000
 """Samples on the maps and in the projector; t-SNE takes 6 s or more for them on one core."""
 SHOWN = 24
-"""Samples on a sheet of pictures."""
+"""Samples on a sheet of images."""
 THUMBNAIL = 32
-"""Side of the small picture kept with each mapped sample, in pixels."""
+"""Side of the small image kept with each mapped sample, in pixels."""
 _PERPLEXITY = 30.0
 _CHUNK = 512
 
@@ -46,9 +46,9 @@ def score_inspection(
 ) -> Scores:
     """Look at a labelled split through `rows`: `logits` (N, C) and `embedding` (N, D), ordered by index.
 
-    Metrics: hard_share, mislabelled_share, outlier_share. Pictures: confusion, roc (two classes), pca, tsne (a
+    Metrics: hard_share, mislabelled_share, outlier_share. Images: confusion, roc (two classes), pca, tsne (a
     stratified 2,000 samples at most) and the sheets hard, mislabelled, outliers, worst first. Rows: one a sample; of
-    the mapped ones also the embedding and a picture of at most 32 pixels (`thumbnail`, 32 * 32 * 3 bytes, on white).
+    the mapped ones also the embedding and an image of at most 32 pixels (`thumbnail`, 32 * 32 * 3 bytes, on white).
 
     A sample labelled -1 has no label: it is on the maps, and may be hard, nothing else. Raises UserError when a value
     is not finite, or a label no class.
@@ -257,14 +257,14 @@ def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
-    """Pictures as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
+    """Images as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
 
-    Floats between 0 and 1 are taken as they are. What goes beyond (normalised pictures) is stretched from its least to
-    its greatest value, each picture by itself; so are integers wider than 8 bits.
+    Floats between 0 and 1 are taken as they are. What goes beyond (normalised images) is stretched from its least to
+    its greatest value, each image by itself; so are integers wider than 8 bits.
     """
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise ValueError(f"pictures of shape {images.shape}; expected (n, 3 or 1, h, w)")
+        raise ValueError(f"images of shape {images.shape}; expected (n, 3 or 1, h, w)")
     images = np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
     images = images.transpose(0, 2, 3, 1)
     if images.dtype == np.uint8:

@@ -24,30 +24,30 @@ CURVE_RANKS = 50
 def score_identification(
     embedding: np.ndarray | Tensor, protocol: Identification, where: str = "identification set"
 ) -> Scores:
-    """Share of probes whose identity is among the k gallery pictures with the highest cosine, for k of 1, 5 and 20.
+    """Share of probes whose identity is among the k gallery images with the highest cosine, for k of 1, 5 and 20.
 
-    `embedding` is (N, D), picture and mirrored picture summed, not normalised. The gallery holds matches and
-    distractors; a negative label marks a distractor, which matches nobody. A gallery picture of someone else that
+    `embedding` is (N, D), image and mirrored image summed, not normalised. The gallery holds matches and
+    distractors; a negative label marks a distractor, which matches nobody. A gallery image of someone else that
     scores as high as the best match is ranked before it, so a network that answers the same to all scores 0. A k that
     reaches the size of the gallery is left out. Raises UserError when a probe has no match or is itself in the gallery.
     """
     probe, gallery, label = (np.asarray(x) for x in (protocol.probe, protocol.gallery, protocol.label))
     embedding = as_array(embedding)
     if len(embedding) != len(label):
-        raise ValueError(f"{len(embedding)} embeddings for {len(label)} pictures")
+        raise ValueError(f"{len(embedding)} embeddings for {len(label)} images")
     if not len(probe) or not len(gallery):
-        raise UserError(where, f"{len(probe)} probes and {len(gallery)} gallery pictures", "at least one of each")
+        raise UserError(where, f"{len(probe)} probes and {len(gallery)} gallery images", "at least one of each")
     unmatched = np.flatnonzero((label[probe] < 0) | ~np.isin(label[probe], label[gallery]))
     if len(unmatched):
         raise UserError(
             where,
             f"{len(unmatched)} of {len(probe)} probes have no match in the gallery, the first is row "
             f"{probe[unmatched[0]]}",
-            "a closed set: a gallery picture of each probe's person",
+            "a closed set: a gallery image of each probe's person",
         )
     twice = np.intersect1d(probe, gallery)
     if len(twice):
-        raise UserError(where, f"{len(twice)} pictures are probe and gallery at once, the first is row {twice[0]}")
+        raise UserError(where, f"{len(twice)} images are probe and gallery at once, the first is row {twice[0]}")
     rank, best, rival = ranks(embedding, probe, gallery, label, where)
     metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
     upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)

@@ -1,6 +1,6 @@
-"""IJB-B and IJB-C 1:1 verification: sets of pictures against sets of pictures.
+"""IJB-B and IJB-C 1:1 verification: sets of images against sets of images.
 
-Whitelam et al. 2017 (IJB-B), Maze et al. 2018 (IJB-C). Pooling as InsightFace's evaluation made customary: pictures of
+Whitelam et al. 2017 (IJB-B), Maze et al. 2018 (IJB-C). Pooling as InsightFace's evaluation made customary: images of
 one medium (a still, or the frames of one video) are averaged, the media of a template are summed, the sum is
 normalised, templates are compared by cosine. What is published is mostly "norm and detector score", the default here.
 """
@@ -31,10 +31,10 @@ def score_templates(
 ) -> Scores:
     """Score pairs of templates.
 
-    `embedding` is (N, D), picture and mirrored picture summed, not normalised. Metrics: tar_at_far_1e-1 .. 1e-6, each
+    `embedding` is (N, D), image and mirrored image summed, not normalised. Metrics: tar_at_far_1e-1 .. 1e-6, each
     at the nearest false accept rate there is, auc, eer. A rate that the number of impostor pairs cannot resolve is
     left out. The table keeps every genuine pair and the 100,000 impostor pairs with the highest scores. Raises
-    UserError when a pair names a template without pictures, or when there is only one kind of pair.
+    UserError when a pair names a template without images, or when there is only one kind of pair.
     """
     same = np.asarray(protocol.same, dtype=bool)
     if same.all() or not same.any():
@@ -74,11 +74,11 @@ def pool(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the templates, ascending, and their features of length 1, float32 (templates, D).
 
-    `use_norm` lets a picture weigh by the norm of its embedding, `use_detector` by its face detector's score.
+    `use_norm` lets an image weigh by the norm of its embedding, `use_detector` by its face detector's score.
     """
     embedding = as_array(embedding)
     if len(embedding) != len(protocol.template):
-        raise ValueError(f"{len(embedding)} embeddings for {len(protocol.template)} pictures")
+        raise ValueError(f"{len(embedding)} embeddings for {len(protocol.template)} images")
     ids, position = np.unique(protocol.template, return_inverse=True)
     media = np.unique(protocol.media, return_inverse=True)[1]
     # Averaging within media and summing over them is one weighted sum, which needs no array of media features.
@@ -115,7 +115,7 @@ def cosine(ids: np.ndarray, unit: np.ndarray, first: np.ndarray, second: np.ndar
             if (ids[found] != wanted).any():
                 bad = int(np.flatnonzero(ids[found] != wanted)[0])
                 raise UserError(
-                    where, f"pair {at + bad} names template {wanted[bad]} as {name}", "a template that has pictures"
+                    where, f"pair {at + bad} names template {wanted[bad]} as {name}", "a template that has images"
                 )
             sides.append(unit[found])
         out[part] = np.einsum("ij,ij->i", *sides)

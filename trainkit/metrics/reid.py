@@ -42,7 +42,7 @@ FAILURES, LEAST = 60, 4
 WORST, EVEN, SHOWN = 4, 6, 10
 """Ranked lists that are drawn: of the worst queries, and of such that are the same at every step; and their length."""
 TALL = 128
-"""Pictures are drawn at most so many pixels high and wide."""
+"""Images are drawn at most so many pixels high and wide."""
 
 OF_A_LIST = ("map", "rank_1")
 """Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
@@ -208,7 +208,7 @@ def _pictures(failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], tota
 
 
 def _thumbnails(split: ImageSplit, rows: np.ndarray) -> np.ndarray:
-    """Small pictures of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
+    """Small images of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
     from PIL import Image
 
     small: dict[int, np.ndarray] = {}
@@ -260,7 +260,7 @@ def _summed(
         if any(name in scores for name in names)
     }
     metrics = _means(list((groups or scores).values()))
-    if protocol.kind != "ranked":  # pictures go with the scores of the same queries, which need no second set of charts
+    if protocol.kind != "ranked":  # images go with the scores of the same queries, which need no second set of charts
         for title, values in groups.items():
             metrics |= {f"{title}.{key}": value for key, value in values.items()}
         for title, values in scores.items():

@@ -1,4 +1,4 @@
-"""Scores of whole evaluation sets, from one row per picture or volume."""
+"""Scores of whole evaluation sets, from one row per image or volume."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from trainkit.metrics.verification import score_pairs
 def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Split | None = None) -> Scores:
     """Score an evaluation set as its protocol says.
 
-    `rows` are ordered by index: `embedding` (N, D), of faces that of the picture and its mirror image summed;
+    `rows` are ordered by index: `embedding` (N, D), of faces that of the image and its mirror image summed;
     `norm` (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of
-    volumes what `score_segmentation` takes, of segmented pictures what `score_scenes` takes. Each protocol takes
-    what it needs. `where` is what messages call the set; `split`, where pictures are shown, is asked for them.
+    volumes what `score_segmentation` takes, of segmented images what `score_scenes` takes. Each protocol takes
+    what it needs. `where` is what messages call the set; `split`, where images are shown, is asked for them.
     """
     match protocol:
         case Pairs():
@@ -43,7 +43,7 @@ def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Sp
             return score_separation(rows, protocol, where)
         case Inspection():  # likewise
             if split is None:
-                raise ValueError("an inspection needs the split, whose pictures it shows")
+                raise ValueError("an inspection needs the split, whose images it shows")
             return score_inspection(rows, protocol, split, where)
         case Classes():
             return score_classes(rows["logits"], protocol, where)
@@ -65,7 +65,7 @@ def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Sp
 
 
 def headline(protocol: Any) -> tuple[str, ...] | None:
-    """Return the scores by which runs are compared, the most telling first; none where pictures are what counts.
+    """Return the scores by which runs are compared, the most telling first; none where images are what counts.
 
     None for a protocol that is not one of these: nothing is known of its scores.
     """

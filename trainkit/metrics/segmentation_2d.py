@@ -1,6 +1,6 @@
-"""Scores of segmented pictures, from counts of pixels: one confusion matrix for a whole set, exact over processes.
+"""Scores of segmented images, from counts of pixels: one confusion matrix for a whole set, exact over processes.
 
-Every picture gives the numbers of its pixels, on the device; the sums of those are scored. The intersection over union
+Every image gives the numbers of its pixels, on the device; the sums of those are scored. The intersection over union
 of a class is that of all pixels of the set taken together (Everingham et al., IJCV 111, 2015), and a class that is
 neither in the truth nor predicted is in no mean. Some public evaluations add 1 to the denominator so that it is never
 0, which takes a little from small classes; that is not done here. Pixels without a label count nowhere, whatever is
@@ -25,9 +25,9 @@ from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.verification import as_array, nan_to_none
 
 WHOLE = 45
-"""Classes up to which each picture keeps its whole confusion matrix: 2,025 numbers."""
+"""Classes up to which each image keeps its whole confusion matrix: 2,025 numbers."""
 CELLS = 2048
-"""Cells kept of the confusion matrix of each picture where there are more classes, the largest."""
+"""Cells kept of the confusion matrix of each image where there are more classes, the largest."""
 SIDE = 320
 """Pixels of the longer side of a map that is kept to be drawn."""
 LISTED = 20
@@ -35,12 +35,12 @@ LISTED = 20
 
 
 def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
-    """Numbers of pixels of each picture, int64, where the tensors are.
+    """Numbers of pixels of each image, int64, where the tensors are.
 
     `predicted` (B, H, W) holds classes, `mask` (B, H, W) classes or IGNORED. `intersection`, `predicted` and `actual`
     (B, C) are the labelled pixels of each class that are right, predicted and true. Of up to 45 classes `confusion`
     (B, C * C) is how many of each true class (row) were taken for each class (column); of more, `cells` and
-    `cell_counts` (B, 2048) are the largest mistakes of each picture: row * C + column, and how many. Numbers to 16.7
+    `cell_counts` (B, 2048) are the largest mistakes of each image: row * C + column, and how many. Numbers to 16.7
     million are exact in float32, in which the loop gathers them.
     """
     size = len(mask)
@@ -61,7 +61,7 @@ def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
     """Small maps to be drawn: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
 
     Maps (B, H, W) whose longer side is more than S are thinned out to S, each pixel the nearest of the whole. They
-    stand in the upper left corner of a square, `seen_shape` high and wide, so that pictures of all sizes go together;
+    stand in the upper left corner of a square, `seen_shape` high and wide, so that images of all sizes go together;
     what is beyond is IGNORED.
     """
     height, width = mask.shape[1:]
@@ -81,19 +81,19 @@ def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
 def score_scenes(
     rows: Mapping[str, Tensor], protocol: Scenes, where: str = "scenes", split: Split | None = None
 ) -> Scores:
-    """Score pictures whose every pixel was given a class.
+    """Score images whose every pixel was given a class.
 
     `rows` are those of `pixel_counts`; where boundaries are scored also those of
     `boundary_f_score.boundary_counts`; with kind `overlays` also those of `thumbnail_maps`. Metrics: miou (mean IoU
     of the classes that occur, in truth or prediction), pixel_accuracy, mean_accuracy (mean share of the pixels of a
     class that are found, over the classes of the truth), boundary_f (mean over classes of the means over the
-    pictures in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
-    95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), pictures (how many have
+    images in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
+    95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), images (how many have
     a label), iou.CLASS and boundary_f.CLASS. Tables `per_class` and `confusions` (the most frequent mistakes); rows
-    one a picture; the confusion matrix as a curve and a picture.
+    one an image; the confusion matrix as a curve and an image.
 
-    Of kind `overlays` the pictures `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and pictures. `split`
-    is then asked for its pictures.
+    Of kind `overlays` the images `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and images. `split`
+    is then asked for its images.
 
     Raises UserError where no pixel has a label.
     """
@@ -124,8 +124,8 @@ def score_scenes(
     }
     if protocol.kind == "overlays":
         if not isinstance(split, ImageSplit):
-            raise ValueError("overlays need a split whose pictures can be shown")
-        # For looking at: what its few pictures score class by class other evaluations say better.
+            raise ValueError("overlays need a split whose images can be shown")
+        # For looking at: what its few images score class by class other evaluations say better.
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
         }
@@ -138,7 +138,7 @@ def score_scenes(
 def _over_pictures(
     hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray, outlines: np.ndarray | None, protocol: Scenes
 ) -> tuple[dict[str, float], Columns]:
-    """Return the metrics of a set of pictures, and the table of its classes, from counts of pixels (N, C)."""
+    """Return the metrics of a set of images, and the table of its classes, from counts of pixels (N, C)."""
     called, many = metric_words(protocol.names), len(protocol)
     hits, found, pixels = (counts.sum(0) for counts in (hit, predicted, actual))
     iou, recall, share = _iou(hits, found, pixels), _share(hits, pixels), pixels / pixels.sum()
@@ -178,7 +178,7 @@ def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """F of each picture and class (N, C): harmonic mean of the shares of both boundaries that the other has.
+    """F of each image and class (N, C): harmonic mean of the shares of both boundaries that the other has.
 
     0 where only one of the two has a boundary of the class, nan where neither has.
     """
@@ -191,17 +191,17 @@ def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actua
 
 
 def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap mIoU (2000,) and the IoU of each class (2000, C) over pictures.
+    """Bootstrap mIoU (2000,) and the IoU of each class (2000, C) over images.
 
-    Efron's bootstrap (Annals of Statistics 7, 1979): the pixels of the pictures of a draw (N, C) are scored together.
+    Efron's bootstrap (Annals of Statistics 7, 1979): the pixels of the images of a draw (N, C) are scored together.
     """
-    blocks = significance.draw_counts(Units("pictures", np.arange(len(hit))))
+    blocks = significance.draw_counts(Units("images", np.arange(len(hit))))
     each = np.concatenate([_iou(times @ hit, times @ predicted, times @ actual) for times in blocks])
     return nan_mean(each), each
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """Every picture is drawn by itself."""
+    """Every image is drawn by itself."""
     return Units("pictures", np.arange(len(rows["id"])))
 
 
@@ -210,7 +210,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
 
     `iou.` and `boundary_f.` are (draws, C): the rows do not name the classes.
 
-    The pixels of picture i count `times[:, i]` times. A class that a draw has not got is in none of its means.
+    The pixels of image i count `times[:, i]` times. A class that a draw has not got is in none of its means.
     """
     hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
     iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
@@ -266,7 +266,7 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> Columns:
 
 
 def _scenes(rows: Mapping[str, Tensor], picture: Columns, protocol: Scenes, split: ImageSplit) -> Columns:
-    """Each picture with its maps, as `plots.scenes` draws them."""
+    """Each image with its maps, as `plots.scenes` draws them."""
     from PIL import Image
 
     shapes = [tuple(shape) for shape in _rounded(rows["seen_shape"]).tolist()]
@@ -275,7 +275,7 @@ def _scenes(rows: Mapping[str, Tensor], picture: Columns, protocol: Scenes, spli
     for row, (height, width) in enumerate(shapes):
         pixels = split.picture(row)
         if pixels is None:
-            raise ValueError(f"row {row} has no picture")
+            raise ValueError(f"row {row} has no image")
         whole = Image.fromarray(np.ascontiguousarray(pixels))
         images.append(np.asarray(whole.resize((width, height), Image.Resampling.BOX)))
     return {

@@ -1,4 +1,4 @@
-"""Scores of segmented volumes: of an organ over the cases, of a case over its organs, with intervals and pictures.
+"""Scores of segmented volumes: of an organ over the cases, of a case over its organs, with intervals and images.
 
 What one case scores is in `trainkit.metrics.surface_distance`. An organ that a case has neither in truth nor in
 prediction has no score there and is left out of that mean; `cases` in the table per class says how many counted.
@@ -26,9 +26,9 @@ from trainkit.metrics.verification import as_array, nan_to_none
 SHOWN = 3
 """Cases shown of the worst, and as many of the best."""
 _AROUND = 1.2
-"""Side of a picture over the longer side of the box around the organs."""
+"""Side of an image over the longer side of the box around the organs."""
 _NARROWEST = 32
-"""Side of a picture at least, in voxels along the axis of the finest spacing."""
+"""Side of an image at least, in voxels along the axis of the finest spacing."""
 METRICS = {
     "dice": ("dice_mean", "dice"),
     "hd95": ("hd95_mean_mm", "hd95_mm"),
@@ -49,7 +49,7 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     dice_mean_high, between which lie 95 % of the bootstrap's; dice.ORGAN, iou.ORGAN, nsd.ORGAN, hd95_mm.ORGAN,
     asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over
     all cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no
-    metrics and is in no mean. Tables `per_class` and `per_case`; rows one a case; of `overlays` the pictures of the
+    metrics and is in no mean. Tables `per_class` and `per_case`; rows one a case; of `overlays` the images of the
     worst and best cases, and no metrics but dice_mean, missed, invented and cases.
 
     Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1).
@@ -200,7 +200,7 @@ def planes(
     `spacing` (3,) is in mm, of the truth; the image may have another number of voxels over the same extent. Each plane
     is that which cuts the largest shares of the organs, summed over them, so small ones count as much as large ones.
     Each is a square, a fifth wider than the organs are in it. Both choices look at the truth alone where it has an
-    organ, so pictures of two steps can be compared. Superior or anterior is up, right or anterior on the left. Beyond
+    organ, so images of two steps can be compared. Superior or anterior is up, right or anterior on the left. Beyond
     the volume the image is at its lowest.
     """
     order = [(axes or "zyx").index(axis) for axis in "zyx"]
@@ -209,7 +209,7 @@ def planes(
     extent = mm * truth.shape
     cut, first, last = _cuts(truth if truth.any() else prediction)
     middle, box = (first + last) / 2 * mm, (last - first) * mm
-    # Downwards along both axes of the picture: up is superior or anterior, and the right is where readers of medical
+    # Downwards along both axes of the image: up is superior or anterior, and the right is where readers of medical
     # images look for it, on the left.
     steps = 0.5 - (np.arange(size) + 0.5) / size
     out = np.zeros((3, 3, size, size), dtype=np.float32)

@@ -1,6 +1,6 @@
 """Significance of differences: the paired bootstrap over units, and Welch's interval over seeds.
 
-A unit is what a score is a mean over and what another test set would hold others of: a person, a patient, a picture.
+A unit is what a score is a mean over and what another test set would hold others of: a person, a patient, an image.
 All rows of a unit are drawn together, since they are alike. Both of two networks are scored on the same draws: what is
 hard for both then counts for neither (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; Bolle, Ratha and
 Pankanti, "Error analysis of pattern recognition systems: the subsets bootstrap", CVIU 93, 2004, for persons with all

@@ -1,4 +1,4 @@
-"""1:1 verification on pairs of pictures: is this the same person?
+"""1:1 verification on pairs of images: is this the same person?
 
 Ten-fold accuracy as Labeled Faces in the Wild defines it (Huang et al. 2007, view 2), with the thresholds that
 FaceNet's evaluation made customary and that ArcFace, AdaFace and AdaDistill report; VAL at a FAR as in FaceNet (Schroff
@@ -39,7 +39,7 @@ def score_pairs(
 ) -> Scores:
     """Score a list of pairs.
 
-    `embedding` is (N, D), picture and mirrored picture summed, not normalised; `norm` is (N,), the mean norm of the two
+    `embedding` is (N, D), image and mirrored image summed, not normalised; `norm` is (N,), the mean norm of the two
     before they were summed. Metrics: accuracy, accuracy_std, threshold (mean of the folds', squared distance),
     val_at_far_1e-3 and its _std and _far (the rate met on the held-out folds), auc, eer, tar_at_far_1e-1 .. 1e-4 (the
     highest with a false accept rate no higher), xnorm. A rate that the number of impostor pairs cannot resolve is left
@@ -286,7 +286,7 @@ def refuse_nonfinite(length: np.ndarray, where: str) -> None:
     if len(bad):
         raise UserError(
             where,
-            f"embeddings of {len(bad)} of {len(length)} pictures are not finite, the first in row {bad[0]}",
+            f"embeddings of {len(bad)} of {len(length)} images are not finite, the first in row {bad[0]}",
             "finite numbers",
             "the network has diverged or its weights are damaged",
         )
@@ -311,7 +311,7 @@ def nan_to_none(column: np.ndarray) -> list:
 def units(rows: Mapping[str, np.ndarray]) -> Units:
     """A person is drawn with all their pairs; a pair of two people is of both.
 
-    Who a person is, the pairs themselves say: pictures that same pairs connect are of one.
+    Who a person is, the pairs themselves say: images that same pairs connect are of one.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -43,9 +43,9 @@ class Block(nn.Module):
 
 
 class IR(nn.Module):
-    """Square RGB pictures of `image_size` pixels to embeddings that are not normalised.
+    """Square RGB images of `image_size` pixels to embeddings that are not normalised.
 
-    `bgr` is for weights that were learnt on pictures in the order blue, green, red, as AdaFace's own release was: the
+    `bgr` is for weights that were learnt on images in the order blue, green, red, as AdaFace's own release was: the
     network still takes RGB and turns the channels round before its first layer.
     """
 

@@ -4,14 +4,14 @@
 2004.02147. Where the papers leave something open (channels of the heads, activations, first weights), it is as in the
 public implementation most in use (github.com/CoinCheung/BiSeNet), whose weights `from_published` renames.
 
-Both map pictures (B, channels, H, W), whose sides are multiples of 32, to a dict:
+Both map images (B, channels, H, W), whose sides are multiples of 32, to a dict:
 
-- `logits`: a list of class scores (B, classes, h, w). First those of the main head, at an eighth of the picture's
-  sides; while training, those of the auxiliary heads follow, each at its own size. Nothing is enlarged to the picture
+- `logits`: a list of class scores (B, classes, h, w). First those of the main head, at an eighth of the image's
+  sides; while training, those of the auxiliary heads follow, each at its own size. Nothing is enlarged to the image
   here: at 19 classes that costs more memory than the network.
 - `fine`: a map (B, fine_channels, H/4, W/4) of the way that keeps detail, for the refinement of points.
 
-While training, batch norm must see two pictures or more (`least`): some are of one value per picture.
+While training, batch norm must see two images or more (`least`): some are of one value per image.
 """
 
 from __future__ import annotations
@@ -129,11 +129,11 @@ class BiSeNetV1(nn.Module):
     """
 
     multiple = 32
-    """The sides of a picture must be multiples of it."""
+    """The sides of an image must be multiples of it."""
     stride = 8
-    """How many times the main logits are smaller than the picture."""
+    """How many times the main logits are smaller than the image."""
     least = 2
-    """How many pictures batch norm must see at once in training: there are maps of one value per picture."""
+    """How many images batch norm must see at once in training: there are maps of one value per image."""
 
     def __init__(
         self,
@@ -269,16 +269,16 @@ class BiSeNetV2(nn.Module):
 
     `width` scales all channels, `head` is how many the main head has before its classes. `fine` is the detail
     branch's map at stride 4. The auxiliary ("booster") heads are at strides 2, 4, 8 and 16, for the four stages of the
-    semantic branch; while training they add 45 % to the multiply-adds. Those are 24.6 G for a picture of 512 x 1024
+    semantic branch; while training they add 45 % to the multiply-adds. Those are 24.6 G for an image of 512 x 1024
     pixels; the paper says 21.15 G, which a head of 664 channels would give.
     """
 
     multiple = 32
-    """The sides of a picture must be multiples of it."""
+    """The sides of an image must be multiples of it."""
     stride = 8
-    """How many times the main logits are smaller than the picture."""
+    """How many times the main logits are smaller than the image."""
     least = 2
-    """How many pictures batch norm must see at once in training: there are maps of one value per picture."""
+    """How many images batch norm must see at once in training: there are maps of one value per image."""
 
     def __init__(self, classes: int, in_channels: int = 3, width: float = 1.0, aux: bool = True, head: int = 1024):
         super().__init__()

@@ -196,9 +196,9 @@ class Decoder(nn.Module):
 
 
 class Emcad(nn.Module):
-    """Class scores of pictures: in training those of four levels, in evaluation those of the finest.
+    """Class scores of images: in training those of four levels, in evaluation those of the finest.
 
-    All are enlarged to the size of the picture, for the loss adds them up.
+    All are enlarged to the size of the image, for the loss adds them up.
     """
 
     def __init__(self, encoder: nn.Module, classes: int, kernels: Sequence[int], expansion: int, form: Form = "paper"):
@@ -209,7 +209,7 @@ class Emcad(nn.Module):
         self.last = getattr(encoder, "output_fmt", None) == "NHWC"
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Pictures (N, C, H, W) to class scores (N, classes, H, W); in training a list, finest first."""
+        """Images (N, C, H, W) to class scores (N, classes, H, W); in training a list, finest first."""
         maps = self.encoder(image)[::-1]
         refined = self.decoder([x.movedim(-1, 1) for x in maps] if self.last else maps)
         levels = range(len(refined) - 1, -1, -1) if self.training else [len(refined) - 1]

@@ -3,7 +3,7 @@
 After the networks of an eye-state classifier (OCEC and its ConvNeXt fork, 32 x 64 pixels), written from their
 description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwise-separable ones (Howard et al., 2017,
 arXiv 1704.04861), transformer (Vaswani et al., NeurIPS 2017) and MLP-mixer (Tolstikhin et al., NeurIPS 2021) over a
-grid of pooled tokens. B pictures, C channels, H x W places of a map, T tokens, D length of the embedding.
+grid of pooled tokens. B images, C channels, H x W places of a map, T tokens, D length of the embedding.
 
 Different from the origin on purpose: the LayerNorm over channels of the paper at each place alone, where GroupNorm with
 one group let places move each other; a head that always gives the embedding which every loss reads, so that each weight
@@ -39,7 +39,7 @@ MOST_CHANNELS = 4096
 
 @dataclass(kw_only=True)
 class EyeSpec:
-    """A small network for eye crops or other small pictures: 12 thousand to 2 million parameters."""
+    """A small network for eye crops or other small images: 12 thousand to 2 million parameters."""
 
     name: Backbone
     base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
@@ -76,9 +76,9 @@ def channels_of(base_channels: int, num_blocks: int) -> list[int]:
 
 
 class EyeNet(nn.Module):
-    """Pictures of `shape` (channels, height, width) to embeddings (B, embedding) that are not normalised.
+    """Images of `shape` (channels, height, width) to embeddings (B, embedding) that are not normalised.
 
-    Raises UserError for pictures that leave no whole grid.
+    Raises UserError for images that leave no whole grid.
     """
 
     def __init__(self, shape: tuple[int, int, int], spec: EyeSpec):
@@ -114,8 +114,8 @@ class EyeNet(nn.Module):
 def _map_size(size: tuple[int, int], backbone: str, num_blocks: int, grid: tuple[int, int]) -> tuple[int, int]:
     """Height and width of the last map. Raises UserError where pixels would be left out, or a grid place is empty."""
     stride = STEM_STRIDE[backbone] * 2 ** ((num_blocks - 1) // 2)
-    found = f"pictures of {size[1]} x {size[0]} pixels"
-    remedy = "change the size of the data's pictures, or num_blocks or grid of the net"
+    found = f"images of {size[1]} x {size[0]} pixels"
+    remedy = "change the size of the data's images, or num_blocks or grid of the net"
     # Patches that do not fit would be cut off without a word; the padded 3x3 of the baseline takes any size.
     whole = backbone == "eye_convnext"
     least = [g * stride if whole else (g - 1) * stride + 1 for g in grid]

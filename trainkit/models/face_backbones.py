@@ -1,6 +1,6 @@
 """Networks by name: the YAML blocks that choose one, and `build`, which makes it.
 
-Every network maps float pictures (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
+Every network maps float images (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
 normalised.
 """
 
@@ -25,7 +25,7 @@ from trainkit.models.mobilefacenet import MobileFaceNet
 from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, keep_statistics, load, timm_network
 
 SMALLEST_SIDE = 16
-"""Pixels; the face networks halve the picture four times."""
+"""Pixels; the face networks halve the image four times."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class IRSpec:
     dropout: FractionBelowOne = 0.4
     """Share of the last map set to zero in training."""
     bgr: bool = False
-    """For weights learnt on pictures with blue first (AdaFace's own release); CVLface's have red first, as here."""
+    """For weights learnt on images with blue first (AdaFace's own release); CVLface's have red first, as here."""
 
 
 @dataclass(kw_only=True)
@@ -122,10 +122,10 @@ def refuse_weights(spec: AnyNet, key: str) -> None:
 
 
 def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
-    """Make the network of `spec` for pictures of `shape` (channels, height, width), with random weights.
+    """Make the network of `spec` for images of `shape` (channels, height, width), with random weights.
 
     `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network
-    cannot take such pictures, or timm has none of that name or with such arguments.
+    cannot take such images, or timm has none of that name or with such arguments.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):
@@ -135,15 +135,15 @@ def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn
     if height != width or height < SMALLEST_SIDE:
         raise UserError(
             f"net {spec.name}",
-            f"pictures of {width} x {height} pixels",
-            f"square pictures of {SMALLEST_SIDE} pixels or more",
+            f"images of {width} x {height} pixels",
+            f"square images of {SMALLEST_SIDE} pixels or more",
             "change image_size of the data, or take a timm network",
         )
     if isinstance(spec, IResNetSpec):
         return IResNet(iresnet.LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
     if isinstance(spec, IRSpec):
         if spec.bgr and channels != 3:
-            raise UserError(f"net {spec.name}", f"pictures of {channels} channels", "3 for bgr", "leave bgr out")
+            raise UserError(f"net {spec.name}", f"images of {channels} channels", "3 for bgr", "leave bgr out")
         layers = adaface_ir.LAYERS[spec.name]
         return IR(layers, spec.embedding, height, spec.width, spec.dropout, channels, spec.bgr)
     return MobileFaceNet(spec.embedding, height, spec.width, channels)
@@ -169,7 +169,7 @@ class TimmEmbedding(nn.Module):
         self.train()
 
     def forward(self, x: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """Pictures (B, C, H, W), or features (B, F) of theirs that were computed before, to embeddings (B, D)."""
+        """Images (B, C, H, W), or features (B, F) of theirs that were computed before, to embeddings (B, D)."""
         return self.neck(self.backbone(x) if features is None else features)
 
     def train(self, mode: bool = True) -> TimmEmbedding:

@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class IResNet(nn.Module):
-    """Square pictures of `image_size` pixels to embeddings that are not normalised."""
+    """Square images of `image_size` pixels to embeddings that are not normalised."""
 
     layer1: nn.Sequential
     layer2: nn.Sequential

@@ -49,7 +49,7 @@ class BatchModalities:
 
     def __init__(self) -> None:
         self.first: Tensor | None = None
-        """Maps that the first layers made of the pictures, where each modality has its own."""
+        """Maps that the first layers made of the images, where each modality has its own."""
         self.widths: set[int] = set()
         """For how many columns a modality is asked for."""
         self.own: dict[int, Tensor] = {}

@@ -76,7 +76,7 @@ class GlobalDepthwise(nn.Module):
 
 
 class MobileFaceNet(nn.Module):
-    """Square pictures of `image_size` pixels to embeddings that are not normalised."""
+    """Square images of `image_size` pixels to embeddings that are not normalised."""
 
     def __init__(self, embedding: int = 512, image_size: int = 112, width: float = 1.0, channels_in: int = 3):
         super().__init__()

@@ -1,10 +1,10 @@
-"""Class probabilities of pictures, averaged over what a network sees of them: sizes, mirror images, windows.
+"""Class probabilities of images, averaged over what a network sees of them: sizes, mirror images, windows.
 
 As BiSeNet is evaluated (facts of the public implementation: sizes 0.5 to 1.75, the mirror image, windows whose stride
 is two thirds of their side, softmax before any mean). Where windows overlap their mean is taken.
 
 Pixels are seen as squares whose centres lie at (i + 1/2). The public implementation does so within its networks, but
-lays the centres of the outermost pixels on each other (`align_corners`) where it brings a picture to another size and
+lays the centres of the outermost pixels on each other (`align_corners`) where it brings an image to another size and
 what was found back; it enlarges scores to the size of what the network saw first.
 """
 
@@ -42,16 +42,16 @@ def probabilities(
     align_corners: bool = False,
     size: Sequence[int] | None = None,
 ) -> Tensor:
-    """Class probabilities, float32 (B, classes, h, w), of pictures (B, channels, H, W): a mean over `scales`.
+    """Class probabilities, float32 (B, classes, h, w), of images (B, channels, H, W): a mean over `scales`.
 
-    `forward` maps pictures whose sides are multiples of `multiple` to class scores (b, classes, ., .) of any size over
-    the same extent. Of each scale the pictures are brought to that size, bilinear, and their sides are rounded up to
-    multiples; scores are brought to `size` (h, w; None: that of the pictures), bilinear, and their softmax is averaged,
+    `forward` maps images whose sides are multiples of `multiple` to class scores (b, classes, ., .) of any size over
+    the same extent. Of each scale the images are brought to that size, bilinear, and their sides are rounded up to
+    multiples; scores are brought to `size` (h, w; None: that of the images), bilinear, and their softmax is averaged,
     with that of the mirror images along every combination of the axes in `mirrors` (height, width).
 
-    With a `window` (height, width; rounded up to multiples) each scaled picture is seen through windows instead, at
+    With a `window` (height, width; rounded up to multiples) each scaled image is seen through windows instead, at
     most `batch_size` at once, and the mean of their softmax is brought to `size`. It is padded with 0, the mean colour,
-    on both sides where it is smaller than a window. One picture is seen at a time; neither its neighbours nor
+    on both sides where it is smaller than a window. One image is seen at a time; neither its neighbours nor
     `batch_size` matter for what is found.
     """
     if bool(window[0]) != bool(window[1]):
@@ -79,7 +79,7 @@ def probabilities(
 
 
 def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
-    """Class scores (B, C, *size), float32 or wider, of pictures that a network saw at the size `seen`."""
+    """Class scores (B, C, *size), float32 or wider, of images that a network saw at the size `seen`."""
     return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
 
 
@@ -93,7 +93,7 @@ def _through_windows(
 
 
 def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Pictures as `resized` scores, in their own precision."""
+    """Images as `resized` scores, in their own precision."""
     if image.shape[2:] == torch.Size(size):
         return image
     return F.interpolate(image, tuple(size), mode="bilinear", align_corners=align_corners)

@@ -1,8 +1,8 @@
 """Normalisation over the micro-batch, the micro-batches of all processes, or groups of channels.
 
-Batch norm (Ioffe & Szegedy, ICML 2015) depends on how many pictures a process sees at once; gradient accumulation does
-not change that, so two micro-batches of 32 are not one of 64. `SyncBatchNorm2d` makes it the pictures of all processes;
-group norm (Wu & He, ECCV 2018, arXiv 1803.08494) makes it each picture alone.
+Batch norm (Ioffe & Szegedy, ICML 2015) depends on how many images a process sees at once; gradient accumulation does
+not change that, so two micro-batches of 32 are not one of 64. `SyncBatchNorm2d` makes it the images of all processes;
+group norm (Wu & He, ECCV 2018, arXiv 1803.08494) makes it each image alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainkit.errors import UserError
 Kind = Literal["batch", "sync", "group"]
 
 LEAST_CHANNELS = 4
-"""In a group, where there are as many. Of a map of one pixel, such as the mean of a picture, one channel normalised
+"""In a group, where there are as many. Of a map of one pixel, such as the mean of an image, one channel normalised
 alone is 0 whatever it was, and of two only the order is left."""
 
 
@@ -82,10 +82,10 @@ def _converted(norm: nn.BatchNorm2d, kind: Kind, groups: int) -> nn.Module:
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the pictures of all processes, on CPUs (gloo) and GPUs (NCCL) alike; names as `BatchNorm2d`.
+    """Batch norm over the images of all processes, on CPUs (gloo) and GPUs (NCCL) alike; names as `BatchNorm2d`.
 
     torch's own refuses CPUs. Here the means of all processes, and the squares about them, are gathered and put
-    together as in Chan et al. (1979): processes may differ in how many pictures they have, and nothing is lost where a
+    together as in Chan et al. (1979): processes may differ in how many images they have, and nothing is lost where a
     mean is large. Statistics are float32 under mixed precision. The running variance is the unbiased one of all
     samples, as with one process. In evaluation, and with one process, it is `BatchNorm2d`. All processes must take part
     in every forward and backward.

@@ -31,10 +31,10 @@ _UNIT = 1 << 16
 
 @dataclass(kw_only=True)
 class PointSpec:
-    """A head that predicts single points, for training at many places of a picture and refining where it is unsure."""
+    """A head that predicts single points, for training at many places of an image and refining where it is unsure."""
 
     points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """Points of each picture that are learned from."""
+    """Points of each image that are learned from."""
     oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
     """Points that are drawn for each that is kept as unsure."""
     importance: Fraction = 0.75
@@ -44,7 +44,7 @@ class PointSpec:
     sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
     """Pixels: a pixel at distance d of the nearest boundary is drawn in proportion to exp(-d^2 / (2 sigma^2))."""
     steps: Annotated[int, Field(ge=0, le=8)] | None = None
-    """Doublings at inference, then bilinear to the size of the picture; None: until that is reached. Published are 2
+    """Doublings at inference, then bilinear to the size of the image; None: until that is reached. Published are 2
     from stride 4, which reach it."""
     subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
     """Points that are predicted anew at each doubling."""

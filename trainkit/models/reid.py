@@ -1,6 +1,6 @@
-"""The network of multi-modal person re-identification: pictures of four kinds and captions in one space.
+"""The network of multi-modal person re-identification: images of four kinds and captions in one space.
 
-One backbone of timm sees the pictures of all modalities, each through a first layer of its own and, in a transformer,
+One backbone of timm sees the images of all modalities, each through a first layer of its own and, in a transformer,
 with low-rank corrections of its own; a second transformer reads captions. A query of several records is fused to one
 vector, and a batch norm before the classifier (Luo et al., "Bag of Tricks", CVPRW 2019, arXiv 1903.07071) gives what
 is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
@@ -48,7 +48,7 @@ class Fusion:
 
 @dataclass(kw_only=True)
 class ReidSpec:
-    """A network for records of people: a backbone of timm for pictures, and where there are captions, one for these."""
+    """A network for records of people: a backbone of timm for images, and where there are captions, one for these."""
 
     model: str = field(metadata={"timm": ""})
     """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
@@ -56,12 +56,12 @@ class ReidSpec:
     """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
     """`pretrained` (timm's own, downloaded by `trainkit download`); a file with weights of the backbone, or with a
-    CLIP, of which it takes the picture tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
+    CLIP, of which it takes the image tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
     classifier is left out where it is for other people. None: random."""
     embedding: Channels | None = 512
     """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
     stems: Literal["own", "shared"] = "own"
-    """`own`: pictures of each modality have a first convolution (the patch embedding of a transformer), with the norm
+    """`own`: images of each modality have a first convolution (the patch embedding of a transformer), with the norm
     after it, of their own. All start alike."""
     lora: Lora | None = None
     """Low-rank corrections of the backbone's linear layers for each modality."""
@@ -92,7 +92,7 @@ def required_weights(spec: ReidSpec) -> dict[str, str]:
 
 
 class Handed(nn.Module):
-    """In place of a first layer: gives what the first layers of all modalities made of the pictures."""
+    """In place of a first layer: gives what the first layers of all modalities made of the images."""
 
     def __init__(self, rows: BatchModalities):
         super().__init__()
@@ -140,7 +140,7 @@ class MeanFusion(nn.Module):
 class TransformerFusion(nn.Module):
     """The mean of the features that are there, and what a transformer over them adds to it: nothing at the start.
 
-    A record that is alone is its own fusion, so pictures of the gallery and queries of one record need no pass.
+    A record that is alone is its own fusion, so images of the gallery and queries of one record need no pass.
     """
 
     def __init__(self, dim: int, fusion: Fusion):
@@ -178,7 +178,7 @@ class TransformerFusion(nn.Module):
 class ReidNet(nn.Module):
     """Records of people to features, in one space for all modalities.
 
-    Rows of a batch are pictures in the order of `MODALITIES`, then captions. How many there are of each is
+    Rows of a batch are images in the order of `MODALITIES`, then captions. How many there are of each is
     known from shapes alone, so nothing waits for the device; a modality may have no row.
     """
 
@@ -226,7 +226,7 @@ class ReidNet(nn.Module):
     ) -> dict[str, Tensor]:
         """Features of a batch, and of the queries that are made of its rows.
 
-        `images` are float pictures (b, 3, H, W) by name of modality, of all that the data has; `text` token ids (b, L).
+        `images` are float images (b, 3, H, W) by name of modality, of all that the data has; `text` token ids (b, L).
         Returns `feature` (B, D), `neck` (B, D) and `logits` (B, classes), and with `queries` (Q, 5), rows of the batch
         or -1, also `fused`, `fused_neck` and `fused_logits`. All of them go through the batch norm at once. `in_parts`
         is that of `StepContext`: features are then made of some rows at a time.
@@ -243,23 +243,23 @@ class ReidNet(nn.Module):
     def compile(self, **options: Any) -> None:
         """Compile in place all but the first layers.
 
-        How many pictures there are of each modality changes with every batch; compiled, the first layers would be
+        How many images there are of each modality changes with every batch; compiled, the first layers would be
         compiled again for each modality that has none or one.
         """
         self._after = _SizesLeftOpen(self, by_mode(self, self._after, dynamic=None, **options))
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
-        """Features (B, D) of pictures, then captions, float32, before the neck."""
+        """Features (B, D) of images, then captions, float32, before the neck."""
         try:
             return self._features(self._first(images), text)
         finally:  # also where memory runs out: what the first layers made would be kept
             self.rows.clear()
 
     def _first(self, images: Mapping[str, Tensor]) -> Tensor | None:
-        """Pictures of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
+        """Images of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
         missing = [name for name in self.pictures if name not in images]
         if missing:
-            raise KeyError(f"pictures of {', '.join(missing)} are not in the batch, not even none of them")
+            raise KeyError(f"images of {', '.join(missing)} are not in the batch, not even none of them")
         parts = {name: images[name] for name in self.pictures}
         sizes = [len(x) for x in parts.values()]
         if not sum(sizes):
@@ -359,7 +359,7 @@ class _SizesLeftOpen:
 
 
 def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Pictures and captions of some rows of a batch: those of pictures by modality, then those of captions."""
+    """Images and captions of some rows of a batch: those of images by modality, then those of captions."""
     found, first = {}, 0
     for name, x in {**images, "text": text}.items():
         if x is not None:
@@ -382,15 +382,15 @@ def _features(backbone: Any, shape: Sequence[int]) -> int:
     backbone.train(was)
     if pooled.ndim != 2:
         found = f"a network that gives maps of shape {tuple(pooled.shape)}"
-        raise UserError(f"{WHERE}.model", found, "one vector per picture", "take another model, or another global_pool")
+        raise UserError(f"{WHERE}.model", found, "one vector per image", "take another model, or another global_pool")
     return pooled.shape[1]
 
 
 def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidNet:
-    """The network of `spec` for records of `meta`: pictures of its shape, its modalities, captions and persons.
+    """The network of `spec` for records of `meta`: images of its shape, its modalities, captions and persons.
 
     `found` holds the files of its weights, under `net` and `text`. Raises UserError when timm has no such network, it
-    does not take such pictures, nothing in it can be corrected, or weights do not fit.
+    does not take such images, nothing in it can be corrected, or weights do not fit.
     """
     drop = {"drop_path_rate": spec.drop_path}
     net = ReidNet(spec, meta, timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE))
@@ -433,7 +433,7 @@ def _first_layers(net: ReidNet, spec: ReidSpec, shape: Sequence[int]) -> None:
     """Give each modality first layers of its own; where the backbone stays, the first layers are trained all the same.
 
     The first convolution, and the norm where one is next. Raises UserError where timm does not say which that is, or
-    pictures are changed before it.
+    images are changed before it.
     """
     own = spec.stems == "own" and len(net.pictures) > 1
     if spec.tune == "lora":
@@ -475,7 +475,7 @@ def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     for handle in handles:
         handle.remove()
     if first not in seen or seen[first][0] is not picture:
-        found = f"{model} has no first convolution that timm names and that sees the pictures themselves"
+        found = f"{model} has no first convolution that timm names and that sees the images themselves"
         raise UserError(f"{WHERE}.stems", found, "a network with one", "take another model, or stems: shared")
     return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
 
@@ -489,7 +489,7 @@ def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, row
 
 
 def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Weights of the backbone alone, or of the picture tower of a CLIP, whose projection is taken where it fits."""
+    """Weights of the backbone alone, or of the image tower of a CLIP, whose projection is taken where it fits."""
     import timm
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 

@@ -1,4 +1,4 @@
-"""Networks of pictures that see a volume slice by slice, perhaps with the slices beside it (2.5-D).
+"""Networks of images that see a volume slice by slice, perhaps with the slices beside it (2.5-D).
 
 For volumes whose slices are a dozen times as far apart as their voxels, neighbours say little about each other.
 """
@@ -35,10 +35,10 @@ class SlicesSpec:
     """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """How its maps become a picture again."""
+    """How its maps become an image again."""
     filters: list[Channels] | None = None
     """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
-    picture; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
+    image; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
     weights: str | None = None
@@ -65,7 +65,7 @@ class SlicesSpec:
 
 
 class Slices(nn.Module):
-    """A network of pictures, applied to every slice of a volume."""
+    """A network of images, applied to every slice of a volume."""
 
     def __init__(self, net: nn.Module, neighbours: int = 0):
         super().__init__()
@@ -79,7 +79,7 @@ class Slices(nn.Module):
 
 
 def with_neighbours(image: Tensor, neighbours: int) -> Tensor:
-    """Volumes (B, C, D, H, W) to pictures (B*D, C*(2*neighbours+1), H, W): each slice between those beside it.
+    """Volumes (B, C, D, H, W) to images (B*D, C*(2*neighbours+1), H, W): each slice between those beside it.
 
     At either end the last slice is repeated. The channels of one slice lie side by side.
     """

@@ -1,4 +1,4 @@
-"""Networks that give every pixel of a picture a class: BiSeNet, or any decoder of segmentation_models_pytorch.
+"""Networks that give every pixel of an image a class: BiSeNet, or any decoder of segmentation_models_pytorch.
 
 Whatever the network, with or without a head for single points, it becomes a `SceneNet`.
 """
@@ -103,7 +103,7 @@ class SmpSpec:
 
 AnySceneNet = BiSeNetV1Spec | BiSeNetV2Spec | SmpSpec
 SceneNetSpec = Annotated[AnySceneNet, Field(discriminator="name")]
-"""The block of a recipe that chooses a network for pictures whose pixels have classes."""
+"""The block of a recipe that chooses a network for images whose pixels have classes."""
 
 
 @dataclass(kw_only=True)
@@ -112,7 +112,7 @@ class Norm:
 
     name: Literal["batch", "sync", "group"] = "batch"
     """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
-    ECCV 2018, arXiv 1803.08494), which sees each picture alone."""
+    ECCV 2018, arXiv 1803.08494), which sees each image alone."""
     groups: Channels = 32
     """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
     channels or more in each."""
@@ -134,7 +134,7 @@ class SmpBody(nn.Module):
         self.encoder, self.decoder, self.segmentation_head = model.encoder, model.decoder, model.segmentation_head[0]
         # Where an encoder's stride is below 2^depth, it is dilated, and nobody says that fewer will do.
         self.multiple = 2 ** getattr(model.encoder, "_depth", 5)
-        # A small picture, of a shape that few networks could have been made for.
+        # A small image, of a shape that few networks could have been made for.
         m = self.multiple
         height, width = (max(m, min(side // m, most) * m) for side, most in zip(shape[1:], (4, 6), strict=True))
         self.eval()  # the statistics of batch norms stay as they are
@@ -152,7 +152,7 @@ class SmpBody(nn.Module):
         self.train()
 
     def forward(self, image: Tensor) -> dict[str, Tensor | list[Tensor]]:
-        """Pictures (B, channels, H, W) to `logits`, a list of one (B, classes, H/stride, W/stride), and `fine`."""
+        """Images (B, channels, H, W) to `logits`, a list of one (B, classes, H/stride, W/stride), and `fine`."""
         maps = self.encoder(image)
         return {"logits": [self.segmentation_head(self.decoder(maps))], "fine": maps[self.fine_at]}
 
@@ -177,9 +177,9 @@ Body = bisenet.BiSeNetV1 | bisenet.BiSeNetV2 | SmpBody
 class SceneNet(nn.Module):
     """A network that gives every pixel a class, with or without a head for single points.
 
-    `body` maps pictures to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
-    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of a picture must be
-    multiples of (`multiple`), and how many pictures batch norm must see at once in training (`least`).
+    `body` maps images to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
+    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of an image must be
+    multiples of (`multiple`), and how many images batch norm must see at once in training (`least`).
     """
 
     body: Body
@@ -191,16 +191,16 @@ class SceneNet(nn.Module):
 
     @property
     def multiple(self) -> int:
-        """Number that the sides of a picture must be multiples of."""
+        """Number that the sides of an image must be multiples of."""
         return self.body.multiple
 
     @property
     def least(self) -> int:
-        """How many pictures batch norm must see at once in training: 2 where a map has one value per picture."""
+        """How many images batch norm must see at once in training: 2 where a map has one value per image."""
         return self.body.least
 
     def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
-        """Pictures (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
+        """Images (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
 
         While training, those of auxiliary heads follow, each at its stride, and with a head for points there are also
         `points` (B, N, 2), (x, y) in [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the
@@ -225,7 +225,7 @@ class SceneNet(nn.Module):
 def build(
     spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: DatasetInfo, found: Mapping[str, Path]
 ) -> tuple[SceneNet, list[str]]:
-    """The network of `spec` for pictures of `meta.shape` (3, h, w), and sentences about it.
+    """The network of `spec` for images of `meta.shape` (3, h, w), and sentences about it.
 
     `found` holds the file of its weights under `net`. Raises UserError where a package is missing, encoder and decoder
     do not fit, the crop is no multiple of what the network divides by, or the weights are of another network.
@@ -256,7 +256,7 @@ def build(
         refined = sum(p.numel() for p in net.point_head.parameters())
         near, unsure, anywhere = points.parts
         parts = f"{near} near boundaries, {unsure} unsure, {anywhere} anywhere"
-        said.append(f"points: {refined:,} of the parameters; {points.points} points a picture: {parts}")
+        said.append(f"points: {refined:,} of the parameters; {points.points} points an image: {parts}")
     return net, said + notes
 
 

@@ -1,4 +1,4 @@
-"""Class probabilities of a whole volume or picture from a network that sees windows of it."""
+"""Class probabilities of a whole volume or image from a network that sees windows of it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sliding_probabilities(
     mirrors: Sequence[bool] = (False, False, False),
     fill: float | None = None,
 ) -> Tensor:
-    """Class probabilities, float32 (classes, *S), of one volume or picture `image` (1, channels, *S).
+    """Class probabilities, float32 (classes, *S), of one volume or image `image` (1, channels, *S).
 
     They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, channels, *window) to class
     scores (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also

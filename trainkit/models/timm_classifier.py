@@ -102,7 +102,7 @@ class Classifier(nn.Module):
     def forward(
         self, image: Tensor | None = None, with_embedding: bool = False, features: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Pictures (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D).
+        """Images (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D).
 
         Given these `features`, computed before, only the last layer runs.
         """
@@ -138,12 +138,12 @@ def keep_statistics(net: nn.Module) -> None:
 
 
 def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> tuple[Classifier, list[str]]:
-    """The classifier of a recipe for pictures of `shape` (channels, height, width), and sentences about its weights.
+    """The classifier of a recipe for images of `shape` (channels, height, width), and sentences about its weights.
 
     `found` holds the file of its weights under `net`. A new last layer over trained features starts at zero: timm's
     random start, as large as +-0.3 for 10 classes, is noise that decays slowly.
     Raises UserError when timm has no such network, it does not take
-    an argument or such pictures, or the weights do not fit.
+    an argument or such images, or the weights do not fit.
     """
     net = timm_network(
         spec.model,
@@ -224,10 +224,10 @@ def refuse_unknown(model: str, where: str) -> None:
 
 
 def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], classes: int, where: str) -> nn.Module:
-    """A network of timm with random weights for pictures of `shape`; `classes` 0: without classifier.
+    """A network of timm with random weights for images of `shape`; `classes` 0: without classifier.
 
     Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
-    pictures.
+    images.
     """
     import timm
 
@@ -244,7 +244,7 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = "take out the argument it names" if given else "take another model"
         raise UserError(where, f"{model} cannot be made: {reason} (of {given})"[:400], remedy=remedy) from error
-    unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} pictures"
+    unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} images"
     # A transformer would leave the pixels out that do not fill a patch, without a word.
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
     if sized and patch is not None and any(n % p for n, p in zip(shape[1:], patch, strict=True)):
@@ -257,5 +257,5 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(where, f"{unfit} ({reason})", remedy="change image_size or the model") from error
     if out.ndim != 2:
-        raise UserError(where, f"{model} gives maps of shape {tuple(out.shape)}", "one vector per picture")
+        raise UserError(where, f"{model} gives maps of shape {tuple(out.shape)}", "one vector per image")
     return net.train()

@@ -81,7 +81,7 @@ def loss_curve(
         raise ValueError(f"{len(step)} steps, {len(loss)} losses, {None if lr is None else len(lr)} learning rates")
     evals = {name: points for name, points in (evals or {}).items() if len(points[0])}
     rates = np.asarray(() if lr is None else lr, dtype=float)
-    # Three panels stay under 760 pixels: MLflow shows a picture at its full width, and cuts what is below the window.
+    # Three panels stay under 760 pixels: MLflow shows an image at its full width, and cuts what is below the window.
     panels = [2.5] + [1.7] * bool(evals) + [1.1] * (len(rates) > 0)
     figure, axes = blank(height=1.0 + sum(panels), ratios=panels)
     figure.suptitle(title, color=INK, fontsize=12)
@@ -280,7 +280,7 @@ def empty(height: float, dpi: int = 120, **settings: Any) -> Figure:
 
 
 class Sheet:
-    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink pictures for captions."""
+    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink images for captions."""
 
     def __init__(self, height: float, dpi: int = 120):
         self.figure, self.height = empty(height, dpi), height

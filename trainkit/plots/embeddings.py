@@ -69,9 +69,9 @@ def scatter(
 
 
 def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
-    """Draw pictures side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
+    """Draw images side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
     if len(images) != len(captions):
-        raise ValueError(f"{len(images)} pictures, {len(captions)} captions")
+        raise ValueError(f"{len(images)} images, {len(captions)} captions")
     tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
     across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
     down = max(1, -(-len(images) // across))

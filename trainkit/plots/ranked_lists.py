@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 RIGHT, WRONG = "#009e73", "#d55e00"
 """Of Okabe and Ito's palette; a frame around a wrong record is broken too."""
 _GAP = 0.3
-"""Between the query and what was found, in pictures."""
+"""Between the query and what was found, in images."""
 _LETTERS, _LINES = 135, 3
 """Of a caption: in a line as wide as the figure, and how many such lines are shown."""
 _TALLEST = 2.2
-"""How much higher than wide a picture may be drawn."""
+"""How much higher than wide an image may be drawn."""
 
 
 def ranked(
@@ -33,7 +33,7 @@ def ranked(
     captions: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw a row for each query: at the left its pictures, then those that came first; above, its caption.
+    """Draw a row for each query: at the left its images, then those that came first; above, its caption.
 
     `queries` (n, 5, h, w, 3) and `found` (n, k, h', w', 3) are uint8; `present` (n, 5) says which records a query has,
     one a modality; `text` (n,) its caption or ""; `right` holds for each query as many bools as records came first, k
@@ -65,7 +65,7 @@ def ranked(
         for k, line in enumerate(said[row]):
             page.text(0.11, top + 0.19 + 0.13 * k, line, 7, QUIET, style="italic")
         top += words[row]
-        # Pictures of the query end where those that were found begin.
+        # Images of the query end where those that were found begin.
         asking = np.flatnonzero(shown[row]).tolist()
         cells = [(left - len(asking) + k, queries[row, m], MODALITIES[m], None) for k, m in enumerate(asking)]
         cells += [(left + _GAP + k, found[row, k], str(k + 1), bool(hit)) for k, hit in enumerate(right[row])]
@@ -95,7 +95,7 @@ class _Page:
         self._axes.text(x, y, words, ha=ha, va=va, color=colour, fontsize=size, style=style)
 
     def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, hit: bool | None) -> None:
-        """Draw a picture, framed where `hit` says whether it is right."""
+        """Draw an image, framed where `hit` says whether it is right."""
         self._axes.imshow(pixels, interpolation="antialiased", extent=(x, x + wide, y + tall, y))
         if hit is not None:
             self.frame(x, y, wide, tall, hit)

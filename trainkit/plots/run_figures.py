@@ -1,4 +1,4 @@
-"""Draw the figures of a run from its journal, while it trains and when it ends, and pictures that go with a step."""
+"""Draw the figures of a run from its journal, while it trains and when it ends, and images that go with a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from trainkit.tracking.tracker import Silent, Tracker
 
-_OWN = {"this run": "", "averaged weights": "_ema"}
+_OWN = {"this run": "", "EMA weights": "_ema"}
 """Networks whose classes are drawn one by one, and what their files' names end in."""
 _SHEETS = {
     "hard": "two classes nearly equally probable",
@@ -55,18 +55,18 @@ def draw(
 
 
 def keep_pictures(tracker: Tracker | Silent, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw the pictures of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
+    """Draw the images of an evaluation, called `title`, at a step; MLflow shows each kind with a slider over steps.
 
     Kinds: roc, confusion, pca, tsne, hard, mislabelled, outliers, overlays, ranked, scenes. Raises ValueError for
     another one.
     """
-    on = title.replace("/ema", ", averaged weights")
+    on = title.replace("/ema", ", EMA weights")
     for kind, arrays in pictures.items():
         tracker.image(f"{title}/{kind}", step, picture(kind, arrays, f"{on}, step {step:,}"))
 
 
 def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
-    """Draw one kind of `Scores.pictures`; `on` names evaluation and step."""
+    """Draw one kind of `Scores.images`; `on` names evaluation and step."""
     from trainkit.plots import curves, embeddings
 
     if kind == "roc":
@@ -106,7 +106,7 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
 
         drawn = {key: arrays[key] for key in ("images", "truth", "predicted", "names", "colours")}
         return scenes.scenes(**drawn, captions=_seen(arrays), title=on)
-    raise ValueError(f"no picture of kind {kind!r}")
+    raise ValueError(f"no image of kind {kind!r}")
 
 
 def _cases(arrays: Mapping[str, Any]) -> list[str]:
@@ -152,7 +152,7 @@ def _some(arrays: Mapping[str, Any]) -> str:
 
 
 def _seen(arrays: Mapping[str, Any]) -> list[str]:
-    """Write the captions of segmented pictures: scores and, as many as there is room for, the worst classes."""
+    """Write the captions of segmented images: scores and, as many as there is room for, the worst classes."""
     captions = []
     for name, miou, right, iou in zip(*(arrays[key] for key in ("id", "miou", "pixel_accuracy", "iou")), strict=True):
         if miou != miou:

@@ -1,4 +1,4 @@
-"""Draw segmented pictures: the picture, its truth, the prediction, and where the two differ."""
+"""Draw segmented images: the image, its truth, the prediction, and where the two differ."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 Colours = tuple[tuple[int, int, int], ...]
 
 WRONG = (213, 46, 0)
-"""Of the pixels that are wrong, on the picture in pale grey; nearly the red of Okabe and Ito's palette."""
+"""Of the pixels that are wrong, on the image in pale grey; nearly the red of Okabe and Ito's palette."""
 _PALE = 0.45
-"""Contrast left to the picture under its mistakes."""
+"""Contrast left to the image under its mistakes."""
 _SQUARES = (244, 208)
 """Greys of the chequered ground where nothing is labelled: no class has a pattern, whatever colours the data brings."""
 _SQUARE = 24
-"""Squares across the longer side of a picture."""
+"""Squares across the longer side of an image."""
 _LEVELS = 12
 _APART_FROM = ((0, 0, 0), (255, 255, 255), (128, 128, 128))
-_COLUMNS = ("picture", "truth", "prediction", "wrong pixels")
+_COLUMNS = ("image", "truth", "prediction", "wrong pixels")
 _TALLEST = 1.6
-"""How much higher than wide a picture may be drawn."""
+"""How much higher than wide an image may be drawn."""
 _ABREAST = 112
 """Letters in a line of the legend, six for each patch of colour."""
 _LINES = 4
 """Lines of the legend; of more classes the most frequent are in it."""
 _SMALL = 160
-"""Pixels of the longer side up to which pictures are shown as squares of one colour."""
+"""Pixels of the longer side up to which images are shown as squares of one colour."""
 
 
 def scenes(
@@ -46,14 +46,14 @@ def scenes(
     colours: Sequence[tuple[int, int, int]],
     title: str,
 ) -> Figure:
-    """Draw a row for each picture: the picture, truth, prediction and mistakes side by side, a caption above.
+    """Draw a row for each image: the image, truth, prediction and mistakes side by side, a caption above.
 
-    `images` (h, w, 3), `truth` and `predicted` (h, w) are uint8, of one size picture by picture; truth may be IGNORED.
+    `images` (h, w, 3), `truth` and `predicted` (h, w) are uint8, of one size image by image; truth may be IGNORED.
     `names` and `colours` are those of the classes, of which the legend has those that occur; without colours `palette`
     gives them.
     """
     if not len(images) == len(truth) == len(predicted) == len(captions):
-        raise ValueError(f"{len(images)} pictures, {len(truth)} truths, {len(predicted)} predictions")
+        raise ValueError(f"{len(images)} images, {len(truth)} truths, {len(predicted)} predictions")
     colours = tuple(colours) or palette(len(names))
     if len(colours) != len(names):
         raise ValueError(f"{len(names)} classes, {len(colours)} colours")
@@ -86,7 +86,7 @@ def panels(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Make the four panels of a row, uint8 (h, w, 3) each; unlabelled truth has a chequered ground."""
     if not image.shape[:2] == truth.shape == predicted.shape:
-        raise ValueError(f"a picture {image.shape}, truth {truth.shape}, prediction {predicted.shape}")
+        raise ValueError(f"an image {image.shape}, truth {truth.shape}, prediction {predicted.shape}")
     table = np.zeros((256, 3), dtype=np.uint8)
     table[: len(colours)] = colours
     ground, unknown = _chequered(truth.shape), truth == IGNORED

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = 240
-"""Windows that a picture shows side by side; more are joined."""
+"""Windows that an image shows side by side; more are joined."""
 _BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY, _BLACK = COLOURS
 _COLOUR = {"data": _RED, "transfer": _ORANGE, "forward": _SKY, "compute": _SKY, "backward": _BLUE, "optimizer": _GREEN}
 _COLOUR |= {"idle": "#cccccc", "eval": _PINK, "checkpoint": _BLACK, "log": "#999999"}

@@ -27,7 +27,7 @@ _ENLARGED = 3
 _ABREAST = 110
 """Letters in a line of the legend, six for each patch of colour."""
 _LINE = 3
-"""Pixels of the enlarged plane, of which 2.3 are one where a run keeps the picture."""
+"""Pixels of the enlarged plane, of which 2.3 are one where a run keeps the image."""
 
 
 def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
@@ -43,7 +43,7 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
     abreast = max(1, min(len(present), _ABREAST // (6 + max((len(names[k - 1]) for k in present), default=0))))
     lines = -(-len(present) // abreast)
-    # What the colours are is said above the pictures: below six cases nobody would see it.
+    # What the colours are is said above the images: below six cases nobody would see it.
     cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
     head = 0.85 + key
     page = Sheet(head + max(1, len(planes)) * (cell + words), dpi=160)

@@ -121,7 +121,7 @@ def _phases(e: Evidence) -> Iterable[Finding]:
         ("eval", "evaluation", f"went into evaluations{f' ({held})' if held else ''}",
          (("a budget, or held less often", "evaluations"),)),
         ("checkpoint", "checkpoint", "went into checkpoints", (("written less often", "checkpoints"),)),
-        ("log", "log", "went into log lines, tables and pictures", (("log lines less often", "log"),)),
+        ("log", "log", "went into log lines, tables and images", (("log lines less often", "log"),)),
     )  # fmt: skip
     for phase, cause, said, untested in rules:
         if (lost := _share(e, phase)) >= NOTABLE:

@@ -73,7 +73,7 @@ class AdaDistill:
     """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
     kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
-    """Compute the teacher's embeddings once for every picture and mirror image: up to 1 GiB of them at every start, in
+    """Compute the teacher's embeddings once for every image and mirror image: up to 1 GiB of them at every start, in
     memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class AdaDistill:
         return embedding_quality(student, self.margin, memory.norms, at, plus)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Embedding of each picture summed with that of its mirror image, and the mean norm of the two."""
+        """Embedding of each image summed with that of its mirror image, and the mean norm of the two."""
         return embed_both_views(net, batch["image"])
 
     def score(self, rows: Rows, split: Split) -> Scores:

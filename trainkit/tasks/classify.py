@@ -30,18 +30,18 @@ from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
 
 @dataclass(kw_only=True)
 class Mix:
-    """Pictures and labels of a micro-batch mixed in pairs, by timm."""
+    """Images and labels of a micro-batch mixed in pairs, by timm."""
 
     mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Parameter of the beta distribution that the share of each picture is drawn from; 0: none."""
+    """Parameter of the beta distribution that the share of each image is drawn from; 0: none."""
     cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """The same for a rectangle of the other picture; 0: none."""
+    """The same for a rectangle of the other image; 0: none."""
     prob: FractionAboveZero = 1.0
     """Share of the batches that are mixed."""
     switch: Fraction = 0.5
     """Where both are on: share of the batches with cutmix."""
     mode: Literal["batch", "pair", "elem"] = "batch"
-    """Unit with a share of its own: a batch, a pair, or a picture."""
+    """Unit with a share of its own: a batch, a pair, or an image."""
 
     def __post_init__(self) -> None:
         if not (self.mixup or self.cutmix):
@@ -64,7 +64,7 @@ class Classify:
 
     def __post_init__(self) -> None:
         if self.net.frozen and self.mix is not None:
-            raise ValueError("mix mixes pictures, and net.frozen computes the features of each once; leave one out")
+            raise ValueError("mix mixes images, and net.frozen computes the features of each once; leave one out")
 
     @property
     def cached_features(self) -> bool:
@@ -124,7 +124,7 @@ class Classify:
         if len(image) % 2:
             raise UserError(
                 "task.mix",
-                f"micro-batches of {len(image)} pictures, which are mixed in pairs",
+                f"micro-batches of {len(image)} images, which are mixed in pairs",
                 "an even number",
                 "change train.batch_size, train.micro_batch or the number of processes",
             )

@@ -36,16 +36,16 @@ from trainkit.models.frozen_features import FEATURES, probe_note
 
 @dataclass(kw_only=True)
 class Embed:
-    """Learn embeddings in which pictures of one class lie together, from class labels alone."""
+    """Learn embeddings in which images of one class lie together, from class labels alone."""
 
     net: face_backbones.Net
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by its name; 1 for those not named."""
     mirror: bool = True
-    """Predict with the sum of the embeddings of a picture and its mirror image, as face verification does."""
+    """Predict with the sum of the embeddings of an image and its mirror image, as face verification does."""
     classify: bool = False
-    """Predict the scores of the classes too: for evaluation pictures of the classes that are trained on."""
+    """Predict the scores of the classes too: for evaluation images of the classes that are trained on."""
 
     @property
     def cached_features(self) -> bool:
@@ -83,7 +83,7 @@ class Embed:
         return Loss(total, divisor, {"accuracy": batch_accuracy(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Embedding of each picture and its norm, by the recipe with that of its mirror image, and the class scores."""
+        """Embedding of each image and its norm, by the recipe with that of its mirror image, and the class scores."""
         if not self.classify:
             return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch)
         embedding, scores = net(batch.get("image"), with_scores=True, features=batch.get(FEATURES))
@@ -128,7 +128,7 @@ class WithHead(nn.Module):
 
 
 class Pixels(nn.Module):
-    """The picture itself as an embedding: the reference that a network has to beat."""
+    """The image itself as an embedding: the reference that a network has to beat."""
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C * H * W)."""
@@ -146,7 +146,7 @@ def pixels_baseline(mirror: bool) -> Baseline:
 
 
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
-    """Embeddings of pictures and of their mirror images: their sum, and the mean of their norms."""
+    """Embeddings of images and of their mirror images: their sum, and the mean of their norms."""
     # One forward of twice the size: half as many launches, and one batch shape for the compiler.
     # No chunk(2), which ONNX has for batches of one size alone.
     plain, mirrored = net(torch.cat([image, image.flip(-1)])).float().unflatten(0, (2, -1)).unbind()
@@ -154,7 +154,7 @@ def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
 
 
 def embed_view(net: nn.Module, batch: Batch) -> Rows:
-    """Embeddings of pictures, or of their cached features, and their norms."""
+    """Embeddings of images, or of their cached features, and their norms."""
     embedding = (net(features=batch[FEATURES]) if FEATURES in batch else net(batch["image"])).float()
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 

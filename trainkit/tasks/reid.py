@@ -1,4 +1,4 @@
-"""People found again in colour pictures from whatever there is of them: infrared, colour pencil, sketch, words.
+"""People found again in colour images from whatever there is of them: infrared, colour pencil, sketch, words.
 
 ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385) for several modalities, and the strong baseline of plain
 re-identification (Luo et al., CVPR Workshops 2019, arXiv 1903.07071) for one. The losses are in `losses.retrieval`.
@@ -79,12 +79,12 @@ class Reid:
         return {name: Source(weights=word) for name, word in reid.required_weights(self.net).items()}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The network, and small copies of the pictures as the reference that it has to beat.
+        """The network, and small copies of the images as the reference that it has to beat.
 
         Raises UserError when the data has no modalities, or none but RGB where others are to be matched with it.
         """
         if not meta.modalities:
-            raise UserError("data", "pictures of one kind", "records of people", "take the data block `people`")
+            raise UserError("data", "images of one kind", "records of people", "take the data block `people`")
         kinds = subsets(meta.modalities)
         self._alone = not kinds
         if self.sdm is not None and self._alone:
@@ -260,12 +260,12 @@ class Reid:
             net.train(was_training)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """Small copies of the pictures, compared by correlation."""
+        """Small copies of the images, compared by correlation."""
         return [Baseline("pixels", lambda _: lambda batch: self.predict(Pixels(), batch))]
 
 
 class Pixels(nn.Module):
-    """Small copies of pictures, whatever their modality, as features: the reference that a network has to beat.
+    """Small copies of images, whatever their modality, as features: the reference that a network has to beat.
 
     Each is averaged over a grid of 16 x 8 areas and compared by correlation. Words say nothing here: captions are
     zeros.
@@ -274,7 +274,7 @@ class Pixels(nn.Module):
     GRID = (16, 8)
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
-        """Pictures (b, C, H, W) of each modality and captions (b, L) to features (B, C x 128) of length 1 or 0."""
+        """Images (b, C, H, W) of each modality and captions (b, L) to features (B, C x 128) of length 1 or 0."""
         pictures = torch.cat([F.adaptive_avg_pool2d(x.float(), self.GRID).flatten(1) for x in images.values()])
         features = F.normalize(pictures - pictures.mean(1, keepdim=True))
         return features if text is None else torch.cat([features, features.new_zeros(len(text), features.shape[1])])
@@ -289,7 +289,7 @@ class Pixels(nn.Module):
 
 
 def _inputs(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Pictures by modality, and captions where the data has any."""
+    """Images by modality, and captions where the data has any."""
     keys = {name: f"image.{name}" for name in MODALITIES}
     return {name: batch[key] for name, key in keys.items() if key in batch}, batch.get("text")
 

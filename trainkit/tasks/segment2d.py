@@ -1,4 +1,4 @@
-"""Segmentation of pictures: crops to learn from, whole pictures to be scored, at several sizes where that is asked for.
+"""Segmentation of images: crops to learn from, whole images to be scored, at several sizes where that is asked for.
 
 As the BiSeNet family is trained: the loss of the network's scores and that of each of its auxiliary heads, and where
 points are refined (PointRend) the cross-entropy at those that were drawn.
@@ -56,11 +56,11 @@ class Segment2d:
     aux_weight: NotNegative = 1.0
     """Of the objective at each auxiliary head beside that of the network's own scores."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
-    """By how much of the picture's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
+    """By how much of the image's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Windows at once, where pictures are seen through windows."""
+    """Windows at once, where images are seen through windows."""
     align_corners: bool = False
-    """Resize pictures to another size, and scores back, with the centres of their outermost pixels on each other, as in
+    """Resize images to another size, and scores back, with the centres of their outermost pixels on each other, as in
     evaluations of the public BiSeNet; else with their borders."""
 
     def __post_init__(self) -> None:
@@ -68,12 +68,12 @@ class Segment2d:
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:
-        """Pictures that the network's norms see together: of a process's micro-batch, of all processes'; None: one."""
+        """Images that the network's norms see together: of a process's micro-batch, of all processes'; None: one."""
         return None if self.norm.name == "group" else self.norm.name
 
     @property
     def batch_norm_least(self) -> int:
-        """Least number of pictures that batch norm must see at once; 1 before `build`."""
+        """Least number of images that batch norm must see at once; 1 before `build`."""
         return 1 if self.batch_norm is None else self._least
 
     def required_weights(self) -> dict[str, Source]:
@@ -131,9 +131,9 @@ class Segment2d:
                 )
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Numbers of pixels of each picture, and of boundary pixels; small maps where pictures are to be drawn.
+        """Numbers of pixels of each image, and of boundary pixels; small maps where images are to be drawn.
 
-        `scales`, `mirrors` and `window` are the same for all pictures of a batch: those of its split.
+        `scales`, `mirrors` and `window` are the same for all images of a batch: those of its split.
         """
         image, size = batch["image"], batch["mask"].shape[1:]
         view = [batch[name][0].tolist() for name in ("scales", "mirrors", "window")]
@@ -162,9 +162,9 @@ class Segment2d:
         window: Sequence[int] = (0, 0),
         size: Sequence[int] | None = None,
     ) -> Tensor:
-        """Class probabilities, float32 (B, classes, h, w), of normalised pictures (B, 3, H, W); see `multi_scale`.
+        """Class probabilities, float32 (B, classes, h, w), of normalised images (B, 3, H, W); see `multi_scale`.
 
-        `size` is h and w, None: those of the pictures. `net` is in evaluation mode; `build` has been called.
+        `size` is h and w, None: those of the images. `net` is in evaluation mode; `build` has been called.
         """
         return multi_scale.probabilities(
             lambda seen: net(seen)["logits"][0],
@@ -198,7 +198,7 @@ class Segment2d:
 
 
 class Deployable(nn.Module):
-    """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the picture."""
+    """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the image."""
 
     mean: Tensor
     std: Tensor

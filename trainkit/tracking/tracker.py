@@ -261,14 +261,14 @@ class Tracker:
         self._file(path, lambda out: fig.savefig(out, dpi=120, bbox_inches="tight"))
 
     def image(self, key: str, step: int, fig: Any) -> None:
-        """Keep a matplotlib figure as the picture of `key` at a step; MLflow shows those of a key with a slider.
+        """Keep a matplotlib figure as the image of `key` at a step; MLflow shows those of a key with a slider.
 
         The file's name, which is MLflow's, depends on run, key and step alone: a step that is computed again after a
-        resume replaces its picture.
+        resume replaces its image.
         """
         if not re.fullmatch(r"[a-zA-Z0-9_\-./ ]+", key):
             raise ValueError(f"image key {key!r}: only letters, digits, spaces and _ - . /")
-        # MLflow takes the latest of several pictures of a step by this time; here there is never a second.
+        # MLflow takes the latest of several images of a step by this time; here there is never a second.
         started = int(1000 * self.folder.info().started)
         unique = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.folder.name}/{started}/{key}/{_step(step)}")
         name = f"images/{key.replace('/', '~')}+step+{step}+timestamp+{started}+{unique}"
@@ -574,7 +574,7 @@ def _write_small(out: Path, png: io.BytesIO) -> None:
     from PIL import Image
 
     with Image.open(png) as picture:
-        # For the page until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall pictures
+        # For the page until it is clicked. MLflow's own copies of 256 pixels leave no letter readable; tall images
         # would be narrow, so the width is limited.
         picture = picture.convert("RGB")
         picture.thumbnail((600, 1800))

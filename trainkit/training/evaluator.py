@@ -230,6 +230,6 @@ class Evaluator:
         self.at[name] = state.step
         state.final.update(metrics)
         self.rows |= best.kept_rows(self._recipe, name, scored)
-        titles = {name: "this run", f"{name}/ema": "averaged weights"}
+        titles = {name: "this run", f"{name}/ema": "EMA weights"}
         self.curves.setdefault(name, {}).update({titles[t]: scores.curves for t, scores in scored.items()})
         return entered

@@ -237,7 +237,7 @@ class Average:
 
     @contextlib.contextmanager
     def swapped(self, net: nn.Module) -> Iterator[None]:
-        """Within, `net` has the averaged weights."""
+        """Within, `net` has the EMA weights."""
         self.swap(net)
         try:
             yield

@@ -161,7 +161,7 @@ class RunLogger:
                 keep_pictures(self.tracker, step, title, scores.pictures)
         whole = [(key, value) for key, value in scored[name].metrics.items() if "." not in key]  # `dice.sr`: of a class
         shown = [f"{key} {value:.4g}" for key, value in whole[:6] if f"{name}/{key}" != decides]
-        if decides in metrics:  # it may be of the averaged weights, or of a class
+        if decides in metrics:  # it may be of the EMA weights, or of a class
             marked = f"{decides.removeprefix(f'{name}/')}* {metrics[decides]:.4g}"
             shown.insert(0, f"{marked} (best so far)" if leads else marked)
         self.say(f"step {step}: {name}: {'  '.join(shown)}")

@@ -1,7 +1,7 @@
 """Outputs of frozen networks over the training split, computed once.
 
-A network that does not change says the same of the same picture in every epoch, and where mirroring is all that is done
-to pictures there are but two versions of each. So a teacher need not run in every step: batches carry what it said.
+A network that does not change says the same of the same image in every epoch, and where mirroring is all that is done
+to images there are but two versions of each. So a teacher need not run in every step: batches carry what it said.
 
 Small tables are computed at every start and kept on the device in float32. Large ones, and those that a task asks to
 store, are kept in half precision in the store, where every later run finds them:
@@ -10,9 +10,9 @@ store, are kept in half precision in the store, where every later run finds them
                           manifest.json   what they are outputs of, and the SHA-256 of every block
     <store>/outputs/.<key>/               the same while it is computed; what an interruption leaves is continued
 
-The key is a hash of the data's digest, the network's weights and structure, the precision, and what pictures look like
+The key is a hash of the data's digest, the network's weights and structure, the precision, and what images look like
 when the network gets them. At every start all blocks are hashed and some samples computed again, and what is damaged or
-of another network is replaced. At the beginning of every epoch a random thousandth is computed again, from pictures as
+of another network is replaced. At the beginning of every epoch a random thousandth is computed again, from images as
 that epoch draws them; where it does not agree the training ends.
 """
 
@@ -288,7 +288,7 @@ class _Source:
 
     @property
     def tolerance(self) -> float:
-        """Largest difference between two outputs of a picture, as a share of their length."""
+        """Largest difference between two outputs of an image, as a share of their length."""
         return LOOSE if self.tf32 else TOLERANCE.get(self.runtime.precision, LOOSE)
 
     def _fetched(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Batch:

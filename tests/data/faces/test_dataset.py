@@ -67,7 +67,7 @@ def test_a_folder_of_identities_opens_as_what_it_holds(faces):
     protocol = opened.evaluations["few"].protocol
     assert protocol.first.tolist() == [0, 0, 3] and protocol.second.tolist() == [1, 2, 2]
     assert protocol.same.tolist() == [True, False, False]
-    assert opened.evaluations["few"].size == 4  # six mentions of four pictures
+    assert opened.evaluations["few"].size == 4  # six mentions of four images
 
 
 def test_training_pictures_are_the_files_and_mirrored_where_view_says_so(faces):
@@ -107,7 +107,7 @@ def test_mirroring_depends_on_seed_epoch_and_sample_alone(faces):
     alone = torch.cat([train.fetch(rows[i : i + 1], 3)["view"] for i in rows])
     assert (whole == alone).all()
     epochs = torch.stack([train.fetch(rows, epoch)["view"] for epoch in range(40)]).float()
-    assert (epochs.std(0) > 0).all(), "each picture is seen both ways"
+    assert (epochs.std(0) > 0).all(), "each image is seen both ways"
     assert abs(epochs.mean() - 0.5) < 0.08
     assert not (faces.open(seed=6).train.fetch(rows, 3)["view"] == whole).all()
 
@@ -154,7 +154,7 @@ def test_pixels_are_scaled_as_the_field_does(faces):
 def test_a_split_travels_to_a_spawned_worker(faces):
     train = faces.open(seed=0).train
     letter = pickle.dumps(train)
-    assert len(letter) < 4000, "the pictures stay on disk"
+    assert len(letter) < 4000, "the images stay on disk"
     assert (pickle.loads(letter).fetch(np.arange(5), 1)["image"] == train.fetch(np.arange(5), 1)["image"]).all()
 
 
@@ -360,19 +360,19 @@ def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_
     with pytest.raises(UserError) as error:
         evaluation_sets.recognise(file)
     assert str(error.value).splitlines() == [
-        f"{file}: 4 pairs of one picture, or there before:",
+        f"{file}: 4 pairs of one image, or there before:",
         "  line 4: ben/0.png with anna/0.png, as in line 3",
         "  line 5: anna/1.png with itself",
         "  line 6: ./anna/0.png with anna/1.png, as in line 2",
         "  line 7: anna/0.png with anna/1.png, as in line 2",
-        "expected each pair of two pictures once, in either order; remove these lines",
+        "expected each pair of two images once, in either order; remove these lines",
     ]
 
 
 def test_a_pipe_that_pairs_name_is_not_waited_for(tmp_path):
     root = people(tmp_path / "p")
     os.mkfifo(root / "pipe.png")
-    with pytest.raises(UserError, match=r"pipe\.png.*: a named pipe; expected a picture file"):
+    with pytest.raises(UserError, match=r"pipe\.png.*: a named pipe; expected an image file"):
         import_images.import_evaluation(csv_of(root, ["anna/0.png,pipe.png,1"]), tmp_path / "out", image_size=SIZE)
 
 

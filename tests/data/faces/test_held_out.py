@@ -85,7 +85,7 @@ def test_no_file_of_pairs_leaves_a_person_on_both_sides(people):
 
 
 def test_a_picture_of_two_people_is_found_by_the_check_of_a_set(people, tmp_path):
-    """A file of pairs cannot help there: one picture lies in two folders."""
+    """A file of pairs cannot help there: one image lies in two folders."""
     (people / "anna" / "9.png").write_bytes((people / "ben" / "2.png").read_bytes())
     faces = Faces(train=str(people), image_size=SIZE, hold_out=pairs(people, *GOOD))
     opened = faces.open(0)

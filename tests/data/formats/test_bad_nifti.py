@@ -211,7 +211,7 @@ OTHERS = {
         b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64,
         "the pointer of a Git LFS file",
     ),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(500), "a PNG picture"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(500), "a PNG image"),
     "NRRD": (b"NRRD0004\n" + bytes(500), "an NRRD file"),
     "zip": (b"PK\x03\x04" + bytes(500), "a zip archive"),
     "twice": (gzip.compress(content()), "compressed twice"),

@@ -1,4 +1,4 @@
-"""Sets that `datasets` reads: pictures with metadata, CSV, JSON, shards and cards; and each mistake in them."""
+"""Sets that `datasets` reads: images with metadata, CSV, JSON, shards and cards; and each mistake in them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def samples(first: int = 0, count: int = 4) -> list[tuple[str, bytes]]:
 
 
 def laid_out(kind: str, root: Path) -> Path:
-    """The same four pictures of two classes, in each form."""
+    """The same four images of two classes, in each form."""
     paths = pictures(root)
     rows = [(path, k % 2) for k, path in enumerate(paths)]
     if kind == "csv":
@@ -119,14 +119,14 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
     assert Faces(train=str(table), columns={"image": "file", "label": "fine"}, image_size=8).open(0).meta.classes == 2
     words = ["data", "import", str(table), str(tmp_path / "out"), "--size", "8x8"]
     done = CliRunner().invoke(main.main, [*words, "--columns", "image=file,label=fine"])
-    assert done.exit_code == 0 and "4 pictures of 2 classes" in done.output
+    assert done.exit_code == 0 and "4 images of 2 classes" in done.output
     for given, said in (
         (["--columns", "image=fil,label=fine"],
          "no column 'fil'; expected one of its columns: file, coarse, fine, video; "
          "did you mean 'file'?"),
-        (["--columns", "label=fine"], "columns file, coarse, video, label; expected pictures in one of"),
+        (["--columns", "label=fine"], "columns file, coarse, video, label; expected images in one of"),
         (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
-        (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
+        (["--columns", "picture=file"], "--columns image=file: image, label, split, name or group"),
         (["--stream"], "--stream is for sets of the hub"),
     ):  # fmt: skip
         done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])
@@ -210,7 +210,7 @@ def test_paths_stay_in_the_folder_of_the_table(tmp_path, kind, name):
         import_images.import_pictures(path, tmp_path / "out", size=(8, 8))
     assert str(path) in str(told.value) and not (tmp_path / "out").exists()
     if name == "img/none.png":
-        assert "img/none.png" in str(told.value) and "1 unusable picture" in str(told.value)
+        assert "img/none.png" in str(told.value) and "1 unusable image" in str(told.value)
 
 
 @pytest.mark.parametrize("cut", [700, 3000, -512, -1024, -9000])
@@ -229,7 +229,7 @@ def test_a_shard_that_is_cut_off_is_named_before_anything_is_read(tmp_path, cut)
     [
         ([("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
         ([("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")], "don't share the same prefix or the same types"),
-        ([("a.txt", b"words")], "no picture|columns"),
+        ([("a.txt", b"words")], "no image|columns"),
         ([("a.mp4", b"0" * 100)], "a.tar"),
         ([], "a.tar"),
     ],
@@ -240,7 +240,7 @@ def test_shards_that_are_no_pictures_of_classes(tmp_path, members, said):
 
 
 def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
-    """300 MB of zeros in 300 KB, as a field of a sample: it is no picture and no text, and is not read."""
+    """300 MB of zeros in 300 KB, as a field of a sample: it is no image and no text, and is not read."""
     import gzip
 
     monkeypatch.setattr(image_decode, "BYTE_CAP", 10_000)
@@ -267,8 +267,8 @@ def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
         ),
         ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
         ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, row 0 \(img/0\.png\): label: None"),
-        ("a.csv", "image,label\n3,0\n", "image holds int64, which is no picture"),
-        ("a.json", '{"image": 1}', "no picture"),
+        ("a.csv", "image,label\n3,0\n", "image holds int64, which is no image"),
+        ("a.json", '{"image": 1}', "no image"),
         ("a.jsonl", "null", "a row that is no mapping of columns"),
     ],
 )
@@ -285,11 +285,11 @@ def test_an_image_column_that_holds_no_pictures_and_a_split_that_is_empty(tmp_pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"image": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="image holds int64, which is no picture; expected pictures in one of"):
+    with pytest.raises(UserError, match="image holds int64, which is no image; expected images in one of"):
         sources.open_source(tmp_path / "a.parquet")
     empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
     pq.write_table(empty, tmp_path / "b.parquet")
-    with pytest.raises(UserError, match="no pictures; expected at least one"):
+    with pytest.raises(UserError, match="no images; expected at least one"):
         import_images.import_pictures(tmp_path / "b.parquet", tmp_path / "out", size=(8, 8))
 
 

@@ -104,7 +104,7 @@ def test_an_animation_is_refused_with_its_file(tmp_path, kind):
     (tmp_path / "set" / "cat").mkdir(parents=True)
     file = tmp_path / "set" / "cat" / f"7.{kind.lower()}"
     file.write_bytes(saved(frames[0], kind, save_all=True, append_images=frames[1:]))
-    with pytest.raises(UserError, match=rf"cat/7\.{kind.lower()}: an animated picture"):
+    with pytest.raises(UserError, match=rf"cat/7\.{kind.lower()}: an animated image"):
         import_images.import_pictures(tmp_path / "set", tmp_path / "out", size=(8, 8), fit="crop")
     assert not (tmp_path / "out").exists()
 

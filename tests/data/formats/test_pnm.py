@@ -55,8 +55,8 @@ def test_the_largest_value_of_the_header_is_white(top, channels, plain):
         (b"P2 2 2 255\n1 2 99999999999999999999 4", "a sample above 255"),
         (b"P5 2 2 1000\n" + b"\xff" * 8, "a sample above 1000"),
         (b"P5 99999 99999 255\n1234", "99999 x 99999 pixels"),
-        (b"P4 8 1\n1", "not a picture of these formats"),
-        (b"P7\nWIDTH 2\n", "not a picture of these formats"),
+        (b"P4 8 1\n1", "not an image of these formats"),
+        (b"P7\nWIDTH 2\n", "not an image of these formats"),
         (b"P5#" + b"a" * 70_000 + b"\n2 2 255\n1234", "damaged header"),
     ],
 )  # fmt: skip

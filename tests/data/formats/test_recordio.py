@@ -210,7 +210,7 @@ def test_a_real_set_has_its_226_pictures_of_30_people():
     found = list(source.records())
     assert (source.size, len(found)) == (226, 226)
     assert sorted({r.label for r in found}) == list(range(30))
-    # The file's own records of people say which pictures are whose: 227 .. 256, each a range.
+    # The file's own records of people say which images are whose: 227 .. 256, each a range.
     offsets = recordio.read_index(REAL / "rec" / "train.idx")
     content = (REAL / "rec" / "train.rec").read_bytes()
     labels = np.asarray([r.label for r in found])

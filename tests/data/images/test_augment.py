@@ -32,7 +32,7 @@ def pictures(count: int, seed: int = 0, side: tuple[int, int] = (HEIGHT, WIDTH))
 
 
 def given(**values: float) -> torch.Tensor:
-    """One row of numbers that leaves a picture alone but for `values`."""
+    """One row of numbers that leaves an image alone but for `values`."""
     neutral = {"xx": 1.0, "yy": 1.0, "brightness": 1.0, "contrast": 1.0, "saturation": 1.0} | values
     return torch.tensor([[neutral.get(name, 0.0) for name in NUMBERS]])
 
@@ -248,7 +248,7 @@ def test_impossible_settings_are_refused_when_the_recipe_is_read(block, said):
 
 
 def shaded(height: int, width: int) -> np.ndarray:
-    """A grey picture, brighter to the right and below, with a texture; of whole numbers alone."""
+    """A grey image, brighter to the right and below, with a texture; of whole numbers alone."""
     y, x = np.mgrid[:height, :width]
     return (60 + 40 * x // width + 30 * y // height + (7 * x * x + 5 * x * y + 11 * y * y) % 13).astype(np.uint8)
 

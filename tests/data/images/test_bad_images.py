@@ -1,4 +1,4 @@
-"""Unusual and bad pictures and sets, as a recipe meets them: read right, or refused by file and row."""
+"""Unusual and bad images and sets, as a recipe meets them: read right, or refused by file and row."""
 
 import io
 import os
@@ -87,7 +87,7 @@ def test_a_cmyk_picture_is_not_inverted(root):
 def test_an_animated_picture_is_named(root, suffix):
     file = root / "dog" / f"moving.{suffix}"
     noise(5).save(file, save_all=True, append_images=[noise(6)])
-    with pytest.raises(UserError, match=rf"dog/moving\.{suffix}: an animated picture; expected a single frame"):
+    with pytest.raises(UserError, match=rf"dog/moving\.{suffix}: an animated image; expected a single frame"):
         opened(root)
 
 
@@ -95,12 +95,12 @@ def test_damaged_and_empty_files_are_named_all_at_once(root):
     whole = (root / "cat" / "1.png").read_bytes()
     (root / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
     (root / "dog" / "2.png").write_bytes(b"")
-    (root / "dog" / "text.jpg").write_text("no picture")
+    (root / "dog" / "text.jpg").write_text("no image")
     with pytest.raises(UserError) as error:
         opened(root)
     for name in ("cat/1.png", "dog/2.png", "dog/text.jpg"):
         assert name in str(error.value)
-    assert "3 unusable pictures" in str(error.value)
+    assert "3 unusable images" in str(error.value)
 
 
 def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
@@ -116,12 +116,12 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
         with pytest.raises(UserError) as error:
             data.open(0)
         assert str(error.value).splitlines()[:-1] == [
-            f"{root}: 5 unusable pictures:",
-            f"  {root}/cat/gone.png: a link that leads nowhere; expected a picture file",
-            f"  {root}/cat/round.png: cannot be read (Too many levels of symbolic links); expected a picture file",
-            f"  {root}/dog/folder.png: a folder; expected a picture file",
-            f"  {root}/dog/pipe.JPG: a named pipe; expected a picture file",
-            f"  {root}/dog/socket.png: a socket; expected a picture file",
+            f"{root}: 5 unusable images:",
+            f"  {root}/cat/gone.png: a link that leads nowhere; expected an image file",
+            f"  {root}/cat/round.png: cannot be read (Too many levels of symbolic links); expected an image file",
+            f"  {root}/dog/folder.png: a folder; expected an image file",
+            f"  {root}/dog/pipe.JPG: a named pipe; expected an image file",
+            f"  {root}/dog/socket.png: a socket; expected an image file",
         ]
     report = import_images.import_pictures(root, tmp_path / "out", size=(SIZE, SIZE), damaged="skip")
     assert (report.rows, len([note for note in report.notes if note.startswith("skipped: ")])) == (6, 5)
@@ -130,7 +130,7 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
 def test_of_many_damaged_files_the_first_are_named_and_all_are_counted(root):
     for k in range(30):
         (root / "dog" / f"x{k:02}.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"30 unusable pictures:(\n  .*/x\d\d\.png: 0 bytes.*){20}\n  and 10 more\n"):
+    with pytest.raises(UserError, match=r"30 unusable images:(\n  .*/x\d\d\.png: 0 bytes.*){20}\n  and 10 more\n"):
         opened(root)
 
 
@@ -138,7 +138,7 @@ def test_a_set_of_damaged_files_is_not_read_to_its_end(root, monkeypatch):
     monkeypatch.setattr(import_images, "_COUNTED", 25)
     for k in range(30):
         (root / "dog" / f"x{k:02}.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"25 unusable pictures or more:(\n  .*){20}\n  and 5 more\n"):
+    with pytest.raises(UserError, match=r"25 unusable images or more:(\n  .*){20}\n  and 5 more\n"):
         opened(root)
 
 
@@ -196,8 +196,8 @@ def test_folders_without_pictures_are_named_in_every_run(root, caplog):
     for _ in range(2):
         caplog.clear()
         opened(root)
-        assert f"{root}: left out: 2 folders without pictures: cow, dog/small" in caplog.messages
-        assert f"{root}: left out: 1 picture in no folder of a class: title.png" in caplog.messages
+        assert f"{root}: left out: 2 folders without images: cow, dog/small" in caplog.messages
+        assert f"{root}: left out: 1 image in no folder of a class: title.png" in caplog.messages
 
 
 def test_of_faces_what_lies_deeper_is_named(root, caplog):
@@ -208,8 +208,8 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
     Faces(train=str(root), image_size=SIZE).open(0)
     said = [message.removeprefix(f"{root}: left out: ") for message in caplog.messages if "left out" in message]
     assert said == [
-        f"1 picture in folders within those of classes: {root}/dog/2020/9.png",
-        "1 folder without pictures: eve",
+        f"1 image in folders within those of classes: {root}/dog/2020/9.png",
+        "1 folder without images: eve",
     ]
 
 
@@ -237,9 +237,9 @@ def test_class_names_that_differ_are_named(root, tmp_path):
 
 def test_a_split_of_one_class_is_refused(root, tmp_path):
     lonely = two_classes(tmp_path / "lonely", 200, ("cat",))
-    with pytest.raises(UserError, match=r"data\.train .*pictures of 1 class \(cat\); expected at least 2"):
+    with pytest.raises(UserError, match=r"data\.train .*images of 1 class \(cat\); expected at least 2"):
         opened(lonely)
-    with pytest.raises(UserError, match=r"data\.evaluate\.val .*pictures of 1 class \(cat\)"):
+    with pytest.raises(UserError, match=r"data\.evaluate\.val .*images of 1 class \(cat\)"):
         opened(root, evaluate={"val": str(lonely)})
 
 
@@ -264,5 +264,5 @@ def test_an_evaluation_set_of_pairs_is_no_set_of_classes(root, tmp_path):
 
 def test_an_empty_folder_is_named(tmp_path):
     (tmp_path / "nothing" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match="no pictures"):
+    with pytest.raises(UserError, match="no images"):
         opened(tmp_path / "nothing")

@@ -29,7 +29,7 @@ def picture(seed: int, side: tuple[int, int] = (8, 8)) -> np.ndarray:
 
 
 def folder(root: Path, names: dict[str, list[str]], first: int = 0, side: tuple[int, int] = (8, 8)) -> Path:
-    """Pictures `root/<class>/<name>`; each is noise of a seed of its own, counted from `first`."""
+    """Images `root/<class>/<name>`; each is noise of a seed of its own, counted from `first`."""
     seed = first
     for kind, files in names.items():
         (root / kind).mkdir(parents=True)
@@ -222,7 +222,7 @@ def test_labels_are_numbered_by_the_names_of_the_training_set(tmp_path, caplog):
         opened = Images(train=str(train), evaluate={"test": str(test)}, image_size=8).open(0)
     assert opened.evaluations["test"].protocol.label.tolist() == [1, 3]
     assert opened.evaluations["test"].protocol.names == ("ant", "bee", "cow", "dog")
-    assert "no pictures of 2 classes that are trained: ant, cow" in caplog.text
+    assert "no images of 2 classes that are trained: ant, cow" in caplog.text
 
 
 def test_large_sets_are_looked_at_through_a_fixed_sample_in_the_proportions_of_the_classes(tmp_path):
@@ -296,7 +296,7 @@ def test_nothing_is_held_out_by_picture_unless_asked(eyes):
 def test_classes_must_be_left_to_train_on(tmp_path):
     root = folder(tmp_path / "set", {"a": ["p1_1.png", "p2_1.png"], "b": ["p1_2.png"], "c": ["p1_3.png", "p2_3.png"]})
     data = Images(train=str(root), image_size=8, group=PERSON, hold_out=["p1"])
-    with pytest.raises(UserError, match="no pictures of b are left to train on"):
+    with pytest.raises(UserError, match="no images of b are left to train on"):
         data.open(0)
 
 
@@ -313,7 +313,7 @@ def test_in_an_open_set_held_out_groups_take_their_classes_with_them(tmp_path):
     held = opened.evaluations["held_out"]
     assert type(held.protocol) is Retrieval and held.protocol.label.tolist() == [0, 0, 0, 1, 1, 1]
     assert type(opened.evaluations["train"].protocol) is Classes
-    with pytest.raises(UserError, match=r"6 classes have pictures in held-out groups and in others"):
+    with pytest.raises(UserError, match=r"6 classes have images in held-out groups and in others"):
         Images(train=str(root), image_size=8, group=r"/(\d)\.png", hold_out=["0"], open_set=True).open(0)
 
 
@@ -350,9 +350,7 @@ def test_a_picture_that_is_trained_and_scored_is_refused(eyes, tmp_path):
     val = folder(tmp_path / "val", {"closed": ["a.png", "b.png"], "open": ["c.png"]}, first=500)
     Image.fromarray(picture(5)).save(val / "closed" / "copy.webp", lossless=True)  # other bytes, the same pixels
     data = Images(train=str(eyes), evaluate={"val": str(val)}, image_size=8)
-    with pytest.raises(
-        UserError, match=r"1 of its 4 pictures are in data\.train: closed/copy\.webp = closed/p2_1\.png"
-    ):
+    with pytest.raises(UserError, match=r"1 of its 4 images are in data\.train: closed/copy\.webp = closed/p2_1\.png"):
         data.open(0)
     copies = Images(train=str(val), image_size=8, group="each", hold_out=0.5)
     Image.fromarray(picture(5)).save(val / "open" / "same.png")
@@ -361,8 +359,8 @@ def test_a_picture_that_is_trained_and_scored_is_refused(eyes, tmp_path):
         try:
             copies.open(seed)
         except UserError as error:
-            assert "pictures are in data.train" in str(error) or "class" in str(error)
-            refused += "pictures are in data.train" in str(error)
+            assert "images are in data.train" in str(error) or "class" in str(error)
+            refused += "images are in data.train" in str(error)
     assert refused
 
 
@@ -424,7 +422,7 @@ def test_mirrored_pictures_alone_can_be_counted(eyes):
     assert moved.views == 0 and not moved.fetch(rows, 0)["view"].any()
 
 
-# ---- Real pictures ---------------------------------------------------------------------------------------------------
+# ---- Real images ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

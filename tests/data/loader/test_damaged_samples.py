@@ -30,7 +30,7 @@ PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulati
 
 @pytest.fixture
 def pictures(tmp_path, cache, monkeypatch) -> Path:
-    """48 pictures of three classes, packed; as of a set of gigabytes their hash is not compared when it is opened."""
+    """48 images of three classes, packed; as of a set of gigabytes their hash is not compared when it is opened."""
     stripes(tmp_path / "set", 16, 1, (SIDE, SIDE))
     monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
     return tmp_path / "set"
@@ -61,7 +61,7 @@ def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
     whole = opened(pictures)
     content = (whole.packed.path / "images.npy").read_bytes()
     for seed in promise.trials(
-        "B1", "a bit that flipped in a packed picture is found when it is read", few=40, many=2000
+        "B1", "a bit that flipped in a packed image is found when it is read", few=40, many=2000
     ):
         with promise.trial(seed):
             row = seed % 48
@@ -156,7 +156,7 @@ def table(ran) -> list[dict[str, str]]:
 def test_a_run_says_what_it_replaced(replaced):
     assert replaced.code == 0 and replaced.last.step == 12, "no update and no epoch is shorter"
     (event,) = replaced.events("sample_replaced")
-    assert event.data["row"] == 11 and event.data["said"] == "pictures/11: damaged" and event.data["instead"] != 11
+    assert event.data["row"] == 11 and event.data["said"] == "images/11: damaged" and event.data["instead"] != 11
     (row,) = table(replaced)
     assert row == {key: str(value) for key, value in event.data.items()}
 
@@ -203,7 +203,7 @@ def test_the_share_that_may_be_damaged_is_that_of_the_run_however_often_it_was_i
     words = ("loader.damaged=replace", "loader.damaged_most=2%", "train.length=1 epochs")
     if interrupted:
         assert run(*words, stopping=stop_after(2)).code == 143
-    with pytest.raises(UserError, match=rf"2 samples are damaged, the last one: pictures/{order[-1]}: .* at most 1"):
+    with pytest.raises(UserError, match=rf"2 samples are damaged, the last one: images/{order[-1]}: .* at most 1"):
         run(*words, resume="" if interrupted else None)
 
 
@@ -220,8 +220,8 @@ def test_and_of_all_processes_together():
 
 def test_as_given_damage_ends_the_run(store):
     done = spawn(1, str(PLUGIN / "toy.yaml"), "data.damaged=11", "--plugin", "toy")
-    assert done.returncode == EXIT_CODE and "error: pictures/11: damaged" in done.stderr
-    with pytest.raises(UserError, match=r"1 sample is damaged, .*pictures/11: damaged; expected at most 0 of 64: 1%"):
+    assert done.returncode == EXIT_CODE and "error: images/11: damaged" in done.stderr
+    with pytest.raises(UserError, match=r"1 sample is damaged, .*images/11: damaged; expected at most 0 of 64: 1%"):
         run("data.damaged=11", "loader.damaged=replace")
 
 
@@ -240,7 +240,7 @@ def test_an_import_leaves_out_no_more_than_it_may(pictures, tmp_path):
 
     assert "--damaged-most is given with --damaged skip" in imported("--damaged-most", "1%").output
     few = imported("--damaged", "skip", "--damaged-most", "4%")
-    assert few.exit_code == EXIT_CODE and "2 unusable pictures" in few.output and not (tmp_path / "out").exists()
+    assert few.exit_code == EXIT_CODE and "2 unusable images" in few.output and not (tmp_path / "out").exists()
     many = imported("--damaged", "skip", "--damaged-most", "5%")
-    assert many.exit_code == 0 and "46 pictures" in many.output
+    assert many.exit_code == 0 and "46 images" in many.output
     assert all(f"skipped: {pictures}/{name}" in many.output for name in ("across/003.png", "down/004.png"))

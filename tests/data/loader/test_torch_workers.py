@@ -103,13 +103,13 @@ class Bad:
 
     def fetch(self, rows, epoch):
         if 2 in rows:
-            raise UserError("pictures/2", "damaged", "a picture", "remove it")
+            raise UserError("pictures/2", "damaged", "an image", "remove it")
         return {"rows": torch.from_numpy(rows)}
 
 
 def test_a_mistake_of_the_user_ends_the_stream_where_it_is():
     got = []
-    with TorchWorkers(Bad(), loader()) as some, pytest.raises(UserError, match="pictures/2: damaged") as caught:
+    with TorchWorkers(Bad(), loader()) as some, pytest.raises(UserError, match="images/2: damaged") as caught:
         for batch in some.read((0, np.array([row])) for row in range(5)):
             got.append(batch["rows"].item())
     assert got == [0, 1] and caught.value.remedy == "remove it"

@@ -66,7 +66,7 @@ class Warns:
 
     def fetch(self, rows: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
         """The rows themselves."""
-        warnings.warn("picture \x1b[2J.png", stacklevel=1)
+        warnings.warn("image \x1b[2J.png", stacklevel=1)
         return {"rows": torch.from_numpy(rows)}
 
 
@@ -76,7 +76,7 @@ def test_what_a_library_warns_of_in_a_worker_orders_a_terminal_nothing(capfd):
         (batch,) = some.read([(0, np.arange(3))])
     assert batch["rows"].tolist() == [0, 1, 2]
     said = capfd.readouterr().err
-    assert r"UserWarning: picture \x1b[2J.png" in said and "\x1b" not in said
+    assert r"UserWarning: image \x1b[2J.png" in said and "\x1b" not in said
 
 
 @pytest.fixture(autouse=True)

@@ -147,7 +147,7 @@ def test_every_combination_of_modalities_asks_for_every_person(opened):
     for size in range(1, 5):
         for some in combinations(range(1, 5), size):
             rows = search.queries["_".join(MODALITIES[m] for m in some)]
-            # two infrared pictures and two captions of each, one of the others
+            # two infrared images and two captions of each, one of the others
             assert len(rows) == 3 * (2 if {1, 4} & set(some) else 1)
             assert ((rows >= 0) == np.isin(np.arange(5), some)).all()
             for m in some:
@@ -503,7 +503,7 @@ def test_people_and_pictures_in_two_splits_are_refused(home, tmp_path, caplog):
     assert set(labels.tolist()) == {-1, 1}
     sets.index(tmp_path / "copied", ["x", "y"], (2, 1, 1, 1, 1), seed=9)
     (tmp_path / "copied/nir/y/0.png").write_bytes((home / "train/rgb/p02/1.png").read_bytes())
-    with pytest.raises(UserError, match=r"1 of its 10 pictures are in data.train: nir/y/0.png = rgb/p02/1.png"):
+    with pytest.raises(UserError, match=r"1 of its 10 images are in data.train: nir/y/0.png = rgb/p02/1.png"):
         block(home, evaluate={"val": str(tmp_path / "copied")}).open(0)
 
 
@@ -524,7 +524,7 @@ def test_a_modality_that_is_not_there_is_refused(tmp_path):
     sets.index(tmp_path / "val", ["a"], (0, 2), seed=1)
     evaluate = {"val": str(tmp_path / "val")}
     with pytest.raises(
-        UserError, match=r"data.evaluate.val .*: 2 queries and 0 gallery pictures; expected some of either"
+        UserError, match=r"data.evaluate.val .*: 2 queries and 0 gallery images; expected some of either"
     ):
         People(train=str(tmp_path / "train"), evaluate=evaluate, sampler=sampler, **SMALL).open(0)
 

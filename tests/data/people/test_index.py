@@ -371,7 +371,7 @@ def test_any_index_comes_back_as_it_was_written(tmp_path_factory, drawn):
 
 @pytest.mark.slow
 def test_the_guide_s_14910_records_are_scanned_in_a_second_and_reopened_in_milliseconds(tmp_path):
-    """14,910 RGB pictures of 320 persons with their captions; files are empty, since none is opened."""
+    """14,910 RGB images of 320 persons with their captions; files are empty, since none is opened."""
     lines = []
     for n in range(14_910):
         person = f"{n % 320:04d}"

@@ -173,7 +173,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("b.png", "p", "c", "text", "words"), "a caption with the path 'b.png'"),
         (("", "p", "c", "text", " "), "no caption"),
         (("", "p", "c", "rgb", ""), "no path"),
-        (("b.png", "p", "c", "nir", "words"), "a caption beside a picture of modality nir"),
+        (("b.png", "p", "c", "nir", "words"), "a caption beside an image of modality nir"),
         (("a.png", "p", "c", "rgb", ""), "a.png again, as in"),
         (("../b.png", "p", "c", "rgb", ""), "the path '../b.png'"),
         (("sub/../b.png", "p", "c", "rgb", ""), "the path 'sub/../b.png'"),
@@ -181,7 +181,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("/etc/b.png", "p", "c", "rgb", ""), "the path '/etc/b.png'"),
         (("sub\\b.png", "p", "c", "rgb", ""), "folders divided by /"),
         (("b\n.png", "p", "c", "rgb", ""), "a path in one line"),
-        (("index.csv", "p", "c", "rgb", ""), "index.csv is no picture"),
+        (("index.csv", "p", "c", "rgb", ""), "index.csv is no image"),
         (("b.png", "p\nq", "c", "rgb", ""), "a name in one line"),
         (("b.png", "p", "c\x85d", "rgb", ""), "1 name not in UTF-8, or with control characters:\n  c\\u0085d\n"),
         (("b.png", "p", "c", "rgb"), "4 cells"),
@@ -211,7 +211,7 @@ def test_a_caption_of_something_else(tmp_path, of, person, said):
     index(tmp_path, *lines, columns=columns)
     assert said in str(refused(tmp_path))
     index(tmp_path, ("a.png", "p", "rgb", "", "n.png"), columns=columns)
-    assert "a picture of the picture" in str(refused(tmp_path))
+    assert "an image of the image" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_orbench_train(tmp_path):
     assert by_id(rows, rows.modality)["cp/0002/0002_1_cp.jpg"] == CP
     assert by_id(rows, rows.modality)["sk/0002/0002_1_sk.jpg"] == SK
     text = rows.number["vis/0002/0002_1_vis.jpg#text"]
-    assert rows.text[text] == "Person 0002 walks, picture 1."
+    assert rows.text[text] == "Person 0002 walks, image 1."
     assert rows.ids[rows.of[text]] == "vis/0002/0002_1_vis.jpg"
     assert set(rows.role) == {EITHER}
     assert rows.lists == {}
@@ -318,7 +318,7 @@ def test_orbench_captions_may_be_lists_and_persons_may_lack_modalities(tmp_path,
     assert texts == ["one", "two"]
     assert {p for p, m in zip(rows.person, rows.modality, strict=True) if m == NIR} == {"0001"}
     assert "vis/0002/0002_2_vis.jpg" not in rows.number
-    assert "left out 1 pictures that have no entry: vis/0002/0002_2_vis.jpg" in caplog.text
+    assert "left out 1 images that have no entry: vis/0002/0002_2_vis.jpg" in caplog.text
 
 
 def test_orbench_test_keeps_lists_and_their_order(tmp_path):
@@ -347,7 +347,7 @@ def test_orbench_test_keeps_lists_and_their_order(tmp_path):
                 assert (rows.text if modality == TEXT else rows.ids)[row] == expected[modality]
                 assert rows.person[row] == f"{number + 4:04d}"
                 assert (rows.modality[row], rows.role[row]) == (modality, QUERY)
-    # A picture or caption of several lists is one record: it is embedded once.
+    # An image or caption of several lists is one record: it is embedded once.
     assert len(rows) == 2 * 3 + 2 * 2 * 4
 
 
@@ -371,7 +371,7 @@ def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
     "change, said",
     [
         (lambda a: a[1].update(file_path="vis/0001/gone.jpg"), "vis/0001/gone.jpg is not in"),
-        (lambda a: a[1].update(file_path="nir/0001/0001_0_nir.jpg"), "expected vis/<person>/<picture>"),
+        (lambda a: a[1].update(file_path="nir/0001/0001_0_nir.jpg"), "expected vis/<person>/<image>"),
         (lambda a: a[1].update(file_path="../vis/0001/x.jpg"), "the path"),
         (lambda a: a[1].update(file_path=None), "file_path None"),
         (lambda a: a[1].update(file_path=a[0]["file_path"]), "again, as in"),
@@ -464,7 +464,7 @@ def test_sysu(tmp_path):
 def test_mistakes_in_sysu(tmp_path):
     people_sets.sysu(tmp_path)
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,5,9")
-    assert "person 0009, of whom there are no pictures" in str(refused(f"{tmp_path}#test"))
+    assert "person 0009, of whom there are no images" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
     for split in ("train", "test"):
         assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
@@ -512,7 +512,7 @@ def test_mistakes_in_market(tmp_path):
     assert "a distractor outside the gallery" in str(refused(f"{tmp_path}#test"))
     for file in (tmp_path / "query").iterdir():
         file.unlink()
-    assert "no pictures" in str(refused(f"{tmp_path}#test"))
+    assert "no images" in str(refused(f"{tmp_path}#test"))
     assert "no such split of Market-1501; expected train, test" in str(refused(f"{tmp_path}#val"))
 
 
@@ -543,7 +543,7 @@ def test_llcm(tmp_path):
     assert test.places == {"cam1": 1, "cam3": 3}
     assert (test.hides, test.by_person, test.trials) == ("person", True, "sysu")
     people_sets.write_text(tmp_path / "idx" / "test_id.txt", "99")
-    assert "no pictures" in str(refused(f"{tmp_path}#test"))
+    assert "no images" in str(refused(f"{tmp_path}#test"))
 
 
 # Nothing but sentences.

@@ -70,7 +70,7 @@ def test_empty_cells_are_mistakes_of_their_rows(tmp_path):
     pq.write_table(pa.Table.from_pylist(paths), tmp_path / "b.parquet")
     source = open_scenes(f"{tmp_path}/b.parquet")
     for place in (0, 1):
-        with pytest.raises(UserError, match="row 0, column mask: no picture, only a path"):
+        with pytest.raises(UserError, match="row 0, column mask: no image, only a path"):
             source.scenes[place]
 
 
@@ -82,7 +82,7 @@ def test_columns_of_tables(tmp_path):
     for name, row, said in (
         ("a", {"image": picture}, "masks in one of annotation"),
         ("b", {"image": picture, "label": 3}, "masks in one of annotation"),
-        ("c", {"mask": mask}, "pictures in one of image"),
+        ("c", {"mask": mask}, "images in one of image"),
     ):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
         with pytest.raises(UserError, match=said):

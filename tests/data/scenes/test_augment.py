@@ -1,4 +1,4 @@
-"""Random crops of pictures and masks: where they lie, what they show, and that both show the same."""
+"""Random crops of images and masks: where they lie, what they show, and that both show the same."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ FILL = torch.tensor([1, 2, 3], dtype=torch.uint8)
 
 
 def picture(height, width, seed=0):
-    """A picture, uint8 (3, H, W), and a map of the same shape whose values say where each pixel lies."""
+    """An image, uint8 (3, H, W), and a map of the same shape whose values say where each pixel lies."""
     values = np.random.default_rng(seed).integers(0, 256, (3, height, width), dtype=np.uint8)
     return values, np.arange(height * width, dtype=np.int32).reshape(height, width)
 
@@ -47,7 +47,7 @@ def test_a_cut_lies_in_its_picture_and_in_its_crop(shape, crop, factor, down, ri
     assert (start >= 0).all() and (region >= 1).all() and (start + region <= shape).all()
     assert (corner >= 0).all() and (size >= 1).all() and (corner + size <= crop).all()
     for axis in range(2):
-        # Either the crop is full along an axis, or all of the picture is in it.
+        # Either the crop is full along an axis, or all of the image is in it.
         assert size[axis] == crop[axis] or (region[axis], start[axis]) == (shape[axis], 0)
         # The factor is the one that was asked for, within half a pixel of the region or of the crop.
         asked = region[axis] * factor
@@ -149,7 +149,7 @@ def test_a_resampled_crop_is_what_pil_makes_of_the_region(height, width, down, r
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 def test_picture_and_mask_show_the_same(flip):
-    # A picture whose colour is its class, in patches large enough for most pixels to be in one of them alone.
+    # An image whose colour is its class, in patches large enough for most pixels to be in one of them alone.
     classes = np.kron(np.random.default_rng(2).integers(0, 12, (6, 8)), np.ones((20, 20), int)).astype(np.uint8)
     pixels = np.stack([classes * 20, 255 - classes * 20, classes * 7])
     block = SceneAugment(scales=(0.4, 2.5), flip=flip)

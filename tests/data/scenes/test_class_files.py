@@ -22,13 +22,13 @@ def covered(top: int, bottom: int, value: int = 255) -> np.ndarray:
 
 
 def place(root: Path, form: str, image: str, name: str) -> Path:
-    """The file of a class of a picture, in one of the forms."""
+    """The file of a class of an image, in one of the forms."""
     named = {"folder": f"{name}/{image}", "file": f"{image}/{name}", "end": f"{image}_{name}"}[form]
     return root / f"{named}.png"
 
 
 def made(root: Path, form: str, splits: tuple[str, ...] = ("",)) -> Path:
-    """Two pictures of each split: of road above and a car, and of road alone; in the last split also of a sign."""
+    """Two images of each split: of road above and a car, and of road alone; in the last split also of a sign."""
     for split in splits:
         for n in range(2):
             scene_sets.put(root / "images" / split / f"my_{n}.jpg", scene_sets.scene(n, SIZE)[0])
@@ -87,8 +87,8 @@ def test_what_fits_nothing_is_told(tmp_path):
     scene_sets.put(tmp_path / "images" / "alone.jpg", scene_sets.scene(9, SIZE)[0])
     scene_sets.put(tmp_path / "masks" / "car" / "gone.png", covered(0, 4))
     assert open_scenes(str(tmp_path)).left_out == (
-        "1 picture without a mask: alone.jpg",
-        "1 mask without a picture: car/gone.png",
+        "1 image without a mask: alone.jpg",
+        "1 mask without an image: car/gone.png",
     )
 
 
@@ -109,7 +109,7 @@ def test_ends_of_masks_that_are_no_classes_stay_what_they_were(tmp_path, ends):
         for end in ends:
             scene_sets.put(tmp_path / "masks" / f"a{n}{end}.png", scene_sets.scene(n, SIZE)[1])
     source = open_scenes(str(tmp_path))
-    assert source.kind == "folders of pictures and masks" and len(source) == 2
+    assert source.kind == "folders of images and masks" and len(source) == 2
 
 
 def test_a_list_may_have_a_column_for_each_class(tmp_path):
@@ -132,7 +132,7 @@ def test_a_list_may_have_a_column_for_each_class(tmp_path):
         (("images/my_0.jpg", "", ""), "1 line without a file of any class"),
         (("images/my_0.jpg", "masks/road/gone.png", ""), "1 line with a mask that is not there"),
         (("images/my_0.jpg", "../my_0.png", ""), "1 line with no path below the root"),
-        (("images/my_0.jpg", "some.csv", ""), "1 line with a file that is no picture"),
+        (("images/my_0.jpg", "some.csv", ""), "1 line with a file that is no image"),
     ],
 )
 def test_lines_of_such_a_list_that_cannot_be_used_are_counted(tmp_path, row, message):

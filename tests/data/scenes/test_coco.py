@@ -32,7 +32,7 @@ def content(annotations: list, images: int = 1, **said) -> dict:
 
 
 def written(folder: Path, said: object, name: str = "set.json") -> Path:
-    """A file of COCO's form, and the pictures that it may name."""
+    """A file of COCO's form, and the images that it may name."""
     folder.mkdir(parents=True, exist_ok=True)
     for n in range(4):
         scene_sets.put(folder / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
@@ -172,7 +172,7 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
     assert source.ids() == ["p2.png", "p0.png"] and source.labels is not None
     assert [files.classes_of(scene, source.labels).max() for scene in source.scenes] == [2, 1]
     (tmp_path / "some.txt").write_text("p3.png,set.json\n")
-    with pytest.raises(UserError, match="1 line with a picture that its JSON does not name"):
+    with pytest.raises(UserError, match="1 line with an image that its JSON does not name"):
         open_scenes(str(tmp_path / "some.txt"))
 
 
@@ -195,7 +195,7 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
         (content([annotation(segmentation={"counts": [1, -2]})]), "is neither a text nor a list of lengths"),
         (content([annotation(segmentation={"counts": "\x01"})]), "characters that no run lengths have"),
         (content([annotation(segmentation=[], bbox=[0, 0, 4, 4])]), "1 object with a box and none with an outline"),
-        (content([annotation()], images=9), "5 of 9 pictures are not there: p4.png"),
+        (content([annotation()], images=9), "5 of 9 images are not there: p4.png"),
         (content([], categories=[{"id": 1, "name": "a"}] * 2), r"categories\[1\]\.id is 1, as of another"),
         (content([], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]), "two classes of one name: a"),
         (content([], categories=[{"id": n, "name": f"c{n}"} for n in range(300)]), "301 classes; 2 to 255"),
@@ -217,7 +217,7 @@ def test_what_is_not_of_cocos_form_is_refused_in_one_message(tmp_path, said, mes
     [
         ({"counts": [5]}, "run lengths of 5 pixels for 32 x 24"),
         ({"counts": "o"}, "run lengths that break off"),
-        ({"counts": "o" * 50}, "run lengths that no picture has"),
+        ({"counts": "o" * 50}, "run lengths that no image has"),
         ([[0, 0, 5, 1e6] * 30_000], "an outline of 60000 points that crosses"),
     ],
 )

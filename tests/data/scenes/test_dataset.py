@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Six pictures of 24 x 32 to train on and three to be scored, of four classes."""
+    """Six images of 24 x 32 to train on and three to be scored, of four classes."""
     return sets.camvid(tmp_path_factory.mktemp("scenes") / "street")
 
 
@@ -58,7 +58,7 @@ def drawn(split: int, number: int):
 
 
 def where_of(values: np.ndarray) -> np.ndarray:
-    """A picture of which each pixel says by its colour where it is."""
+    """An image of which each pixel says by its colour where it is."""
     y, x = np.mgrid[: values.shape[0], : values.shape[1]]
     return np.stack([y, x, values], -1).astype(np.uint8)
 
@@ -137,7 +137,7 @@ def test_shorter_side_is_a_factor_on_the_scales(home):
     opened = block(home, short_side=48, eval_scales=[0.5, 1.0]).open(0)
     assert opened.evaluations["val"].fetch(np.asarray([0]), 0)["scales"].tolist() == [[2.0]]
     assert opened.evaluations["val.msf"].fetch(np.asarray([0]), 0)["scales"].tolist() == [[1.0, 2.0]]
-    # A crop of 16 x 24 then shows 8 x 12 pixels of the picture, twice as large.
+    # A crop of 16 x 24 then shows 8 x 12 pixels of the image, twice as large.
     assert opened.train.cuts(np.arange(6), 0).region.tolist() == [[8, 12]] * 6
 
 
@@ -159,7 +159,7 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
     sets.put(home / "valannot" / "p001.png", np.zeros((40, 20), np.uint8))
     sets.put(home / "train" / "p001.png", np.zeros((100, 20, 3), np.uint8) + 9)
     sets.put(home / "trainannot" / "p001.png", np.zeros((100, 20), np.uint8))
-    with pytest.raises(UserError, match=r"data.store: decoded, and pictures of 2 sizes in .*give data.size"):
+    with pytest.raises(UserError, match=r"data.store: decoded, and images of 2 sizes in .*give data.size"):
         block(home, store="decoded").open(0)
     opened = block(home, short_side=40).open(0)
     assert opened.train.scenes.pictures.store == "encoded"
@@ -186,7 +186,7 @@ def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store):
     size = (40, 60)
     home = sets.camvid(tmp_path / "a", 5, size)
     for n in range(5):
-        # Pictures whose colours are where each pixel is and its class, so that a crop says what it shows.
+        # Images whose colours are where each pixel is and its class, so that a crop says what it shows.
         sets.put(home / "train" / f"p{n:03d}.png", self_portrait(home, n))
     data = block(home, store=store, augment=SceneAugment(flip=0.5), distance=Distance(cap=6.0))
     train = data.open(1).train
@@ -230,7 +230,7 @@ def test_padding_is_unlabelled_mean_and_far_from_boundaries(home):
         mean=(0.2, 0.4, 0.6),
     )
     opened = data.open(1)
-    assert any("larger than their scaled picture" in note for note in opened.notes)
+    assert any("larger than their scaled image" in note for note in opened.notes)
     batch = opened.train.fetch(np.arange(6), 0)
     cuts = opened.train.cuts(np.arange(6), 0)
     padded = 0
@@ -286,7 +286,7 @@ def test_an_epoch_has_every_picture_once(opened):
     rows = opened.train.order(0, 2)
     assert rows.shape == (3, 2) and sorted(rows.ravel().tolist()) == list(range(6))
     assert opened.train.order(1, 2).tolist() != rows.tolist() and opened.train.order(0, 4).shape == (1, 4)
-    with pytest.raises(UserError, match="1 to 6, the number of pictures"):
+    with pytest.raises(UserError, match="1 to 6, the number of images"):
         opened.train.order(0, 7)
 
 
@@ -432,9 +432,7 @@ def test_the_yaml_of_a_recipe_becomes_the_block():
 
 
 def test_a_crop_larger_than_every_picture_is_refused(home):
-    found = (
-        r"data.crop: 64 pixels wide, more than each of 6 pictures at their largest scale; expected at most 48, at sc"
-    )
+    found = r"data.crop: 64 pixels wide, more than each of 6 images at their largest scale; expected at most 48, at sc"
     with pytest.raises(UserError, match=found):
         block(home, crop=(24, 64), augment=SceneAugment(scales=(0.75, 1.5))).open(0)
     with pytest.raises(UserError, match="25 pixels high"):
@@ -443,7 +441,7 @@ def test_a_crop_larger_than_every_picture_is_refused(home):
 
 
 def test_scales_that_leave_nothing_are_refused(home):
-    found = r"6 of 6 pictures less than 16 pixels short at scale 0.5: p000.png \(24 x 32\)"
+    found = r"6 of 6 images less than 16 pixels short at scale 0.5: p000.png \(24 x 32\)"
     with pytest.raises(UserError, match=found):
         block(home, augment=SceneAugment(scales=(0.5, 1.0))).open(0)
 
@@ -451,7 +449,7 @@ def test_scales_that_leave_nothing_are_refused(home):
 def test_a_picture_in_two_splits_is_refused_or_said(home, tmp_path, caplog):
     other = sets.camvid(tmp_path / "other", (6, 3))
     sets.put(other / "val" / "p001.png", drawn(0, 4)[0])
-    with pytest.raises(UserError, match=r"val: 1 of its 3 pictures are in data.train: p001.png = p004.png"):
+    with pytest.raises(UserError, match=r"val: 1 of its 3 images are in data.train: p001.png = p004.png"):
         block(other).open(0)
     with caplog.at_level(logging.WARNING):
         block(other, leakage="allow").open(0)
@@ -477,7 +475,7 @@ def test_masks_without_a_label_are_refused(tmp_path):
 def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch):
     home = sets.camvid(tmp_path / "a", (2, 1))
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 77, np.uint8))
-    monkeypatch.setattr(dataset.cache, "pack_once", lambda *_, **__: pytest.fail("pictures are packed"))
+    monkeypatch.setattr(dataset.cache, "pack_once", lambda *_, **__: pytest.fail("images are packed"))
     with pytest.raises(UserError, match=r"77 \(768 px"):
         block(home).open(0)
 
@@ -493,13 +491,13 @@ def test_notes_say_what_is_odd(tmp_path):
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 1, np.uint8))
     (home / "train" / "p003.png").write_bytes((home / "train" / "p002.png").read_bytes())
     notes = block(home, short_side=24, eval_scales=[0.5, 1.0]).open(0).notes
-    assert "data.train: 1 of 4 pictures are of one class all over: p001.png (road)" in notes
-    again = "data.train: 1 of 4 pictures are there before, 1 of them with another mask: p003.png = p002.png"
+    assert "data.train: 1 of 4 images are of one class all over: p001.png (road)" in notes
+    again = "data.train: 1 of 4 images are there before, 1 of them with another mask: p003.png = p002.png"
     assert again in notes
     (said,) = (note for note in notes if "eval_scales" in note)
-    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 pictures less than 16 pixels short at")
+    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 images less than 16 pixels short at")
     notes = block(home, short_side=4096, eval_scales=[1.0, 2.0]).open(0).notes
-    assert any(note.endswith("2 of 2 pictures have more than 67108864 pixels at scale 2") for note in notes)
+    assert any(note.endswith("2 of 2 images have more than 67108864 pixels at scale 2") for note in notes)
 
 
 def test_missing_files_are_said_by_key(tmp_path):

@@ -1,4 +1,4 @@
-"""Masks as they are in files of every kind, and sizes of pictures: what is read, and what is said about damage."""
+"""Masks as they are in files of every kind, and sizes of images: what is read, and what is said about damage."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_palette_png_is_its_indices_or_its_colours():
     ("data", "said"),
     [
         (b"", "cannot be decoded"),
-        (b"GIF89a" + b"\0" * 40, "not a picture of these formats"),
+        (b"GIF89a" + b"\0" * 40, "not an image of these formats"),
         (scene_sets.encoded(scene_sets.scene()[0], "JPEG"), "JPEG or WebP file.*save the masks again, as PNG"),
         (scene_sets.encoded(scene_sets.scene()[0], "WEBP"), "JPEG or WebP file"),
         (scene_sets.encoded(scene_sets.scene()[1])[:-40], "cannot be decoded"),

@@ -130,7 +130,7 @@ def test_names_are_those_of_the_values_that_are_not_ignored():
 def test_numbers_against_a_loop(mask, ignored, wide):
     labels = numbered(NAMES, sorted(ignored))
     table = dict(labels.values)
-    # A grey picture may have been saved as RGB, or with 16 bits.
+    # A grey image may have been saved as RGB, or with 16 bits.
     given = mask.astype(np.uint16) if wide else np.repeat(mask[..., None], 3, 2)
     strange = Counter(int(value) for value in mask.ravel() if int(value) not in table)
     if not strange:

@@ -1,4 +1,4 @@
-"""Layouts of pictures with masks: what is found, and what is said about what does not fit."""
+"""Layouts of images with masks: what is found, and what is said about what does not fit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def drawn(part: int, n: int, classes: int = scene_sets.CLASSES) -> np.ndarray:
 @pytest.mark.parametrize(
     ("write", "kind", "ids", "labels"),
     [
-        (scene_sets.camvid, "folders of pictures and masks", "p{n:03d}.png", None),
-        (scene_sets.folders, "folders of pictures and masks", "p{n:03d}.jpg", None),
+        (scene_sets.camvid, "folders of images and masks", "p{n:03d}.png", None),
+        (scene_sets.folders, "folders of images and masks", "p{n:03d}.jpg", None),
         (
             lambda root: scene_sets.folders(root, inside=False, masks="labels"),
-            "folders of pictures and masks",
+            "folders of images and masks",
             "p{n:03d}.jpg",
             None,
         ),
@@ -148,12 +148,12 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
     source = open_scenes(str(tmp_path))
     assert source.ids() == ["p007.jpg"]
     assert source.left_out == (
-        "7 pictures without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
-        "1 mask without a picture: other.png",
-        "1 file that is no picture: notes.txt",
+        "7 images without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
+        "1 mask without an image: other.png",
+        "1 file that is no image: notes.txt",
     )
     (tmp_path / "masks" / "p007.png").unlink()
-    with pytest.raises(UserError, match=r"8 pictures \(p000.jpg, .*\), 1 mask \(other.png\), no two of one name"):
+    with pytest.raises(UserError, match=r"8 images \(p000.jpg, .*\), 1 mask \(other.png\), no two of one name"):
         open_scenes(str(tmp_path))
 
 
@@ -172,7 +172,7 @@ def test_names_that_no_table_could_hold_are_refused(tmp_path):
 def test_what_is_no_picture_may_have_any_name(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
-    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is no picture: \xff.txt",)
+    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is no image: \xff.txt",)
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
@@ -192,13 +192,13 @@ def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, ki
     with pytest.raises(UserError) as error:
         mask_store.pack_masks_once(source, LABELS, None)
     for name in ("images/p001.jpg", "masks/p002.png"):
-        assert f"{tmp_path}/{name}: {said}; expected a picture file" in str(error.value)
+        assert f"{tmp_path}/{name}: {said}; expected an image file" in str(error.value)
 
 
 def test_two_pictures_of_one_name_are_refused(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     scene_sets.put(tmp_path / "images" / "p001.png", scene_sets.scene(9)[0])
-    with pytest.raises(UserError, match=r"1 pair of pictures of one name: p001.jpg and p001.png"):
+    with pytest.raises(UserError, match=r"1 pair of images of one name: p001.jpg and p001.png"):
         open_scenes(str(tmp_path))
 
 
@@ -223,7 +223,7 @@ def test_splits_are_chosen_by_name_and_never_by_chance(tmp_path):
 
 
 def test_coco_stuff_in_other_places(tmp_path):
-    # As unpacked: pictures in `train2017` itself, and annotations of boxes that are no masks.
+    # As unpacked: images in `train2017` itself, and annotations of boxes that are no masks.
     root = scene_sets.coco_stuff(tmp_path / "a")
     for split in ("train2017", "val2017"):
         (root / "images" / split).rename(root / split)
@@ -344,16 +344,16 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
     assert lines[0] == "18 mistakes in 19 lines:"
     assert sorted(line.strip() for line in lines[1:]) == sorted(
         [
-            "7 lines with a picture that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "7 lines with an image that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
             "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
             "1 line with a mask that is not there: line 10 (data/train/gone.png)",
             "4 lines with no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
             "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
-            "1 line with a picture named before: line 13 (data/train/p000.jpg, as in line 2)",
+            "1 line with an image named before: line 13 (data/train/p000.jpg, as in line 2)",
             "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
             "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
-            "2 lines with a file that is no picture: line 17 (data/train/p004.npy), line 19 (data/train)",
-            "1 line with one file as picture and mask: line 18 (data/train/p004.jpg)",
+            "2 lines with a file that is no image: line 17 (data/train/p004.npy), line 19 (data/train)",
+            "1 line with one file as image and mask: line 18 (data/train/p004.jpg)",
         ]
     )
 
@@ -393,7 +393,7 @@ def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
         (
             lambda root: [(root / n).mkdir() for n in ("images", "masks")],
             ".",
-            "no pictures in one or both of images and",
+            "no images in one or both of images and",
         ),
         (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "cannot be read"),
     ],

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture
 def root(tmp_path):
-    """Pictures of 24 x 32 pixels: p000 to p005 to train on, p000 to p002 to score."""
+    """Images of 24 x 32 pixels: p000 to p005 to train on, p000 to p002 to score."""
     return scene_sets.camvid(tmp_path / "set", (6, 3))
 
 
@@ -77,9 +77,7 @@ def test_nothing_is_said_of_sets_that_are_well(root, cache):
 def another_size(root):
     put_mask(root, "p001", np.zeros((24, 30)))
     put_mask(root, "p004", np.zeros((48, 64)))
-    return (
-        r"2 of 6 masks are of another size than their pictures:\n  \S+p001\.png: 30 x 24 pixels, its picture 32 x 24\n"
-    )
+    return r"2 of 6 masks are of another size than their images:\n  \S+p001\.png: 30 x 24 pixels, its image 32 x 24\n"
 
 
 def values_outside(root):
@@ -96,7 +94,7 @@ def damaged_picture(root):
     file = root / "train/p005.png"
     file.write_bytes(file.read_bytes()[:300])
     (root / "train/p000.png").write_bytes(b"nothing")
-    return r"2 of 6 pictures cannot be used:\n  \S+p000\.png: cannot be decoded .*\n  \S+p005\.png: cannot be decoded"
+    return r"2 of 6 images cannot be used:\n  \S+p000\.png: cannot be decoded .*\n  \S+p005\.png: cannot be decoded"
 
 
 def damaged_mask(root):
@@ -191,8 +189,8 @@ def test_sets_that_are_not_there_are_all_named(tmp_path):
     ("setting", "said"),
     [
         ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, more than each of 6 .*at most 29"),
-        ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, more than each of 6 pictures"),
-        ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 pictures less than 16 pixels short at scale 0\.6: .*p000"),
+        ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, more than each of 6 images"),
+        ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 images less than 16 pixels short at scale 0\.6: .*p000"),
     ],
 )
 def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
@@ -205,7 +203,7 @@ def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
 
 def test_scales_at_which_nothing_is_left_to_score_are_told(root):
     (found,) = verify.verify(recipe(root, evals=(0.5, 1.0)))
-    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 pictures less than 16 pixels", found)
+    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 images less than 16 pixels", found)
     assert verify.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
 
 
@@ -231,26 +229,26 @@ def copy(root, split, one, to_split, other, masks=True):
 def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
     copy(root, "train", "p004", "val", "p001", masks=False)
     (found,) = verify.verify(recipe(root))
-    assert re.match(r"data\.evaluate\.val .*: 1 of its 3 pictures are in data\.train .*: p001.* = p004", found)
+    assert re.match(r"data\.evaluate\.val .*: 1 of its 3 images are in data\.train .*: p001.* = p004", found)
     with pytest.raises(UserError, match="was trained on"):
         opened(root)
     (found,) = verify.verify(recipe(root, more=", leakage: allow"))
     assert found.startswith("warning: data.evaluate.val")
     (found,) = verify.verify(root, names=NAMES)
-    assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train: p001.* = p004", found)
+    assert re.match(r"warning: .*#val: 1 of its 3 images are in .*#train: p001.* = p004", found)
     (found,) = verify.verify(f"{root}#val", names=NAMES, against=[f"{root}#train"])
-    assert re.match(r"warning: .*#val: 1 of its 3 pictures are in .*#train", found)
+    assert re.match(r"warning: .*#val: 1 of its 3 images are in .*#train", found)
 
 
 def test_what_is_odd_is_told_and_no_problem(root):
-    copy(root, "train", "p000", "train", "p001")  # the same picture and mask
-    copy(root, "train", "p002", "train", "p003", masks=False)  # the same picture, another mask
+    copy(root, "train", "p000", "train", "p001")  # the same image and mask
+    copy(root, "train", "p002", "train", "p003", masks=False)  # the same image, another mask
     put_mask(root, "p005", np.where(mask(root, "p005") == 3, 0, mask(root, "p005")))
     put_mask(root, "p004", np.full(scene_sets.SIZE, 1))
     found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
-    assert "1 of 6 pictures are of one class all over: p004.png (road)" in found[0]
-    twice = "2 of 6 pictures are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
+    assert "1 of 6 images are of one class all over: p004.png (road)" in found[0]
+    twice = "2 of 6 images are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
     assert twice in found[1]
     # The same of the packed form, which a training has at hand.
     whole = opened(root).evaluations["train"].scenes
@@ -263,7 +261,7 @@ def test_masks_of_other_pictures_are_told(root):
     for name in ("p000", "p005"):  # two masks of one class are alike without having been copied
         put_mask(root, name, np.full(scene_sets.SIZE, 2))
     found = verify.verify(f"{root}#train", names=NAMES)
-    assert "1 of 6 masks are those of other pictures: p003.png = p001.png" in found[-1]
+    assert "1 of 6 masks are those of other images: p003.png = p001.png" in found[-1]
 
 
 def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
@@ -275,14 +273,14 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
     found = verify.verify(f"{root}#train", names=[*NAMES, "wall"])
     said = "\n".join(found)
     assert "2 of 5 classes have no pixel: car, wall" in said
-    assert "1 of 6 pictures have no pixel with a class: p002.png" in said
+    assert "1 of 6 images have no pixel with a class: p002.png" in said
     assert re.search(r"7\d\.\d% of the pixels have no class", said) and len(found) == 3
 
 
 def test_what_is_left_out_is_told(root):
     (root / "trainannot/p002.png").unlink()
     (found,) = verify.verify(f"{root}#train", names=NAMES)
-    assert re.match(r"warning: .*#train: 1 left out: 1 picture without a mask: p002", found)
+    assert re.match(r"warning: .*#train: 1 left out: 1 image without a mask: p002", found)
 
 
 @pytest.mark.parametrize(("orientation", "size", "told"), [
@@ -290,7 +288,7 @@ def test_what_is_left_out_is_told(root):
     (6, (24, 32), False), (6, (24, 24), True),
 ])  # fmt: skip
 def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orientation, size, told):
-    """A mask may be of the picture as stored or as shown; where the sides change places, its size says which."""
+    """A mask may be of the image as stored or as shown; where the sides change places, its size says which."""
     picture, classes = scene_sets.scene(77, size)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -300,7 +298,7 @@ def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orient
     found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == told
     for line in found:
-        assert re.match(r"warning: .*#train: 1 of 6 pictures are turned or mirrored by their EXIF .*: p002\.png$", line)
+        assert re.match(r"warning: .*#train: 1 of 6 images are turned or mirrored by their EXIF .*: p002\.png$", line)
 
 
 def test_values_count_as_classes_where_nothing_names_them(root):
@@ -336,7 +334,7 @@ def test_tables_are_read_too(tmp_path):
     place = scene_sets.parquet(tmp_path / "set", (5, 2))
     assert verify.verify(place, names=NAMES) == []
     lines = verify.described(place, names=NAMES)
-    assert [line.split()[-1] for line in lines if line.startswith("  pictures")] == ["5", "2"]
+    assert [line.split()[-1] for line in lines if line.startswith("  images")] == ["5", "2"]
 
 
 def test_a_set_is_described_by_its_pixels(root):

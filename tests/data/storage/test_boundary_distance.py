@@ -1,4 +1,4 @@
-"""Distances to boundaries between classes: exact, following the picture, and never those of other masks."""
+"""Distances to boundaries between classes: exact, following the image, and never those of other masks."""
 
 import json
 import math

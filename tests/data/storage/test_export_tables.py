@@ -43,7 +43,7 @@ NAMES = ["open/a_1", "open/b_2", "shut, or nearly/a_3", "shut, or nearly/c\\_4"]
 @pytest.mark.parametrize("store", ["decoded", "encoded"])
 def test_what_is_exported_is_imported_with_the_same_digest(tmp_path, size, suffix, group, store):
     if size is None and store == "decoded":
-        pytest.skip("pictures of their own sizes are encoded")
+        pytest.skip("images of their own sizes are encoded")
     root = _folder(tmp_path / "from", NAMES, suffix)
     made = import_images.import_pictures(root, tmp_path / "a", size=size, fit="crop", group=group, store=store)
     assert export_tables.export_set(tmp_path / "a", tmp_path / "out") == len(NAMES)
@@ -58,7 +58,7 @@ def test_datasets_loads_it_with_names_and_pictures(tmp_path, monkeypatch):
     import_images.import_pictures(_folder(tmp_path / "from", NAMES), tmp_path / "a", size=(6, 10))
     words = ["data", "export", str(tmp_path / "a"), str(tmp_path / "out"), "--split", "test"]
     done = CliRunner().invoke(main.main, words)
-    assert done.exit_code == 0 and "4 pictures, split test" in done.output
+    assert done.exit_code == 0 and "4 images, split test" in done.output
     assert len(list((tmp_path / "out" / "data").iterdir())) > 1
     found = datasets.load_dataset(str(tmp_path / "out"), split="test", cache_dir=str(tmp_path / "hf"))
     assert found.features["label"].names == ["open", "shut, or nearly"] and found["label"] == [0, 0, 1, 1]
@@ -86,16 +86,16 @@ def test_scenes_are_exported_with_masks_and_names_and_come_back_the_same(tmp_pat
     images = packing.pack_once(source.pictures(), tuple(masks.shapes[0].tolist()), "no")
     words = ["data", "export", str(images.path), str(tmp_path / "out"), "--masks", str(masks.path)]
     done = CliRunner().invoke(main.main, words)
-    assert done.exit_code == 0 and "3 pictures and their masks" in done.output
+    assert done.exit_code == 0 and "3 images and their masks" in done.output
     assert json.loads((tmp_path / "out" / "names.json").read_text()) == list(names)
     again = open_scenes(str(tmp_path / "out"))
     assert again.labels is not None and again.labels.names == labels.names
     assert mask_store.pack_masks_once(again, again.labels).digest == masks.digest
     assert packing.pack_once(again.pictures(), images.size, "no").digest == images.digest
-    with pytest.raises(UserError, match="masks of other pictures"):
+    with pytest.raises(UserError, match="masks of other images"):
         other = open_scenes(f"{tmp_path / 'from'}#val")
         export_tables.export_set(images.path, tmp_path / "no", masks=mask_store.pack_masks_once(other, labels).path)
-    with pytest.raises(UserError, match="no packed pictures"):
+    with pytest.raises(UserError, match="no packed images"):
         export_tables.export_set(masks.path, tmp_path / "no")
     assert not (tmp_path / "no").exists()
 

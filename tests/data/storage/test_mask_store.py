@@ -126,9 +126,9 @@ def test_masks_of_another_size_are_refused_before_any_is_read(root, monkeypatch,
     with pytest.raises(UserError) as error:
         pack_masks_once(source(root), LABELS)
     said = str(error.value)
-    assert "2 masks that do not fit their pictures" in said and "p001" not in said
-    assert re.search(r"trainannot/p000\.png: 30 x 24 pixels, its picture 32 x 24", said)
-    assert re.search(r"trainannot/p003\.png: 24 x 32 pixels, its picture 32 x 24 \(is that turned by its EXIF", said)
+    assert "2 masks that do not fit their images" in said and "p001" not in said
+    assert re.search(r"trainannot/p000\.png: 30 x 24 pixels, its image 32 x 24", said)
+    assert re.search(r"trainannot/p003\.png: 24 x 32 pixels, its image 32 x 24 \(is that turned by its EXIF", said)
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
@@ -144,7 +144,7 @@ def test_a_turned_photograph_has_the_size_that_it_is_shown_at(root):
     stream = io.BytesIO()
     mask.save(stream, "PNG", exif=exif)
     (root / "trainannot/p003.png").write_bytes(stream.getvalue())
-    with pytest.raises(UserError, match=r"p003\.png: 24 x 32 pixels, its picture 32 x 24"):
+    with pytest.raises(UserError, match=r"p003\.png: 24 x 32 pixels, its image 32 x 24"):
         pack_masks_once(source(root), LABELS)
 
 
@@ -201,8 +201,8 @@ def damaged(data, change):
     ("change", "said"),
     [
         (lambda a, m: a["shapes"].__setitem__((0, 0), 25), "counts that do not fit"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "sizes that no picture has"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "sizes that no picture has"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "sizes that no image has"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "sizes that no image has"),
         (lambda a, m: a["offsets"].__setitem__(1, 1 << 40), "offsets do not fit"),
         (lambda a, m: a["offsets"].__setitem__(0, 1), "offsets do not fit"),
         (lambda a, m: a["counts"].__setitem__((0, 0), -1), "counts that do not fit"),

@@ -1,4 +1,4 @@
-"""Modalities derived from photographs: who keeps what, what each picture is made of, and what captions say."""
+"""Modalities derived from photographs: who keeps what, what each image is made of, and what captions say."""
 
 import csv
 import json
@@ -167,7 +167,7 @@ def test_mistakes_name_the_file(cache, tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         derived_modalities.folder(tmp_path / "nowhere")
     (tmp_path / "empty" / "ann").mkdir(parents=True)
-    with pytest.raises(UserError, match="no pictures"):
+    with pytest.raises(UserError, match="no images"):
         derived_modalities.folder(tmp_path / "empty")
     source = people(tmp_path / "photographs", {"ann": 4})
     (source / "ann" / "2.png").write_bytes(b"\x89PNG nothing")
@@ -175,12 +175,12 @@ def test_mistakes_name_the_file(cache, tmp_path):
         derived_modalities.folder(source)
     Image.fromarray(photograph(1, 12, 40)).save(source / "ann" / "2.png")
     (source / "ann" / "3.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"2 unusable pictures:\n.*ann/2\.png.*40 x 12 pixels.*\n.*ann/3\.png: 0 bytes"):
+    with pytest.raises(UserError, match=r"2 unusable images:\n.*ann/2\.png.*40 x 12 pixels.*\n.*ann/3\.png: 0 bytes"):
         derived_modalities.folder(source)
     assert not [p for p in cache.iterdir() if p.is_dir()]  # nothing is left of what failed
 
 
-# ---- pictures
+# ---- images
 
 
 def test_kuwahara_is_the_mean_of_the_square_that_varies_least():

@@ -12,7 +12,7 @@ from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import eyes
 
 DIGEST = (3, "464b364687f06f657b89ed03cb0ece73d4872a5a63bb46bdb33fb7dc521acc81")
-"""Of a few pictures and all labels. If it changes on purpose, raise `VERSION` with it."""
+"""Of a few images and all labels. If it changes on purpose, raise `VERSION` with it."""
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from PIL import Image
 from trainkit.data.synthetic import objects
 
 DIGEST = (1, "24896d7caf51df2621b40d023b9b3a5a720db3a0b7c4ba845f045a0570767c2e")
-"""Of a few pictures of each class. If it changes on purpose, raise `VERSION` with it."""
+"""Of a few images of each class. If it changes on purpose, raise `VERSION` with it."""
 
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A set of few pictures, kept in a folder of its own."""
+    """A set of few images, kept in a folder of its own."""
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(objects, "TRAIN", 3)
     monkeypatch.setattr(objects, "VAL", 2)

@@ -15,7 +15,7 @@ from trainkit.data.synthetic import figures, people
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
 DIGEST = (3, "cfdada6f67a87d00134b7a30599f32e6f4681e7bff1f8bba510cd5f9845c8731")
-"""Of a few pictures and all rows. If it changes on purpose, raise `VERSION` with it."""
+"""Of a few images and all rows. If it changes on purpose, raise `VERSION` with it."""
 
 DRAWN = (RGB, NIR, CP, SK)
 
@@ -133,7 +133,7 @@ def test_of_six_people_two_are_alike_but_for_two_facets_two_wear_the_same_and_tw
 
 
 def _drawn(who, modality, **changed):
-    """A picture of nearly the same person from the front, by the same hand."""
+    """An image of nearly the same person from the front, by the same hand."""
     rng = np.random.default_rng(7)
     body = {**who, **changed}
     parts = figures.body(body, figures.Pose(rng, "front", still=True))
@@ -192,7 +192,7 @@ def _mean_ap(query, gallery, same):
 
 
 def test_small_pictures_find_people_of_their_own_kind_better_than_of_others_and_solve_neither():
-    """Mean average precision by small grey pictures; of 40 people, where chance is about 0.07."""
+    """Mean average precision by small grey images; of 40 people, where chance is about 0.07."""
     some = range(40)
 
     def small_pictures(modality, number):

@@ -1,4 +1,4 @@
-"""The drawn streets: what they are, that they are the same everywhere, and how pictures and masks belong together."""
+"""The drawn streets: what they are, that they are the same everywhere, and how images and masks belong together."""
 
 import hashlib
 import json
@@ -12,18 +12,18 @@ from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import scenes, street
 
 DIGEST = (4, "34d67546b2683eaa431ab75175f6d72885fc935aacb21760a4d35d4198cab1ed")
-"""Of a few pictures and masks. If it changes on purpose, raise `VERSION` with it."""
+"""Of a few images and masks. If it changes on purpose, raise `VERSION` with it."""
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Every tenth picture and its mask, by number."""
+    """Every tenth image and its mask, by number."""
     return {number: scenes.draw(number) for number in range(0, 300, 10)}
 
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A set of few pictures, kept in a folder of its own."""
+    """A set of few images, kept in a folder of its own."""
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(scenes, "PICTURES", {"train": 4, "val": 2})
     return tmp_path / "cache"
@@ -62,7 +62,7 @@ def test_every_picture_has_contrast_and_is_not_mostly_clipped(drawn):
 
 
 def test_where_a_pixel_is_does_not_give_its_class_away(drawn):
-    """The commonest class of each place, counted on these very pictures, finds three classes at best."""
+    """The commonest class of each place, counted on these very images, finds three classes at best."""
     masks = np.stack([mask for _, mask in drawn.values()])
     prior = np.stack([(masks == k).sum(0) for k in range(9)]).argmax(0)
     iou = []

@@ -13,13 +13,13 @@ from trainkit.errors import UserError
 TEMPLATE = np.asarray(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
 )
-"""Where eyes, nose and corners of the mouth lie in a 112 x 112 picture (ArcFace, Deng et al. 2019); x, y in pixels."""
+"""Where eyes, nose and corners of the mouth lie in a 112 x 112 image (ArcFace, Deng et al. 2019); x, y in pixels."""
 
 LANDMARKS = "landmarks5.json"
-"""A file beside the identities: relative path of a picture to its five points."""
+"""A file beside the identities: relative path of an image to its five points."""
 
 LIMIT = 4 << 30
-"""Largest such file that is read, in bytes: some 200 for each picture."""
+"""Largest such file that is read, in bytes: some 200 for each image."""
 
 
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -39,9 +39,9 @@ def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def align_face(pixels: np.ndarray, landmarks: np.ndarray, size: int, where: str) -> np.ndarray:
-    """Warp a picture (uint8, height, width, 3) so that its landmarks lie on the template; bilinear, black outside.
+    """Warp an image (uint8, height, width, 3) so that its landmarks lie on the template; bilinear, black outside.
 
-    Coordinates name pixel centres by whole numbers, as in OpenCV, so that old landmarks and new pictures fit together.
+    Coordinates name pixel centres by whole numbers, as in OpenCV, so that old landmarks and new images fit together.
     """
     landmarks = np.asarray(landmarks, float)
     if landmarks.shape != (5, 2) or not np.isfinite(landmarks).all():

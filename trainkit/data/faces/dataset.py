@@ -47,7 +47,7 @@ class Faces:
     """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
     `split` and `name`. A field of a column of structs is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
-    """Side of a picture in pixels; larger pictures are made smaller when they are packed."""
+    """Side of an image in pixels; larger images are made smaller when they are packed."""
     fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
     """How images get to their size when they are packed. `square`: they are aligned squares, which are made smaller.
     `align`: they are warped by the five points of `landmarks5.json` beside the people, or beside pairs.csv, to the
@@ -56,7 +56,7 @@ class Faces:
     """File of pairs (`path_a,path_b,same`) of images in `train`, by their paths there, as `trainkit cp --data` draws
     them. Everybody whom it names is kept from training, and `held_out` in `evaluate` stands for these pairs."""
     flip: bool = True
-    """Mirror half of the training pictures, others in each epoch."""
+    """Mirror half of the training images, others in each epoch."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
     name: Literal["faces"] = "faces"
@@ -67,7 +67,7 @@ class Faces:
 
     @property
     def views(self) -> int:
-        """Two where pictures are mirrored, else one."""
+        """Two where images are mirrored, else one."""
         return 2 if self.flip else 1
 
     def open(self, seed: int) -> Dataset:
@@ -155,14 +155,14 @@ class FaceSplit(TrainSplit):
     packed: Packed
     seed: int
     mirror: bool = False
-    """Mirror half of the pictures, by a hash of seed, epoch and row."""
+    """Mirror half of the images, by a hash of seed, epoch and row."""
     part: Part | None = None
     """Which rows of the set it is of, where some people are held out; None for all."""
     any_thread = True
 
     @property
     def size(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return len(self.packed) if self.part is None else len(self.part.rows)
 
     @property
@@ -172,12 +172,12 @@ class FaceSplit(TrainSplit):
 
     @property
     def views(self) -> int:
-        """Two where pictures are mirrored, else one."""
+        """Two where images are mirrored, else one."""
         return 2 if self.mirror else 1
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of pictures, labels and protocol."""
+        """SHA-256 of images, labels and protocol."""
         if (part := self.part) is None:
             return self.packed.digest
         if part.pairs is None:
@@ -217,7 +217,7 @@ class FaceSplit(TrainSplit):
         return leakage.held_in(self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read the pictures at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the
+        """Read the images at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the
         epoch. They are mirrored where the batch lives, by `on_device`.
 
         Raises UserError at a damaged row.
@@ -227,7 +227,7 @@ class FaceSplit(TrainSplit):
         return {"image": torch.from_numpy(self.packed.fetch(rows))} | self.fetch_labels(indices, epoch, view)
 
     def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Return label, index and view of the pictures at `indices`."""
+        """Return label, index and view of the images at `indices`."""
         indices = np.array(indices, dtype=np.int64)
         views = np.full(len(indices), view or 0, np.int64)
         if self.mirror and view is None:
@@ -240,7 +240,7 @@ class FaceSplit(TrainSplit):
         }
 
     def on_device(self, batch: Batch) -> Batch:
-        """Mirror pictures of view 1, and bring pixels 0 .. 255 to -1 .. 1: (x / 255 - 0.5) / 0.5."""
+        """Mirror images of view 1, and bring pixels 0 .. 255 to -1 .. 1: (x / 255 - 0.5) / 0.5."""
         image = batch["image"]
         if self.mirror:
             image = _mirrored(image, batch["view"])
@@ -248,7 +248,7 @@ class FaceSplit(TrainSplit):
 
 
 def _mirrored(images: Tensor, views: Tensor) -> Tensor:
-    """Return the pictures, those of view 1 mirrored: uint8 (rows, 3, height, width).
+    """Return the images, those of view 1 mirrored: uint8 (rows, 3, height, width).
 
     Both are made and one is chosen: to pick out those of view 1, the host would have to wait for the device.
     """

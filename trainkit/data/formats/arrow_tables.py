@@ -1,4 +1,4 @@
-"""Pictures in tables: parquet files, sets saved by Hugging Face `datasets`, and what `dataset_files` opens with it.
+"""Images in tables: parquet files, sets saved by Hugging Face `datasets`, and what `dataset_files` opens with it.
 
 Splits are files (`val-00000-of-00001.parquet`, the folders of a DatasetDict) or the values of a column `split`, as in
 OCEC's parquet: split, label (`open`, `closed`), class_id, image_path, source, image_bytes.
@@ -32,7 +32,7 @@ SPLIT_COLUMN = "split"
 NAME_COLUMN = "image_path"
 """Where it is there, a row is called by it: groups are found in it."""
 GROUP_COLUMN = "image_group"
-"""Where it is there, what a picture shares with others (person, video, alphabet)."""
+"""Where it is there, what an image shares with others (person, video, alphabet)."""
 NUMBER_COLUMN = "class_id"
 """Beside a label in words: the same class as a number."""
 
@@ -65,7 +65,7 @@ class Table:
     classes: Mapping[str, list[str]] = field(default_factory=dict)
     """Names of each column that is a ClassLabel."""
     open: Callable[[str, str], Path | bytes] | None = None
-    """Finds the file that a cell names, `(path, where)`; None where pictures are in the table itself."""
+    """Finds the file that a cell names, `(path, where)`; None where images are in the table itself."""
     root: str = ""
     """Where the paths in cells begin, where those are whole."""
     columns: tuple[tuple[str, str], ...] = ()
@@ -111,7 +111,7 @@ class Table:
         raise UserError(str(self.path), f"no column {name!r}"[:200], self.listed_columns(), remedy)
 
     def may_hold_pictures(self, name: str) -> bool:
-        """Return True for a column of pictures, or of texts that may be paths of them."""
+        """Return True for a column of images, or of texts that may be paths of them."""
         return holds_pictures(self.schema.field(name).type) or (
             self.open is not None and _holds_text(self.schema, name)
         )
@@ -121,12 +121,12 @@ class Table:
         return f"one of its columns: {few(self.schema.names, 20)}"[:300]
 
     def name_of(self, value: Any) -> str | None:
-        """Return the path below the root that a cell of pictures names, where it names one."""
+        """Return the path below the root that a cell of images names, where it names one."""
         path = value.get("path") if isinstance(value, dict) else value
         return path.removeprefix(f"{self.root}/") if self.open is not None and isinstance(path, str) else None
 
     def picture(self, value: Any, where: str) -> bytes | Path:
-        """Return the picture of a cell: its bytes, or the file that it names."""
+        """Return the image of a cell: its bytes, or the file that it names."""
         path = value.get("path") if isinstance(value, dict) and value.get("bytes") is None else value
         if self.open is not None and isinstance(path, str):
             return self.open(path, where)
@@ -159,7 +159,7 @@ def _is_of(file: Path, split: str) -> bool:
 def saved(path: Path, split: str | None = None, columns: Columns | None = None) -> Source:
     """Open a set saved by Hugging Face `datasets`; of a DatasetDict the split, `train` where none is named.
 
-    Raises UserError when it holds no pictures, no labels or no such split.
+    Raises UserError when it holds no images, no labels or no such split.
     """
     return source(*_saved(path, split), columns)
 
@@ -303,8 +303,8 @@ def picture_bytes(value: Any, where: str) -> bytes:
     """Return the encoded image in a cell: bytes, or the struct of bytes and path that `datasets` writes."""
     data = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(data, bytes):
-        remedy = "save the set with its pictures in it (to_parquet and save_to_disk do so)"
-        raise UserError(where, "no picture, only a path" if isinstance(value, dict) else "no picture", "bytes", remedy)
+        remedy = "save the set with its images in it (to_parquet and save_to_disk do so)"
+        raise UserError(where, "no image, only a path" if isinstance(value, dict) else "no image", "bytes", remedy)
     return data
 
 
@@ -318,17 +318,17 @@ def image_column(where: str, schema: pyarrow.Schema, paths: bool = False) -> str
     structs = [f.name for f in schema if _is_picture_struct(f.type)]
     if not named and len(structs) != 1:
         named = [name for name in IMAGE_COLUMNS if name in schema.names]
-        held = f"; {named[0]} holds {schema.field(named[0]).type}, which is no picture" if named else ""
+        held = f"; {named[0]} holds {schema.field(named[0]).type}, which is no image" if named else ""
         found = f"columns {', '.join(schema.names)}"[:300] + held[:200]
-        raise UserError(where, found, f"pictures in one of {IMAGE_COLUMNS}", MAP.format("image"))
+        raise UserError(where, found, f"images in one of {IMAGE_COLUMNS}", MAP.format("image"))
     return named[0] if named else structs[0]
 
 
 def source(table: Table, split: str | None, whole: bool, columns: Columns | None = None) -> Source:
     """Make a source of the rows of a split; `whole` where files are those of the split, and no column need say so.
 
-    `columns` says which are the pictures, labels, names and splits, where their names do not.
-    Raises UserError when it holds no pictures, no labels or no such split.
+    `columns` says which are the images, labels, names and splits, where their names do not.
+    Raises UserError when it holds no images, no labels or no such split.
     """
     table = table.mapped({_COLUMN_OF.get(name, name): old for name, old in (columns or {}).items()})
     image, label = _columns(table)

@@ -98,7 +98,7 @@ def _with_metadata(file: Path, rows: int, paths: list[str] | None) -> Protocol:
         raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(_TEMPLATE_KEYS))
     template, media, faceness, first, second, same = (content[key].reshape(-1) for key in _TEMPLATE_KEYS)
     if not len(template) == len(media) == len(faceness) == rows or not len(first) == len(second) == len(same):
-        raise UserError(str(file), "columns of other lengths", f"{rows} pictures, and one answer a pair")
+        raise UserError(str(file), "columns of other lengths", f"{rows} images, and one answer a pair")
     if not (np.isin(first, template).all() and np.isin(second, template).all() and np.isin(same, (0, 1)).all()):
         raise UserError(str(file), "pairs of templates that are not there, or no answers", "p1, p2 and label")
     whole = (np.int64, np.int64, np.float32, np.int64, np.int64, bool)

@@ -1,8 +1,8 @@
-"""Sets that Hugging Face `datasets` reads: pictures with metadata, CSV, JSON, webdataset shards, sets with a card.
+"""Sets that Hugging Face `datasets` reads: images with metadata, CSV, JSON, webdataset shards, sets with a card.
 
 `datasets` finds configurations, splits and files, and reads them as they come, so that nothing is copied first. What it
 would do beside that is left out: files elsewhere than the set says, archives that it would unpack, formats that are no
-tables of pictures. Parquet is read by `arrow_tables`, which looks at a file before it is read.
+tables of images. Parquet is read by `arrow_tables`, which looks at a file before it is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CARD_LIMIT = 1 << 20
 _KINDS = {"csv": "CSV", "json": "JSON", "webdataset": "webdataset", "imagefolder": "image folder", "parquet": "parquet"}
 _NUMBERS = frozenset({"cls", "index", "id"})
 _TEXTS = _NUMBERS | {"txt", "text", "json"}
-"""Fields of webdataset samples that are read beside pictures."""
+"""Fields of webdataset samples that are read beside images."""
 _JSON = (".json", ".jsonl", ".ndjson")
 _BLOCK = 512
 """Bytes of a block of a tar file, of which the last ones are zero."""
@@ -46,7 +46,7 @@ _HEAD = 1 << 16
 _ROWS, _SAMPLES = 256, 16
 
 Find = Callable[[str, str], Path | bytes]
-"""Finds the picture that a cell names: `(path, row in words)`."""
+"""Finds the image that a cell names: `(path, row in words)`."""
 
 
 def is_laid_out(path: Path) -> bool:
@@ -156,7 +156,7 @@ def _configured(path: str, where: str, config: str | None, is_folder: bool | Non
 
 
 def _metadata_files(path: Path) -> dict[str, Path]:
-    """Find the metadata of pictures: in the folder itself, or in those of its splits."""
+    """Find the metadata of images: in the folder itself, or in those of its splits."""
     places = {DEFAULT_SPLIT: path} if any(_names_files(path / name) for name in METADATA) else {}
     try:
         places = places or {inner.name: inner for inner in sorted(path.iterdir()) if inner.is_dir()}
@@ -260,13 +260,13 @@ def _read(builder: DatasetBuilder, kind: str, where: str, split: str, files: lis
     with _naming(where):
         stream: Any = builder.as_streaming_dataset(split)
         if stream.features is not None:
-            stream = stream.decode(False)  # of pictures their bytes or paths, as with Image(decode=False)
+            stream = stream.decode(False)  # of images their bytes or paths, as with Image(decode=False)
         if kind == "webdataset":
             stream = stream.rename_column("__key__", arrow_tables.NAME_COLUMN)
         stream = stream.with_format("arrow")
         first = next(iter(stream.iter(1)), None)
     if first is None:
-        raise UserError(f"{where}#{split}", "no rows", "a picture a row")
+        raise UserError(f"{where}#{split}", "no rows", "an image a row")
 
     def batches(columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         with _naming(where):
@@ -327,7 +327,7 @@ def _rows_of(value: Any) -> None:
 
 
 def _shards(builder: DatasetBuilder) -> DatasetBuilder:
-    """Read shards as `datasets` does, but of each sample its pictures, numbers, texts and JSON alone."""
+    """Read shards as `datasets` does, but of each sample its images, numbers, texts and JSON alone."""
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     class Shards(WebDataset):
@@ -343,7 +343,7 @@ def _shards(builder: DatasetBuilder) -> DatasetBuilder:
 
 
 def _members(shard: str, found: Any) -> Iterator[tuple[str, io.BytesIO]]:
-    """Yield the members of a shard that are read, none larger than a picture may be."""
+    """Yield the members of a shard that are read, none larger than an image may be."""
     for name, file in found:
         ending = name.rpartition(".")[2].lower()
         if f".{ending}" not in image_decode.SUFFIXES and ending not in _TEXTS:
@@ -352,7 +352,7 @@ def _members(shard: str, found: Any) -> Iterator[tuple[str, io.BytesIO]]:
         with _naming(where):
             data = file.read(image_decode.BYTE_CAP + 1)
         if len(data) > image_decode.BYTE_CAP:
-            raise UserError(where, f"more than {image_decode.BYTE_CAP} bytes", "a picture or a text")
+            raise UserError(where, f"more than {image_decode.BYTE_CAP} bytes", "an image or a text")
         if ending in _NUMBERS and not data.strip().lstrip(b"-").isdigit():
             raise UserError(where, repr(data[:50]), "a whole number", "name another label with `columns`")
         yield name, io.BytesIO(data)

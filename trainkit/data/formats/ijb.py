@@ -1,11 +1,11 @@
-"""Template sets (IJB-B, IJB-C) and identification sets (TinyFace): metadata in plain files, pictures beside it.
+"""Template sets (IJB-B, IJB-C) and identification sets (TinyFace): metadata in plain files, images beside it.
 
 Template folders, in one of three forms:
 
 - `templates.csv` (path,template,media,faceness; faceness may be left out) and `template_pairs.csv` (first,second,same);
 - `metadata.npz` with image_paths, templates, medias, faceness_scores, p1, p2, label, without objects;
-- InsightFace's: `meta/<set>_face_tid_mid.txt` (picture template media), `meta/<set>_template_pair_label.txt` (template
-  template same), `meta/<set>_name_5pts_score.txt` (picture, five points, faceness), pictures in `loose_crop/`,
+- InsightFace's: `meta/<set>_face_tid_mid.txt` (image template media), `meta/<set>_template_pair_label.txt` (template
+  template same), `meta/<set>_name_5pts_score.txt` (image, five points, faceness), images in `loose_crop/`,
   aligned by the five points when they are packed.
 
 TinyFace: folders `Probe`, `Gallery_Match`, `Gallery_Distractor` (or those in `Testing_Set/`), or lists of relative
@@ -71,7 +71,7 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
         if len(files) == 3:
             points = _table(files[2], " ", ("path", *(f"{axis}{i}" for i in range(5) for axis in "xy"), "faceness"))
             if points["path"].tolist() != names.tolist():
-                raise UserError(str(files[2]), "other pictures or another order", f"those of {files[0].name}")
+                raise UserError(str(files[2]), "other images or another order", f"those of {files[0].name}")
             faceness = points["faceness"]
             landmarks = np.stack([[points[f"x{i}"], points[f"y{i}"]] for i in range(5)]).transpose(2, 0, 1)
         table = _table(files[1], " ", ("first", "second", "same"))
@@ -79,7 +79,7 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
         pictures = root / "loose_crop" if (root / "loose_crop").is_dir() else root
     where = str(files[0])
     if len(names) == 0 or len(first) == 0:
-        raise UserError(where, f"{len(names)} pictures, {len(first)} pairs", "at least one of each")
+        raise UserError(where, f"{len(names)} images, {len(first)} pairs", "at least one of each")
     if not np.isin(same, (0, 1)).all():
         row = int(np.flatnonzero(~np.isin(same, (0, 1)))[0])
         raise UserError(f"{files[-1] if len(files) < 3 else files[1]}, pair {row}", f"same: {same[row]}", "0 or 1")
@@ -90,13 +90,13 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
             place = f"{files[min(1, len(files) - 1)]}, pair {strange[0]}"
             raise UserError(place, f"template {column[strange[0]]}", f"a template of {files[0].name}")
     if not np.isfinite(faceness).all():
-        raise UserError(where, f"faceness of picture {int(np.flatnonzero(~np.isfinite(faceness))[0])}", "a number")
-    paths = [inside(pictures, str(name), f"{where}, picture {row}") for row, name in enumerate(names)]
+        raise UserError(where, f"faceness of image {int(np.flatnonzero(~np.isfinite(faceness))[0])}", "a number")
+    paths = [inside(pictures, str(name), f"{where}, image {row}") for row, name in enumerate(names)]
 
     def records() -> Iterator[Record]:
         for row, path in enumerate(paths):
             points = None if landmarks is None else landmarks[row]
-            yield Record(str(names[row]), -1, path, f"{path} (picture {row})", points)
+            yield Record(str(names[row]), -1, path, f"{path} (image {row})", points)
 
     protocol = Templates(
         template.astype(np.int64),
@@ -123,9 +123,7 @@ def read_identification(root: Path) -> tuple[Source, Identification]:
     parts = identification_parts(root)
     listed = [_listed(part) for part in parts]
     if not listed[0] or not listed[1]:
-        raise UserError(
-            str(root), f"{len(listed[0])} probes, {len(listed[1])} gallery pictures", "at least one of each"
-        )
+        raise UserError(str(root), f"{len(listed[0])} probes, {len(listed[1])} gallery images", "at least one of each")
     paths = [path for files in listed for path in files]
     labels: list[int] = []
     for path in (*listed[0], *listed[1]):
@@ -230,5 +228,5 @@ def _npz(file: Path) -> tuple[np.ndarray, ...]:
         raise UserError(str(file), "columns of other types", "text paths, all else numbers")
     for group in (columns[:4], columns[4:]):
         if len({len(column) for column in group}) != 1:
-            raise UserError(str(file), "columns of different lengths", "one entry per picture, and per pair")
+            raise UserError(str(file), "columns of different lengths", "one entry per image, and per pair")
     return columns

@@ -18,7 +18,7 @@ from trainkit.data import folders
 from trainkit.data.formats import heif, pnm, tiff
 from trainkit.errors import UserError, few, number_of
 
-if TYPE_CHECKING:  # imported where a picture is read: checking a recipe reads none
+if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
@@ -35,18 +35,18 @@ _BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
 """Endings of files that lie beside images and are not taken for one."""
 
 PIXEL_CAP = 50_000_000
-"""Largest picture, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
+"""Largest image, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
 
 BYTE_CAP = 256 << 20
-"""Largest encoded picture, in bytes."""
+"""Largest encoded image, in bytes."""
 
 _HARMLESS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE3, 0xEE), 0xEF})
-"""Segments of a JPEG that say nothing of orientation, colours or a second picture: tables, JFIF, comments, others'."""
+"""Segments of a JPEG that say nothing of orientation, colours or a second image: tables, JFIF, comments, others'."""
 
 
 @dataclass(frozen=True)
 class Below:
-    """Pictures that lie below a folder, by their names: none has been opened, and some may be no files."""
+    """Images that lie below a folder, by their names: none has been opened, and some may be no files."""
 
     files: list[Path]
     """Those in folders, each folder's before those of the folders in it, in the order of names."""
@@ -55,25 +55,25 @@ class Below:
     deeper: list[Path]
     """Those below the first folders, where folders in them are not read."""
     bare: list[str]
-    """Folders without a picture in them or below."""
+    """Folders without an image in them or below."""
     others: Counter[str]
     """Files of other formats in folders, by suffix; not text or tables."""
 
     def left_out(self) -> tuple[str, ...]:
         """Return sentences about what lies there and is no image of a class."""
         said = (
-            (len(self.loose), "pictures in no folder of a class", few(file.name for file in self.loose)),
-            (len(self.deeper), "pictures in folders within those of classes", few(map(str, self.deeper))),
-            (len(self.bare), "folders without pictures", few(self.bare)),
+            (len(self.loose), "images in no folder of a class", few(file.name for file in self.loose)),
+            (len(self.deeper), "images in folders within those of classes", few(map(str, self.deeper))),
+            (len(self.bare), "folders without images", few(self.bare)),
         )
         told = [f"{number_of(count, what)}: {folders.escaped(names)}" for count, what, names in said if count]
-        return (*told, *([f"{counted(self.others)} that are not read as pictures"] if self.others else ()))
+        return (*told, *([f"{counted(self.others)} that are not read as images"] if self.others else ()))
 
 
 def below(root: Path, *, nested: bool = True) -> Below:
-    """List the pictures below `root`; with `nested` those of folders in folders too. Hidden folders are left out.
+    """List the images below `root`; with `nested` those of folders in folders too. Hidden folders are left out.
 
-    What is called as a picture and is none, a folder or a link that leads nowhere, is listed: `read` refuses it.
+    What is called as an image and is none, a folder or a link that leads nowhere, is listed: `read` refuses it.
     Raises UserError where folders cannot be read or lead in a circle, and for names that cannot be written.
     """
     found, full, every, unwritable = Below([], [], [], [], Counter()), {""}, [], []
@@ -108,7 +108,7 @@ def below(root: Path, *, nested: bool = True) -> Below:
 
 
 def is_called_picture(name: str) -> bool:
-    """Return whether a name has the suffix of a picture."""
+    """Return whether a name has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
@@ -121,11 +121,11 @@ def counted(suffixes: Counter[str]) -> str:
 def read(path: Path, where: str) -> bytes:
     """Read the bytes of an encoded image. Raises UserError when it cannot be read, is empty or beyond the cap."""
     try:
-        if (size := folders.size_of(path, where, "a picture file")) > BYTE_CAP:
+        if (size := folders.size_of(path, where, "an image file")) > BYTE_CAP:
             raise UserError(where, f"{size} bytes", f"at most {BYTE_CAP}")
         return path.read_bytes()
     except OSError as error:
-        raise UserError(where, f"cannot be read ({error.strerror or error})", "a picture file") from None
+        raise UserError(where, f"cannot be read ({error.strerror or error})", "an image file") from None
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
@@ -139,19 +139,19 @@ def decode(data: bytes, where: str) -> np.ndarray:
     from PIL import Image, ImageOps
 
     if not data:
-        raise UserError(where, "0 bytes", "an encoded picture")
+        raise UserError(where, "0 bytes", "an encoded image")
     if pnm.is_pnm(data):
         return _three(pnm.decode(data, where, PIXEL_CAP))
     page = tiff.first_page(data, where) if data[:4] in tiff.MAGIC else None
     try:
         with Image.open(io.BytesIO(data if page is None else page.data), formats=formats(data, where)) as picture:
             width, height = picture.size
-            # Our cap is below the one from which PIL warns, so a picture that PIL calls a bomb never gets further.
+            # Our cap is below the one from which PIL warns, so an image that PIL calls a bomb never gets further.
             if width * height > PIXEL_CAP or width < 1 or height < 1:
                 raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
             # An MPO is a photograph whose file also holds a preview or a second view, HEIC a burst: not a sequence.
             if getattr(picture, "n_frames", 1) != 1 and picture.format not in ("MPO", *heif.FORMATS):
-                raise UserError(where, "an animated picture", "a single frame")
+                raise UserError(where, "an animated image", "a single frame")
             picture.load()
             if page is None and "exif" in picture.info:
                 ImageOps.exif_transpose(picture, in_place=True)
@@ -209,7 +209,7 @@ def stored_as_is(data: bytes) -> bool:
 
 
 def opened(picture: Image.Image, where: str) -> np.ndarray:
-    """Convert a picture that Pillow holds or has opened, as `decode` does with its file. Raises UserError."""
+    """Convert an image that Pillow holds or has opened, as `decode` does with its file. Raises UserError."""
     from PIL import ImageOps
 
     width, height = picture.size
@@ -228,7 +228,7 @@ def _undecodable(error: Exception, where: str, page: tiff.Page | None = None) ->
     """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "BytesIO" in text:
-        text = "not a picture of these formats" if page is None else "a TIFF file of a layout that is not read"
+        text = "not an image of these formats" if page is None else "a TIFF file of a layout that is not read"
     return UserError(where, f"cannot be decoded ({text[:120]})", _READ)
 
 
@@ -236,7 +236,7 @@ def plain_jpeg(data: bytes) -> tuple[int, int] | None:
     """Return height and width of a JPEG that `plain_decoder` is for; None for others, and for what is no JPEG.
 
     It has three channels of 8 bits, luma and chroma, coded by Huffman's method; no Exif, no marker of Adobe's and no
-    second picture: nothing that Pillow and torchvision treat differently.
+    second image: nothing that Pillow and torchvision treat differently.
     """
     if data[:2] != b"\xff\xd8":
         return None
@@ -244,7 +244,7 @@ def plain_jpeg(data: bytes) -> tuple[int, int] | None:
     while place + 4 <= len(data) and data[place] == 0xFF:
         marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
         segment = data[place + 4 : place + 2 + length]
-        if marker == 0xDA:  # what follows is the picture
+        if marker == 0xDA:  # what follows is the image
             return size
         if marker in (0xC0, 0xC1, 0xC2):
             if len(segment) != 15 or segment[0] != 8 or segment[5] != 3 or segment[6::3] != b"\x01\x02\x03":
@@ -302,7 +302,7 @@ class Room:
     """Memory where decoded images of one size lie until several of them are put in place at once.
 
     A thread lets go of the interpreter at each operation on pixels, and may have to wait to get it back: with few
-    operations for many pictures, two threads read a tenth more of them. So many lie here as stay in a core's cache.
+    operations for many images, two threads read a tenth more of them. So many lie here as stay in a core's cache.
     """
 
     _BYTES = 400 << 10
@@ -361,15 +361,15 @@ def _three(pixels: np.ndarray) -> np.ndarray:
 
 
 Fit = Literal["no", "down", "any", "stretch", "crop"]
-"""How a picture is brought to a size: see `fit`."""
+"""How an image is brought to a size: see `fit`."""
 
 
 def fit(pixels: np.ndarray, size: tuple[int, int], where: str, how: Fit = "no") -> np.ndarray:
-    """Bring a picture to `size` (height, width), uint8 (height, width, 3). Bicubic with antialiasing.
+    """Bring an image to `size` (height, width), uint8 (height, width, 3). Bicubic with antialiasing.
 
     `stretch` resizes both sides whatever the shape was; `crop` resizes the largest centred part that has the shape
     asked for, so that nothing is squeezed. The other three are strict, because squeezing a face changes it: only a
-    picture of the same shape is resized, `down` to fewer pixels, `any` also to more, and `no` not at all.
+    image of the same shape is resized, `down` to fewer pixels, `any` also to more, and `no` not at all.
     Raises UserError where `how` does not allow it.
     """
     height, width = pixels.shape[:2]
@@ -379,9 +379,9 @@ def fit(pixels: np.ndarray, size: tuple[int, int], where: str, how: Fit = "no") 
         return _resized(pixels, size, _centre(height, width, size) if how == "crop" else None)
     found, wanted = f"{width} x {height} pixels", f"{size[1]} x {size[0]}"
     if height * size[1] != width * size[0]:
-        raise UserError(where, found, wanted, "crop or align the pictures first (trainkit data import --align)")
+        raise UserError(where, found, wanted, "crop or align the images first (trainkit data import --align)")
     if how == "no" or (how == "down" and height < size[0]):
-        remedy = "import with --resize" if how == "no" else "set data.image_size to the size of the pictures or less"
+        remedy = "import with --resize" if how == "no" else "set data.image_size to the size of the images or less"
         raise UserError(where, found, wanted, remedy)
     return _resized(pixels, size, None)
 
@@ -397,7 +397,7 @@ def _centre(height: int, width: int, size: tuple[int, int]) -> tuple[float, floa
 def _resized(pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None) -> np.ndarray:
     from PIL import Image
 
-    # Cutting within the resize keeps a picture of 1 x 5000 from becoming 224 x 1,120,000 on its way.
+    # Cutting within the resize keeps an image of 1 x 5000 from becoming 224 x 1,120,000 on its way.
     picture = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
     return np.asarray(picture)
 

@@ -1,4 +1,4 @@
-"""InsightFace's verification sets: a pickle of (encoded pictures, answers).
+"""InsightFace's verification sets: a pickle of (encoded images, answers).
 
 A pickle is a program. `pickle.Unpickler` runs it here after all its instructions were looked at, and finds no class and
 no function by name but stand-ins for the handful of numpy constructors that such files call. A file that asks for
@@ -24,7 +24,7 @@ from trainkit.evaluation_protocols import Pairs
 BYTE_CAP = 2 << 30
 """Largest file, in bytes: the biggest sets of the field (CFP, 7,000 pairs) are below 100 MB."""
 
-_CONTENT = "pictures and answers only"
+_CONTENT = "images and answers only"
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 ALLOWED = _PUTS | {
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE",
@@ -47,7 +47,7 @@ _WIDTHS = {
 
 
 def read_bin(file: Path) -> tuple[Source, Pairs]:
-    """Read a `.bin` of pictures (bytes or uint8 arrays) 2i and 2i + 1 of each pair i, and answers. Raises UserError."""
+    """Read a `.bin` of images (bytes or uint8 arrays) 2i and 2i + 1 of each pair i, and answers. Raises UserError."""
     try:
         size = file.stat().st_size
         if size > BYTE_CAP:
@@ -57,13 +57,13 @@ def read_bin(file: Path) -> tuple[Source, Pairs]:
         raise UserError(str(file), f"cannot be read ({error.strerror or error})", "an InsightFace .bin") from None
     content = evaluate(data, str(file))
     if not (isinstance(content, tuple | list) and len(content) == 2 and isinstance(content[0], list)):
-        raise UserError(str(file), f"a {_kind(content)}", "a pair of lists: pictures and answers")
-    pictures = [_picture(value, f"{file}, picture {row}") for row, value in enumerate(content[0])]
+        raise UserError(str(file), f"a {_kind(content)}", "a pair of lists: images and answers")
+    pictures = [_picture(value, f"{file}, image {row}") for row, value in enumerate(content[0])]
     same = _answers(content[1], str(file))
     if len(pictures) != 2 * len(same) or not same:
-        raise UserError(str(file), f"{len(pictures)} pictures and {len(same)} answers", "two pictures for each answer")
-    # A picture is in many pairs: told apart by content, it is decoded and embedded once. A pickle may also name one
-    # picture again and again in two bytes each: it is looked at once.
+        raise UserError(str(file), f"{len(pictures)} images and {len(same)} answers", "two images for each answer")
+    # An image is in many pairs: told apart by content, it is decoded and embedded once. A pickle may also name one
+    # image again and again in two bytes each: it is looked at once.
     place: dict[bytes, int] = {}
     seen: dict[int, bytes] = {}
     kept: list[int] = []
@@ -78,7 +78,7 @@ def read_bin(file: Path) -> tuple[Source, Pairs]:
 
     def records() -> Iterator[Record]:
         for row in kept:
-            yield Record(f"picture {row}", -1, bytes(pictures[row]), f"{file}, picture {row}")
+            yield Record(f"image {row}", -1, bytes(pictures[row]), f"{file}, image {row}")
 
     source = Source("InsightFace .bin", str(file), len(kept), records, (file,))
     return source, Pairs(rows[::2], rows[1::2], np.asarray(same, bool))

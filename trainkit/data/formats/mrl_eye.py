@@ -1,6 +1,6 @@
 """MRL Eye: infrared crops of open and closed eyes of 37 people, whose labels stand in the names of their files.
 
-`mrlEyes_2018_01/s0001/s0001_00001_0_0_0_0_0_01.png`: subject, picture, gender (0 man, 1 woman), glasses (0 no, 1 yes),
+`mrlEyes_2018_01/s0001/s0001_00001_0_0_0_0_0_01.png`: subject, image, gender (0 man, 1 woman), glasses (0 no, 1 yes),
 eye (0 closed, 1 open), reflections (0 none, 1 small, 2 big), lighting (0 bad, 1 good), sensor (01 to 03). Eyes of one
 person are alike, so splits go by person: each is a group.
 
@@ -25,8 +25,8 @@ _NAME = re.compile(r"(s\d{4})_\d+_[01]_[01]_([01])_[0-2]_[01]_\d{2}\.png")
 def recognise(root: Path) -> Source | None:
     """Open MRL Eye at `root`; None where there is something else.
 
-    Taken for it when the first picture has such a name in the folder of its subject; sorted into other folders
-    the same files are ordinary classes. Raises UserError at a picture that does not belong there.
+    Taken for it when the first image has such a name in the folder of its subject; sorted into other folders
+    the same files are ordinary classes. Raises UserError at an image that does not belong there.
     """
     found = below(root)
     files = found.files
@@ -34,7 +34,7 @@ def recognise(root: Path) -> Source | None:
         return None
     parts = {file: own for file in files if (own := _parts(file)) is not None}
     if strange := [file.relative_to(root).as_posix() for file in files if file not in parts]:
-        said = f"{number_of(len(strange), 'pictures')} not named as those of MRL Eye:{listing(strange)}\n"
+        said = f"{number_of(len(strange), 'images')} not named as those of MRL Eye:{listing(strange)}\n"
         raise UserError(str(root), said, "<subject>/s0001_00001_0_0_0_0_0_01.png", "move them away")
 
     def records() -> Iterator[Record]:

@@ -48,7 +48,7 @@ _OTHER_TYPES = {
 }  # fmt: skip
 _UNITS = {0: 1.0, 1: 1e3, 2: 1.0, 3: 1e-3}
 _OTHER_FILES = {
-    b"\x89PNG": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"NRRD": "an NRRD file",
+    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"NRRD": "an NRRD file",
     b"PK\x03\x04": "a zip archive", b"\x93NUM": "a NumPy array", b"<": "a text (HTML or XML)", b"MINC": "MINC",
     b"vers": "the pointer of a Git LFS file, not the file", b"\x1f\x8b": "compressed twice",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Verification sets: pictures and pairs of them, as pairs.csv or in InsightFace's `.bin`."""
+"""Verification sets: images and pairs of them, as pairs.csv or in InsightFace's `.bin`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SAME = {"1": True, "0": False, "true": True, "false": False}
 
 
 def read_csv(file: Path) -> tuple[Source, Pairs]:
-    """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No picture comes twice.
+    """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No image comes twice.
 
     Images have the landmarks that a landmarks5.json beside the file gives them. Raises UserError for a line of another
-    form, a path out of the folder, and all pairs that would count for more or less than one comparison: of a picture
+    form, a path out of the folder, and all pairs that would count for more or less than one comparison: of an image
     with itself, or of two that were compared before, in either order.
     """
     names, pairs = read_names(file, lambda name, where: inside(file.parent, name, where))
@@ -38,7 +38,7 @@ def read_csv(file: Path) -> tuple[Source, Pairs]:
         points = read_landmarks(landmarks) if landmarks.is_file() else {}
         for row, name in enumerate(names):
             path = file.parent / name
-            yield Record(name, -1, path, f"{path} (picture {row} of {file.name})", points.get(name))
+            yield Record(name, -1, path, f"{path} (image {row} of {file.name})", points.get(name))
 
     files = (file, *(file.parent / name for name in names), *([landmarks] if landmarks.is_file() else []))
     return Source("pairs", str(file), len(names), records, files), pairs
@@ -79,8 +79,8 @@ def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[st
     if not same:
         raise UserError(str(file), "no pairs", "at least one line below the header")
     if wrong:
-        found = f"{number_of(len(wrong), 'pairs')} of one picture, or there before:{listing(wrong)}\n"
-        raise UserError(str(file), found, "each pair of two pictures once, in either order", "remove these lines")
+        found = f"{number_of(len(wrong), 'pairs')} of one image, or there before:{listing(wrong)}\n"
+        raise UserError(str(file), found, "each pair of two images once, in either order", "remove these lines")
     return list(rows), _pairs(first, second, same)
 
 
@@ -89,7 +89,7 @@ def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
 
 
 def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
-    """Draw pairs of pictures of a folder of people, `<person>/<picture>`, into its `pairs.csv`; pairs and people.
+    """Draw pairs of images of a folder of people, `<person>/<image>`, into its `pairs.csv`; pairs and people.
 
     Pairs are drawn as `draw` does. Raises UserError where the file is there, or pairs are too few.
     """
@@ -121,7 +121,7 @@ def draw(people: Mapping[str, list[str]], where: str, most: int = 6000, seed: in
         same, others, each = _balanced(people, [names], rng, most)
     if len(names) < 2 or each * len(same) < FOLDS:
         found = f"{len(names)} people, {each * len(same)} pairs of one of them"
-        raise UserError(where, found, f"{FOLDS} pairs or more, of people with several pictures each")
+        raise UserError(where, found, f"{FOLDS} pairs or more, of people with several images each")
     return [
         pair
         for of_one, of_two in zip(same, others, strict=True)
@@ -164,7 +164,7 @@ def _same(people: list[list[str]], rng: np.random.Generator, most: int) -> list[
 
 
 def _different(people: list[list[str]], same: list[tuple[str, str]], rng: np.random.Generator) -> list[tuple[str, str]]:
-    """As many pairs of two people as there are of one, or as can be found, of pictures that those have."""
+    """As many pairs of two people as there are of one, or as can be found, of images that those have."""
     shown = set(itertools.chain.from_iterable(same))
     known = [[picture for picture in pictures if picture in shown] or pictures[:1] for pictures in people]
     found: dict[tuple[str, str], None] = {}

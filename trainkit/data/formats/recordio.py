@@ -7,9 +7,9 @@ A `.rec` file is a row of records (dmlc RecordIO). Each is one or more parts; a 
 with flag 0 for a whole record and 1, 2, 3 for the first, middle and last part of one that was split wherever the magic
 number stood in its payload: there the magic number is left out, and is put back between the parts on reading.
 
-The payload of a picture is a header (u32 count, f32 label, u64, u64), `count` f32 labels that replace the one in the
-header where count > 0, and the encoded picture. Record 0 of a face set is no picture: its two labels (a, b) say that
-records 1 .. a-1 are pictures and a .. b-1 describe people (each the range of its pictures).
+The payload of an image is a header (u32 count, f32 label, u64, u64), `count` f32 labels that replace the one in the
+header where count > 0, and the encoded image. Record 0 of a face set is no image: its two labels (a, b) say that
+records 1 .. a-1 are images and a .. b-1 describe people (each the range of its images).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def insightface(root: Path) -> Source:
     ends = _ends(offsets, rec)
     keys = _picture_keys(rec, offsets, ends)
     if not keys:
-        raise UserError(str(rec), "no pictures", "at least one")
+        raise UserError(str(rec), "no images", "at least one")
 
     def records() -> Iterator[Record]:
         with rec.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -158,10 +158,10 @@ def _picture_keys(rec: Path, offsets: dict[int, int], ends: dict[int, int]) -> l
         return sorted(offsets)
     first, last = labels[:2].tolist()
     if not (first >= 1 and last >= first and first.is_integer() and last.is_integer()):
-        raise UserError(where, f"ranges {first} and {last}", "where pictures end and where people end")
+        raise UserError(where, f"ranges {first} and {last}", "where images end and where people end")
     keys = range(1, int(first))
     if int(first) - 1 > len(offsets):
-        raise UserError(where, f"{int(first) - 1} pictures, but {len(offsets)} records in the index", "all of them")
+        raise UserError(where, f"{int(first) - 1} images, but {len(offsets)} records in the index", "all of them")
     for key in keys:
         if key not in offsets:
             raise UserError(f"{rec.with_suffix('.idx')}, record {key}", "is missing", f"all of 1 to {int(first) - 1}")

@@ -1,1 +1,1 @@
-"""Pictures with labels: the block, its split and what changes the pictures."""
+"""Images with labels: the block, its split and what changes the images."""

@@ -1,6 +1,6 @@
-"""Augmentation: `light`, drawn in `fetch` and computed for whole batches on the device; `timm`, by picture, in `fetch`.
+"""Augmentation: `light`, drawn in `fetch` and computed for whole batches on the device; `timm`, by image, in `fetch`.
 
-All that is random is a function of seed, epoch and row of the split, so a picture is augmented alike in any worker, on
+All that is random is a function of seed, epoch and row of the split, so an image is augmented alike in any worker, on
 any number of processes, in any batch and after a resume.
 """
 
@@ -46,7 +46,7 @@ _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 @dataclass(kw_only=True)
 class Plain:
-    """Pictures as they are."""
+    """Images as they are."""
 
     name: Literal["none"] = "none"
 
@@ -56,7 +56,7 @@ class Affine:
     """Turn, scale, shear and move about the middle, with bilinear interpolation."""
 
     p: Fraction = 1.0
-    """Share of the pictures."""
+    """Share of the images."""
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
     """Largest turn, either way."""
     scale: tuple[Ratio, Ratio] = (1.0, 1.0)
@@ -74,7 +74,7 @@ class Affine:
 class Distort:
     """Photometric distortion as in SSD's training (Liu et al. 2016) and torchvision's RandomPhotometricDistort.
 
-    Brightness, contrast, saturation and hue are changed, and channels swapped, each for a share `p` of the pictures;
+    Brightness, contrast, saturation and hue are changed, and channels swapped, each for a share `p` of the images;
     contrast comes first for one half and last for the other.
     """
 
@@ -82,7 +82,7 @@ class Distort:
     brightness: tuple[Factor, Factor] = (0.875, 1.125)
     """Factor on all pixels."""
     contrast: tuple[Factor, Factor] = (0.5, 1.5)
-    """Factor on the distance from the mean luminance of the picture."""
+    """Factor on the distance from the mean luminance of the image."""
     saturation: tuple[Factor, Factor] = (0.5, 1.5)
     """Factor on the distance from a pixel's own luminance."""
     hue: tuple[Annotated[float, Field(ge=-0.5, le=0.5)], Annotated[float, Field(ge=-0.5, le=0.5)]] = (-0.05, 0.05)
@@ -100,21 +100,21 @@ class Light:
 
     name: Literal["light"]
     flip: Fraction = 0.5
-    """Share of the pictures that are mirrored."""
+    """Share of the images that are mirrored."""
     shift: Annotated[int, Field(ge=0, le=1 << 13)] = 0
     """Largest move along either side, in whole pixels."""
     affine: Affine | None = None
     fill: Literal["edge", "reflect", "zero"] = "edge"
-    """What moves in at the border: the outermost pixel, the picture mirrored there, or black."""
+    """What moves in at the border: the outermost pixel, the image mirrored there, or black."""
     distort: Distort | None = None
     erase: Fraction = 0.0
-    """Share of the pictures in which a box is set to `data.mean` (random erasing, Zhong et al. 2020)."""
+    """Share of the images in which a box is set to `data.mean` (random erasing, Zhong et al. 2020)."""
     erase_area: tuple[Fraction, Fraction] = (0.02, 0.33)
-    """Smallest and largest share of the picture that the box takes."""
+    """Smallest and largest share of the image that the box takes."""
     erase_ratio: tuple[Ratio, Ratio] = (0.3, 3.3)
     """Smallest and largest height of the box over its width; drawn evenly on a logarithmic scale."""
     clahe: Fraction = 0.0
-    """Share of the pictures whose luminance is equalised by tiles (CLAHE)."""
+    """Share of the images whose luminance is equalised by tiles (CLAHE)."""
     clahe_clip: Annotated[float, Field(ge=1, le=MANY)] = 2.0
     """Most pixels in one bin of a tile's histogram, as a multiple of what evenly filled bins have."""
     clahe_tiles: Annotated[int, Field(ge=1, le=64)] = 8
@@ -133,7 +133,7 @@ class Light:
     def numbers(
         self, seed: int, epoch: int, rows: np.ndarray, side: tuple[int, int], view: int | None = None
     ) -> np.ndarray:
-        """Draw the augmentation of each of `rows`, float32 (rows, NUMBERS), for pictures of `side` (height, width).
+        """Draw the augmentation of each of `rows`, float32 (rows, NUMBERS), for images of `side` (height, width).
 
         `view` 0 or 1 says for all whether they are mirrored. Drawn here and not on the device, so that every machine
         and every batch has the same.
@@ -167,9 +167,9 @@ class Light:
                 images[i] = clahe.equalise(images[i], self.clahe_clip, self.clahe_tiles)
 
     def apply(self, images: Tensor, numbers: Tensor, mean: Sequence[float]) -> Tensor:
-        """Augment pictures, uint8 (B, 3, H, W), by their `numbers`, to float 0 .. 1; `mean` fills erased boxes.
+        """Augment images, uint8 (B, 3, H, W), by their `numbers`, to float 0 .. 1; `mean` fills erased boxes.
 
-        Each picture's outcome depends on itself and its numbers alone, to the last bit.
+        Each image's outcome depends on itself and its numbers alone, to the last bit.
         """
         images = self._move(images, numbers).float().div_(255)
         if self.affine:
@@ -217,15 +217,15 @@ class Light:
 
 @dataclass(kw_only=True)
 class Timm:
-    """timm's training augmentation, picture by picture; the defaults are those of ConvNeXt's authors for ImageNet.
+    """timm's training augmentation, image by image; the defaults are those of ConvNeXt's authors for ImageNet.
 
-    Work for `loader.workers`: a 224 px picture takes milliseconds. With `data.fit: keep`, what is scored is resized and
-    cut from the middle by timm too; pictures that were packed at `data.image_size` are scored as they are.
+    Work for `loader.workers`: a 224 px image takes milliseconds. With `data.fit: keep`, what is scored is resized and
+    cut from the middle by timm too; images that were packed at `data.image_size` are scored as they are.
     """
 
     name: Literal["timm"]
     scale: tuple[Fraction, Fraction] = (0.08, 1.0)
-    """Smallest and largest share of the picture that a crop takes."""
+    """Smallest and largest share of the image that a crop takes."""
     ratio: tuple[Ratio, Ratio] = (0.75, 4 / 3)
     """Smallest and largest width of a crop over its height."""
     hflip: Fraction = 0.5
@@ -236,18 +236,18 @@ class Timm:
     """A policy in timm's words: RandAugment `rand-...`, AugMix `augmix-...`, AutoAugment `v0`, `original`, `3a`."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     re_prob: Fraction = 0.25
-    """Share of the pictures with random erasing."""
+    """Share of the images with random erasing."""
     re_mode: Literal["pixel", "rand", "const"] = "pixel"
     """Erased boxes hold noise per pixel, one random colour, or the mean."""
     re_count: Annotated[int, Field(ge=1, le=100)] = 1
-    """Most boxes in a picture."""
+    """Most boxes in an image."""
     crop_pct: FractionAboveZero = 0.875
     """Share of the shorter side that is scored, with `data.fit: keep`."""
 
     def __post_init__(self) -> None:
         check_order(self, "scale", "ratio")
         if self.scale[1] == 0:
-            raise ValueError("scale is [0, 0]; a crop takes a share above 0 of the picture")
+            raise ValueError("scale is [0, 0]; a crop takes a share above 0 of the image")
 
     def training(
         self, side: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
@@ -316,7 +316,7 @@ def per_picture(
     epoch: int,
     rows: np.ndarray,
 ) -> Tensor:
-    """Transform each picture, with the global generators set for its row and this epoch, and stack them."""
+    """Transform each image, with the global generators set for its row and this epoch, and stack them."""
     with borrowed_generators() as reseed:
         out = []
         for pixels, row in zip(pictures, rows.tolist(), strict=True):
@@ -326,7 +326,7 @@ def per_picture(
 
 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Normalise float pictures 0 .. 1, or uint8 ones, to (pixel - mean) / std."""
+    """Normalise float images 0 .. 1, or uint8 ones, to (pixel - mean) / std."""
     unit = 1.0 if images.is_floating_point() else 255.0
     shift = _kept(tuple(-m / s for m, s in zip(mean, std, strict=True)), images.device)
     scale = _kept(tuple(1 / (s * unit) for s in std), images.device)
@@ -361,7 +361,7 @@ def _operations(transform: Any) -> Iterator[Any]:
 
 
 def _posterize(picture: Any, bits: int, **_: Any) -> Any:
-    """Keep the upper bits of each channel. timm asks for 0 bits now and then (`rand-m9-mstd0.5-inc1`: in 1 picture of
+    """Keep the upper bits of each channel. timm asks for 0 bits now and then (`rand-m9-mstd0.5-inc1`: in 1 image of
     700): black with the Pillow its networks were trained with, an exception since Pillow 13."""
     from PIL import Image, ImageOps
 
@@ -381,7 +381,7 @@ def _between(draws: np.ndarray, ends: Sequence[float] | np.ndarray) -> np.ndarra
 
 def _affine(block: Affine, draw: dict[str, np.ndarray], height: int, width: int) -> dict[str, np.ndarray]:
     """Compute where each pixel comes from: the inverse of move . turn . shear . scale, in grid_sample's units,
-    in which the picture spans -1 .. 1 on both sides."""
+    in which the image spans -1 .. 1 on both sides."""
     on = draw["affine"] < block.p
     turn = np.radians(_between(draw["turn"], (-block.degrees, block.degrees))) * on
     shear = np.tan(np.radians(_between(draw["shear"], (-block.shear, block.shear)))) * on
@@ -420,7 +420,7 @@ def _column(numbers: Tensor, name: str) -> Tensor:
 
 
 def _some(images: Tensor, chosen: Tensor, numbers: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Change those pictures that are chosen, bool (B, 1, 1, 1)."""
+    """Change those images that are chosen, bool (B, 1, 1, 1)."""
     if images.device.type != "cpu":
         # To know which are chosen, the host would have to wait for the device.
         return torch.where(chosen, change(images, numbers), images)

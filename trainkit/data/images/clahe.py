@@ -8,7 +8,7 @@ _BINS = 256
 
 
 def equalise(image: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.ndarray:
-    """Return the picture, uint8 (3, h, w), with its luminance equalised and its two colour differences kept."""
+    """Return the image, uint8 (3, h, w), with its luminance equalised and its two colour differences kept."""
     red, green, blue = image.astype(np.float32)
     before = np.clip(np.rint(0.299 * red + 0.587 * green + 0.114 * blue), 0, 255).astype(np.uint8)
     # In YCbCr each of red, green and blue is luminance plus something that depends on the colour differences alone.
@@ -22,7 +22,7 @@ def equalise_plane(plane: np.ndarray, clip: float = 2.0, tiles: int = 8) -> np.n
     As OpenCV's `createCLAHE(clip, (tiles, tiles))` does. A tile's histogram is cut at `clip` times its mean height,
     rounded down, at least 1, and what is cut off is spread over all bins, what is then left over every so many of them;
     the running sum of it, brought to 0 .. 255 and rounded, is the tile's mapping. Where `tiles` does not divide both
-    sides, the picture is mirrored about its last row and column until it does, by a row and a column or more.
+    sides, the image is mirrored about its last row and column until it does, by a row and a column or more.
     """
     height, width = plane.shape
     beyond = [tiles - side % tiles for side in plane.shape] if height % tiles or width % tiles else [0, 0]

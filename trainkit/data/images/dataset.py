@@ -1,4 +1,4 @@
-"""Pictures of classes: to train a classifier or an embedding on, and to score by classes, separation or retrieval."""
+"""Images of classes: to train a classifier or an embedding on, and to score by classes, separation or retrieval."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from trainkit.paths import locate
 _log = logging.getLogger(__name__)
 
 EACH = "each"
-"""In place of a regular expression: every picture is a group of its own."""
+"""In place of a regular expression: every image is a group of its own."""
 
 SAMPLES = {
     "objects": ("trainkit.data.synthetic.objects", None),
     "eyes": ("trainkit.data.synthetic.eyes", r"(p\d+)_\d+\.png$"),
 }
-"""Built-in sets by name: the module that draws it, and the expression that finds the group of a picture."""
+"""Built-in sets by name: the module that draws it, and the expression that finds the group of an image."""
 
 Kind = Literal["classes", "separation", "inspection", "retrieval"]
 
 
 @dataclass(kw_only=True)
 class Images:
-    """Labelled pictures. Every set NAME that is scored offers the splits NAME (as classes), NAME.separation,
+    """Labelled images. Every set NAME that is scored offers the splits NAME (as classes), NAME.separation,
     NAME.inspection and NAME.retrieval, and so does `train`, without augmentation."""
 
     train: str
     """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
-    or a built-in set: `sample:objects`, `sample:eyes`. Also pictures with `metadata.csv`, a table of paths (`.csv`,
+    or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths (`.csv`,
     `.jsonl`), webdataset shards (`.tar`, or a folder of them). What is not packed is packed once, into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
@@ -62,9 +62,9 @@ class Images:
     """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
     `split`, `name` and `group`. A field of a column of structs is `json.label`."""
     image_size: Side | tuple[Side, Side] = 224
-    """Side of a picture, or height and width, in pixels."""
+    """Side of an image, or height and width, in pixels."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
-    """How pictures get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
+    """How images get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
     `keep`: they stay encoded at their own sizes and are cut when they are read, by `augment: {name: timm}`."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
@@ -72,8 +72,8 @@ class Images:
     """What the difference is divided by."""
     augment: Augment = field(default_factory=Plain)
     group: str | None = None
-    """Regular expression with one part in parentheses, which finds in the id of a picture (its relative path, or its
-    `image_path`) what must not be in two splits: person, video, alphabet. `each`: every picture is its own group.
+    """Regular expression with one part in parentheses, which finds in the id of an image (its relative path, or its
+    `image_path`) what must not be in two splits: person, video, alphabet. `each`: every image is its own group.
     None: what the source says, if it does."""
     hold_out: HoldOut | None = None
     """Groups that are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
@@ -81,15 +81,15 @@ class Images:
     stratify: bool = field(default=False, metadata={"hash": "set"})
     """Hold out the same share of each class, where `group` is `each`."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a group or a picture that is both trained on and scored does: end the run, or warn."""
+    """What a group or an image that is both trained on and scored does: end the run, or warn."""
     open_set: bool = False
     """What is scored is of other classes than those that are trained: only retrieval is offered. Groups that are held
     out take their classes with them."""
     sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
-    """Each picture once an epoch; or draws with replacement: classes alike often, or a picture of a class as often as
-    its weight here says (others: 1). A picture drawn twice in an epoch is augmented alike."""
+    """Each image once an epoch; or draws with replacement: classes alike often, or an image of a class as often as
+    its weight here says (others: 1). An image drawn twice in an epoch is augmented alike."""
     cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
-    """Most pictures that separation, inspection and scores of `train` look at: a fixed random subset, in the
+    """Most images that separation, inspection and scores of `train` look at: a fixed random subset, in the
     proportions of the classes."""
     name: Literal["images"] = "images"
 
@@ -102,12 +102,12 @@ class Images:
 
     @property
     def side(self) -> tuple[int, int]:
-        """Height and width of a picture."""
+        """Height and width of an image."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
     def views(self) -> int:
-        """One without augmentation, two with mirrored pictures alone, 0 where there is no counting them."""
+        """One without augmentation, two with mirrored images alone, 0 where there is no counting them."""
         if isinstance(self.augment, Plain):
             return 1
         return self.augment.views if isinstance(self.augment, Light) else 0
@@ -115,7 +115,7 @@ class Images:
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
-        Raises UserError naming file and row, classes that differ, groups and pictures that are in two splits.
+        Raises UserError naming file and row, classes that differ, groups and images that are in two splits.
         """
         whole = self._packed(self.train, "train")
         kept, held = self._divided(whole, seed)
@@ -162,8 +162,8 @@ class Images:
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:
-            found, expected = "pictures of which nothing says what they have in common", "groups to hold out"
-            remedy = f"name them with data.group, a regular expression; `group: {EACH}` splits by picture"
+            found, expected = "images of which nothing says what they have in common", "groups to hold out"
+            remedy = f"name them with data.group, a regular expression; `group: {EACH}` splits by image"
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
@@ -171,7 +171,7 @@ class Images:
         if self.open_set:
             both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
             if both:
-                found = f"{len(both)} classes have pictures in held-out groups and in others: {few(both)}"
+                found = f"{len(both)} classes have images in held-out groups and in others: {few(both)}"
                 raise UserError("data.hold_out", found, "groups of whole classes, since open_set is on")
         return rows
 
@@ -189,7 +189,7 @@ class Images:
         if not self.open_set:
             new, absent = sorted(set(present) - set(trained)), sorted(set(trained) - set(present))
             if split.name == "train" and absent:
-                found = f"no pictures of {few(absent)} are left to train on, all are held out"
+                found = f"no images of {few(absent)} are left to train on, all are held out"
                 raise UserError("data.hold_out", found, "groups that leave some of each class", "name other groups")
             if new:
                 found = f"classes that are not trained: {few(new)}"
@@ -197,9 +197,9 @@ class Images:
                 missing = f"; of those it has no {few(absent)}" if absent else ""
                 raise UserError(place, found, expected + missing, "open_set: true scores other classes by retrieval")
             if absent:
-                _log.warning("%s: no pictures of %d classes that are trained: %s", place, len(absent), few(absent))
+                _log.warning("%s: no images of %d classes that are trained: %s", place, len(absent), few(absent))
         if len(present) < 2:
-            raise UserError(place, f"pictures of {len(present)} class ({few(present)})", "at least 2 to tell apart")
+            raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2 to tell apart")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
         both = {name: sorted(set(train.names) & set(one.names)) for name, one in scored.items() if self.open_set}
@@ -210,7 +210,7 @@ class Images:
         ]
         held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
-        check_leaks(train.held(), held, self.leakage, "each group and each picture in one split", remedy, classes)
+        check_leaks(train.held(), held, self.leakage, "each group and each image in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
         """Return the splits by which a set is scored, by the words that evaluations name them by."""
@@ -261,7 +261,7 @@ class ImageSplit(TrainSplit):
     seed: int
     data: Images
     augment: AnyAugment
-    """What is done to pictures in training; what is scored is only cut, where pictures keep their own sizes."""
+    """What is done to images in training; what is scored is only cut, where images keep their own sizes."""
     kind: Kind | None = None
     """How it is scored; None for training."""
     weights: np.ndarray | None = None
@@ -277,7 +277,7 @@ class ImageSplit(TrainSplit):
 
     @property
     def size(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return len(self.rows)
 
     @functools.cached_property
@@ -287,7 +287,7 @@ class ImageSplit(TrainSplit):
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of pictures, labels and names; that of the packed set where it is taken whole."""
+        """SHA-256 of images, labels and names; that of the packed set where it is taken whole."""
         if self.names == self.packed.class_names and np.array_equal(self.rows, np.arange(len(self.packed))):
             return self.packed.digest
         text = "\n".join((self.packed.digest, *self.names)).encode(errors="surrogateescape")
@@ -317,7 +317,7 @@ class ImageSplit(TrainSplit):
         return Classes(self.label, self.names, group=group)
 
     def groups(self) -> set[str]:
-        """Return names of the groups of which it has pictures; empty where none are known."""
+        """Return names of the groups of which it has images; empty where none are known."""
         if self.packed.groups is None:
             return set()
         names = self.packed.group_names
@@ -337,7 +337,7 @@ class ImageSplit(TrainSplit):
         )
 
     def some(self, most: int) -> ImageSplit:
-        """Choose at most so many of the pictures, in the proportions of their classes, by a hash of seed and row."""
+        """Choose at most so many of the images, in the proportions of their classes, by a hash of seed and row."""
         if self.size <= most:
             return self
         chance = rng.uniform(self.seed, "cap", 0, np.arange(self.size))
@@ -365,7 +365,7 @@ class ImageSplit(TrainSplit):
         return rows.astype(np.int64).reshape(updates, batch_size)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read the pictures at `indices`, in training with their augmentation or the numbers for it.
+        """Read the images at `indices`, in training with their augmentation or the numbers for it.
 
         Raises UserError at a damaged row.
         """
@@ -386,7 +386,7 @@ class ImageSplit(TrainSplit):
         return batch
 
     def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Return label, index and view of the pictures at `indices`, and in training the numbers of `light`."""
+        """Return label, index and view of the images at `indices`, and in training the numbers of `light`."""
         indices, views = np.array(indices, dtype=np.int64), np.zeros(len(indices), np.int64)
         batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
         if self.kind is None and isinstance(self.augment, Light):
@@ -420,7 +420,7 @@ def _sample(text: str, part: str) -> tuple[Path, str | None]:
 
 
 def _present(data: Packed, rows: np.ndarray) -> tuple[str, ...]:
-    """Return names of the classes that rows of a set have pictures of, in their order."""
+    """Return names of the classes that rows of a set have images of, in their order."""
     names = data.class_names
     counts = np.bincount(data.labels[rows], minlength=len(names)) if len(names) else ()
     return tuple(name for name, count in zip(names, counts, strict=True) if count)

@@ -1,4 +1,4 @@
-"""How new pictures become what a network was trained on: brought to its size and normalised, as the data's own were."""
+"""How new images become what a network was trained on: brought to its size and normalised, as the data's own were."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.data.people.dataset import People
 
 @dataclass(frozen=True)
 class Preparation:
-    """Preprocessing of a picture for a network, and the same in numbers for other programs."""
+    """Preprocessing of an image for a network, and the same in numbers for other programs."""
 
     side: tuple[int, int]
     """Height and width that the network sees."""
@@ -29,12 +29,12 @@ class Preparation:
     std: tuple[float, float, float]
     """What the difference is divided by."""
     pixels: Callable[[np.ndarray, str], np.ndarray]
-    """A picture, uint8 (h, w, 3), and its place in words, to uint8 (3, *side). Raises UserError where it does not fit.
+    """An image, uint8 (h, w, 3), and its place in words, to uint8 (3, *side). Raises UserError where it does not fit.
     """
     normal: Callable[[Tensor], Tensor]
-    """Pictures, uint8 (B, 3, *side), to float ones, with the bits with which the run was scored."""
+    """Images, uint8 (B, 3, *side), to float ones, with the bits with which the run was scored."""
     words: str
-    """How pictures get to their size."""
+    """How images get to their size."""
     crop_pct: float = 1.0
     """Share of the shorter side that is cut from the middle."""
     crop_mode: str = "center"
@@ -60,7 +60,7 @@ def of(data: object) -> Preparation | None:
         return None
     pixels = partial(_fitted, side=data.side, how=data.fit)
     if data.fit == "stretch":
-        return _normalised(data, pixels, "the whole picture, squeezed", 1.0, "squash")
+        return _normalised(data, pixels, "the whole image, squeezed", 1.0, "squash")
     return _normalised(data, pixels, "the largest middle part of that shape, resized", 1.0, "center")
 
 

@@ -37,7 +37,7 @@ TRIALS = 10
 """Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""
 
 _SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_multi": (True, 10)}
-"""Its four settings by the end of a split's name: whether indoors alone, and pictures of a person and camera."""
+"""Its four settings by the end of a split's name: whether indoors alone, and images of a person and camera."""
 _INDOORS = ("1", "2")
 """Cameras of its indoor gallery, by the last character of their names."""
 _FIXED = 0
@@ -56,7 +56,7 @@ class ModalityDropout:
 
 @dataclass(kw_only=True)
 class People:
-    """Records of people. Every set NAME that is scored offers the splits NAME, NAME.ranked (with pictures of ranked
+    """Records of people. Every set NAME that is scored offers the splits NAME, NAME.ranked (with images of ranked
     lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
 
     train: str
@@ -72,15 +72,15 @@ class People:
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
     """Those that are used, `rgb` among them; None: all that `train` has."""
     image_size: Side | tuple[Side, Side] = (256, 128)
-    """Side of a picture, or height and width, in pixels."""
+    """Side of an image, or height and width, in pixels."""
     fit: Literal["crop", "stretch"] = "stretch"
-    """How pictures get there when they are packed: the whole, squeezed, or the largest middle part of that shape."""
+    """How images get there when they are packed: the whole, squeezed, or the largest middle part of that shape."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
     """What the difference is divided by."""
     augment: Annotated[Plain | Light, Field(discriminator="name")] = field(default_factory=Plain)
-    """What is done to pictures of every modality in training."""
+    """What is done to images of every modality in training."""
     text: Captions = field(default_factory=Captions)
     token_dropout: FractionBelowOne = 0.0
     """Share of the words (with `clip`, of its pieces) that captions lose in training; one stays."""
@@ -96,7 +96,7 @@ class People:
     """When NAME.reranked joins two neighbourhoods: where two thirds or more of the one are in the other, as the paper
     of k-reciprocal re-ranking writes; or, true, where more than two thirds are, as its authors' code computes."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a person or a picture that is both trained on and scored does: end the run, or warn."""
+    """What a person or an image that is both trained on and scored does: end the run, or warn."""
     name: Literal["people"] = "people"
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class People:
 
     @property
     def side(self) -> tuple[int, int]:
-        """Height and width of a picture."""
+        """Height and width of an image."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
@@ -121,7 +121,7 @@ class People:
     def open(self, seed: int) -> Dataset:
         """Find, index, check and where needed pack the files.
 
-        Raises UserError naming file and row, people and pictures that are in two splits, a modality that is asked for
+        Raises UserError naming file and row, people and images that are in two splits, a modality that is asked for
         and not there, and fewer people than the sampler takes.
         """
         whole = people_index.indexed(self.train, "train", self.columns)
@@ -131,7 +131,7 @@ class People:
         kept = kept[whole.person[kept] >= 0]
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
         names = tuple(whole.persons[number] for number in numbers.tolist())
-        # All is found, and the sampler tried, before the first picture is packed: a mistake should not show after that.
+        # All is found, and the sampler tried, before the first image is packed: a mistake should not show after that.
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
@@ -227,21 +227,21 @@ class People:
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
         held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
-        check_leaks(train.held(), held, self.leakage, "each person and each picture in one split", remedy)
+        check_leaks(train.held(), held, self.leakage, "each person and each image in one split", remedy)
 
 
 @dataclass(frozen=True, eq=False)
 class PeopleSplit(TrainSplit):
     """Records of an index as the loop sees them.
 
-    Keys: `image.M`, uint8, for each modality that is a picture; `text`; label, modality, index, view; in training
-    `queries`, and `augment`, the numbers of `light` for all pictures of the batch.
+    Keys: `image.M`, uint8, for each modality that is an image; `text`; label, modality, index, view; in training
+    `queries`, and `augment`, the numbers of `light` for all images of the batch.
     """
 
     name: str
     index: PeopleIndex
     packed: Packed
-    """Its pictures."""
+    """Its images."""
     rows: np.ndarray
     """int32 (records,), rows of the index."""
     label: np.ndarray
@@ -279,7 +279,7 @@ class PeopleSplit(TrainSplit):
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of pictures, captions as ids, people and modalities."""
+        """SHA-256 of images, captions as ids, people and modalities."""
         hashed = hashlib.sha256(
             "\n".join((self.index.digest, self.packed.digest, *self.names)).encode(errors="replace")
         )
@@ -309,7 +309,7 @@ class PeopleSplit(TrainSplit):
         return self.index.picture[self.rows[self.modality != TEXT]]
 
     def held(self) -> Held:
-        """Return what it is compared with other splits by: its people, and its pictures."""
+        """Return what it is compared with other splits by: its people, and its images."""
         whose = self.index.person[self.rows[self.modality != TEXT]]
         there, number = np.unique(whose[whose >= 0], return_inverse=True)
         label = np.full(len(whose), -1, np.int64)
@@ -331,7 +331,7 @@ class PeopleSplit(TrainSplit):
         return None if place < 0 else self.packed.picture(place)
 
     def caption(self, row: int) -> str:
-        """Return words of a record; empty for a picture."""
+        """Return words of a record; empty for an image."""
         return self._texts[int(self.rows[row])]
 
     @functools.cached_property
@@ -409,7 +409,7 @@ class PeopleSplit(TrainSplit):
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """Apply `light` to all pictures of the batch at once, then (pixels / 255 - mean) / std."""
+        """Apply `light` to all images of the batch at once, then (pixels / 255 - mean) / std."""
         keys = [f"image.{MODALITIES[code]}" for code in self.known if code != TEXT]
         images = torch.cat([batch[key] for key in keys]) if len(keys) > 1 else batch[keys[0]]
         data = self.data
@@ -503,16 +503,16 @@ def searches(
     """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
 
     Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
-    where there are none but RGB, RGB pictures. The gallery is RGB. Raises UserError where one of the two is empty.
+    where there are none but RGB, RGB images. The gallery is RGB. Raises UserError where one of the two is empty.
     """
     queries = _queries(index, rows, known)
     gallery = rows[(index.modality[rows] == RGB) & (index.role[rows] != 1)]
     asking = sum(len(some) for some in queries.values())
     if not asking or not len(gallery):
-        found = f"{asking} queries and {len(gallery)} gallery pictures"
+        found = f"{asking} queries and {len(gallery)} gallery images"
         raise UserError(f"{where} ({index.where})", found, "some of either", "look at its modalities and roles")
     if index.trials == "sysu":
-        # Another set with such trials (LLCM) has them of single pictures, and no part of it is indoors.
+        # Another set with such trials (LLCM) has them of single images, and no part of it is indoors.
         settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}
         drawn = {end: _drawn(index, gallery, *setting) for end, setting in settings.items()}
     else:
@@ -540,7 +540,7 @@ def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> di
 
 
 def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
-    """Draw SYSU-MM01's galleries: of each person and camera `most` pictures, by a hash of their names."""
+    """Draw SYSU-MM01's galleries: of each person and camera `most` images, by a hash of their names."""
     if indoors:
         cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
         gallery = gallery[np.isin(index.camera[gallery], cameras)]
@@ -560,7 +560,7 @@ def _search(
 ) -> tuple[np.ndarray, Search]:
     """Return rows of the index that take part, ascending, and the search among them."""
     if not all(len(rows) for rows in galleries):
-        raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb pictures of every setting")
+        raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb images of every setting")
     asked = [some.reshape(-1) for some in queries.values()]
     rows = np.unique(np.concatenate([*asked, *galleries]))
     rows = rows[rows >= 0]

@@ -9,17 +9,17 @@ A folder with
 | `place.npy`    | int16 (records,), which records of a person hide each other in a search; -1 hides nothing       |
 | `modality.npy` | int8 (records,), a place in `modalities.MODALITIES`                                             |
 | `role.npy`     | int8 (records,), 0 as it comes, 1 query only, 2 gallery only                                    |
-| `of.npy`       | int32 (records,), for a caption the record of the picture that it describes, else -1            |
+| `of.npy`       | int32 (records,), for a caption the record of the image that it describes, else -1            |
 | `queries.npy`  | int32 (queries, 5), queries that the set itself gives, list after list                          |
-| `ids.txt`      | one line per record: the path of a picture below the root, a name for each caption              |
+| `ids.txt`      | one line per record: the path of an image below the root, a name for each caption              |
 | `texts.txt`    | one line per caption                                                                            |
 | `names.json`   | names of persons and cameras                                                                    |
 | `manifest.json` | root, lists, seconds, size and SHA-256 of every file, and the digest of the whole              |
 
-Records are in the order of their modalities, and in that of the set within one: pictures first, captions last.
+Records are in the order of their modalities, and in that of the set within one: images first, captions last.
 
-Whether a set has changed is seen by its annotation files and by the folders its pictures are in, not by every picture:
-a folder changes when a file is added, removed or renamed. What is in a picture is not in the index.
+Whether a set has changed is seen by its annotation files and by the folders its images are in, not by every image:
+a folder changes when a file is added, removed or renamed. What is in an image is not in the index.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PeopleIndex(HashedFolder):
     where: str
     """The set in words, with its split."""
     root: str
-    """Where the paths of pictures begin."""
+    """Where the paths of images begin."""
     hides: Literal["person", "place"]
     """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
     by_person: bool
@@ -133,7 +133,7 @@ class PeopleIndex(HashedFolder):
     role: np.ndarray
     """int8 (records,): 0 as it comes, 1 query only, 2 gallery only."""
     of: np.ndarray
-    """int32 (records,): for a caption the record of the picture that it describes, else -1."""
+    """int32 (records,): for a caption the record of the image that it describes, else -1."""
 
     def __init__(self, path: Path | str):
         """Open and check: sizes and hashes of the files, shapes, ranges. Raises UserError."""
@@ -176,15 +176,15 @@ class PeopleIndex(HashedFolder):
 
     @functools.cached_property
     def picture(self) -> np.ndarray:
-        """int32 (records,), the row of each in `pictures()`; -1 for a caption."""
+        """int32 (records,), the row of each in `images()`; -1 for a caption."""
         return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
 
     def ids(self) -> list[str]:
-        """Return the name of every record: the path of a picture below `root`, a name for each caption."""
+        """Return the name of every record: the path of an image below `root`, a name for each caption."""
         return self._lines("ids.txt")
 
     def texts(self) -> list[str]:
-        """Return the words of every record; empty for pictures."""
+        """Return the words of every record; empty for images."""
         return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
 
     def lists(self) -> dict[str, np.ndarray]:
@@ -195,7 +195,7 @@ class PeopleIndex(HashedFolder):
         return found
 
     def pictures(self) -> Source:
-        """Return the pictures as a source to pack, in the order of `picture`; labels are the names of persons."""
+        """Return the images as a source to pack, in the order of `image`; labels are the names of persons."""
         ids, root = self.ids()[: int(np.count_nonzero(self.modality != TEXT))], self.root
 
         def records() -> Iterator[Record]:

@@ -74,7 +74,7 @@ def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Rea
 
 
 def _read_orbench_train(rows: Rows, file: Path) -> None:
-    """Read captions beside each RGB picture; of the same persons everything in the folders nir, cp and sk."""
+    """Read captions beside each RGB image; of the same persons everything in the folders nir, cp and sk."""
     folders: dict[object, str] = {}
     numbers: dict[str, object] = {}
     for n, entry in enumerate(_json(file, list)):
@@ -83,7 +83,7 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
             raise UserError(where, type(entry).__name__, "a mapping of id, file_path and caption")
         path, number = entry.get("file_path"), entry.get("id")
         if not isinstance(path, str) or not path:
-            raise UserError(where, f"file_path {path!r}"[:200], "the path of a picture")
+            raise UserError(where, f"file_path {path!r}"[:200], "the path of an image")
         if isinstance(number, bool) or not isinstance(number, int | str) or number == "":
             raise UserError(where, f"id {number!r}"[:200], "the number of a person")
         person = _person_of(where, path, RGB)
@@ -101,7 +101,7 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
             rows.caption(where, f"{path}#text", text, person, of=row)
     bare = [f"vis/{p}/{n}" for p in numbers for n in _pictures(rows, f"vis/{p}") if f"vis/{p}/{n}" not in rows.number]
     if bare:
-        _log.warning("%s: left out %d pictures that have no entry: %s", file, len(bare), few(bare))
+        _log.warning("%s: left out %d images that have no entry: %s", file, len(bare), few(bare))
     for modality, folder in enumerate(MODALITIES[:TEXT]):
         if modality == RGB:
             continue
@@ -136,7 +136,7 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
             raise UserError(f"{file}, list {key!r}", f"{name} again", "each list once")
         queries = rows.lists[name] = []
         for where, number, parts in _entries(file, key, entries, len(codes)):
-            # Pictures first: a person of whom a caption speaks is called as the folder of the pictures.
+            # Images first: a person of whom a caption speaks is called as the folder of the images.
             for code, part in zip(codes, parts, strict=True):
                 if code != TEXT:
                     names.of(where, number, part, code)
@@ -158,14 +158,14 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
 
 
 class _Names:
-    """Names of persons by their numbers in a test file: the folders of their pictures."""
+    """Names of persons by their numbers in a test file: the folders of their images."""
 
     def __init__(self):
         self._names: dict[int, str] = {}
         self._numbers: dict[str, int] = {}
 
     def of(self, where: str, number: int, path: str, modality: int) -> str:
-        """Return the name in the path of a picture. Raises UserError where that is another person's."""
+        """Return the name in the path of an image. Raises UserError where that is another person's."""
         person = _person_of(where, path, modality)
         if self._names.setdefault(number, person) != person:
             raise UserError(where, f"person {number} in the folder {person}", f"{self._names[number]}, as before")
@@ -174,7 +174,7 @@ class _Names:
         return person
 
     def name(self, number: int) -> str:
-        """Return the name of a number; one of its own where no picture has been seen, which no folder bears."""
+        """Return the name of a number; one of its own where no image has been seen, which no folder bears."""
         return self._names.get(number, f"number {number}")
 
 
@@ -199,7 +199,7 @@ def _person_of(where: str, path: str, modality: int) -> str:
     folders = path.split("/")
     if len(folders) != 3 or modalities.code(folders[0]) != modality or not folders[1]:
         folder = "vis" if modality == RGB else MODALITIES[modality]
-        raise UserError(where, f"the path {path[:200]!r}", f"{folder}/<person>/<picture>")
+        raise UserError(where, f"the path {path[:200]!r}", f"{folder}/<person>/<image>")
     return folders[1]
 
 
@@ -233,7 +233,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
                 found += _whole_folder(rows, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
-            raise UserError(str(persons[person]), f"person {person}, of whom there are no pictures", "some of each")
+            raise UserError(str(persons[person]), f"person {person}, of whom there are no images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
     rows.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
     rows.hides, rows.by_person, rows.trials = "place", True, "sysu"
@@ -269,7 +269,7 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
     """Read person and camera in names, `0002_c1s1_000451_03.jpg`; -1 is left out, 0000 is nobody in particular."""
     names = _pictures(rows, folder)
     if not names:
-        raise UserError(str(rows.root / folder), "no pictures", "the layout of Market-1501")
+        raise UserError(str(rows.root / folder), "no images", "the layout of Market-1501")
     for name in names:
         where = str(rows.root / folder / name)
         found = _MARKET.fullmatch(name)
@@ -338,7 +338,7 @@ def _read_llcm_test(rows: Rows, file: Path) -> None:
                 if person in rows.names(f"{folder}/{camera}"):
                     found += _whole_folder(rows, f"{folder}/{camera}/{person}", person, modality, camera, role)
         if not found:
-            raise UserError(str(rows.root / folder), "no pictures", f"{folder}/cam1/0001/<picture>, and so on")
+            raise UserError(str(rows.root / folder), "no images", f"{folder}/cam1/0001/<image>, and so on")
     rows.by_person, rows.trials = True, "sysu"
 
 
@@ -346,7 +346,7 @@ def _read_llcm_test(rows: Rows, file: Path) -> None:
 
 
 def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: str = "", role: int = EITHER) -> int:
-    """Add every picture of a folder; how many there are."""
+    """Add every image of a folder; how many there are."""
     names = _pictures(rows, folder)
     for name in names:
         rows.picture(os.path.join(rows.root, folder, name), f"{folder}/{name}", person, modality, camera, role)
@@ -354,16 +354,16 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
-    """Return names of the pictures of a folder, in their order; hidden files and those of other kinds are left out."""
+    """Return names of the images of a folder, in their order; hidden files and those of other kinds are left out."""
     names = sorted(rows.names(folder))
     return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not n.startswith(".")]
 
 
 def _folder_of(where: str, path: str) -> str:
-    """Return the folder that a picture is in, which bears the name of the person."""
+    """Return the folder that an image is in, which bears the name of the person."""
     folders = path.split("/")
     if len(folders) < 3:
-        raise UserError(where, f"the path {path[:200]!r}", "<modality>/<person>/<picture>")
+        raise UserError(where, f"the path {path[:200]!r}", "<modality>/<person>/<image>")
     return folders[-2]
 
 

@@ -1,4 +1,4 @@
-"""The kinds of records by which a person is known: pictures of four kinds, and words."""
+"""The kinds of records by which a person is known: images of four kinds, and words."""
 
 from __future__ import annotations
 

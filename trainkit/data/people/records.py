@@ -1,6 +1,6 @@
 """Records of people while a set is read: each is checked when it is added, and what layouts have in common.
 
-What a picture shows is none of its business: files are listed, never opened.
+What an image shows is none of its business: files are listed, never opened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Layout:
     where: str
     """As a message names it, with the split."""
     root: Path
-    """Where the paths of its pictures begin."""
+    """Where the paths of its images begin."""
     split: str | None
     annotations: tuple[Path, ...]
     """Files that say what it holds."""
@@ -56,7 +56,7 @@ class Rows:
 
     root: Path
     ids: list[str] = field(default_factory=list)
-    """The path of a picture below `root`; a name of its own for each caption."""
+    """The path of an image below `root`; a name of its own for each caption."""
     where: list[str] = field(default_factory=list)
     """File and row that a record comes from, for messages."""
     person: list[str | None] = field(default_factory=list)
@@ -66,9 +66,9 @@ class Rows:
     modality: list[int] = field(default_factory=list)
     role: list[int] = field(default_factory=list)
     of: list[int] = field(default_factory=list)
-    """For a caption the record of the picture that it describes, else -1."""
+    """For a caption the record of the image that it describes, else -1."""
     text: list[str] = field(default_factory=list)
-    """Empty for pictures."""
+    """Empty for images."""
     lists: dict[str, list[list[int]]] = field(default_factory=dict)
     """Queries that the set itself gives: five records each, one a modality, -1 for none."""
     places: dict[str, int] = field(default_factory=dict)
@@ -94,10 +94,10 @@ class Rows:
     def picture(
         self, where: str, path: str, person: str | None, modality: int, camera: str = "", role: int = EITHER
     ) -> int:
-        """Add a picture; its number. Raises UserError where it is not there, or there twice."""
+        """Add an image; its number. Raises UserError where it is not there, or there twice."""
         earlier = self.number.get(path)
         if earlier is not None:
-            raise UserError(where, f"{path} again, as in {self.where[earlier]}"[:500], "each picture once")
+            raise UserError(where, f"{path} again, as in {self.where[earlier]}"[:500], "each image once")
         self._check_path(where, path)
         return self._add(where, path, person, modality, camera, role, -1, "")
 
@@ -125,7 +125,7 @@ class Rows:
             if len(person) > LINE_LIMIT or not folders.is_writable(person):
                 raise UserError(where, f"person {person[:100]!r}", "a name in one line")
         if person is None and (modality != RGB or role == QUERY):
-            raise UserError(where, "a distractor that is no gallery picture", "someone to look for, or an rgb picture")
+            raise UserError(where, "a distractor that is no gallery image", "someone to look for, or an rgb image")
         if not (folders.is_writable(id) and folders.is_writable(camera)):
             folders.check_names(where, (id, camera))
         if not text.isascii():
@@ -159,7 +159,7 @@ class Rows:
                 is_link = {}
             except OSError as error:
                 found = f"cannot be read ({error.strerror or error})"
-                raise UserError(place, found, "a folder of pictures") from None
+                raise UserError(place, found, "a folder of images") from None
             self._listed[folder] = names = frozenset(is_link)
             self._links[folder] = frozenset(name for name in names if is_link[name])
         return names
@@ -179,7 +179,7 @@ class Rows:
         if name in self._links[folder] and folder in self._from_list and folders.leads_out(self.root, path):
             raise UserError(where, f"{path[:300]} is a link out of {self.root}", "a file below it")
         if os.path.splitext(name)[1].lower() not in image_decode.SUFFIXES:
-            raise UserError(where, f"{path[:300]} is no picture", " ".join(sorted(image_decode.SUFFIXES)))
+            raise UserError(where, f"{path[:300]} is no image", " ".join(sorted(image_decode.SUFFIXES)))
 
     def _check_folder(self, where: str, path: str) -> None:
         """Refuse a path that leads elsewhere, in a folder that a list names; one that the reader listed it chose."""

@@ -85,8 +85,8 @@ def missing(text: str) -> str | None:
 COLUMNS = ("path", "person", "camera", "modality", "text", "of", "split", "role")
 """Columns of an index. `person` and `modality` must be there, and `path` or `text`; others are left alone.
 
-`path` is below the folder of the index. `text` beside an rgb picture is a caption of it, and a record of its own; a row
-of modality `text` has no path, and `of` names the rgb picture that it describes, where there is one. `person` -1 is
+`path` is below the folder of the index. `text` beside an rgb image is a caption of it, and a record of its own; a row
+of modality `text` has no path, and `of` names the rgb image that it describes, where there is one. `person` -1 is
 a distractor of the gallery. `role` is empty, `query` or `gallery`.
 """
 
@@ -128,22 +128,22 @@ def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> 
         who = None if person == DISTRACTOR else person
         if modality == TEXT:
             if path:
-                raise UserError(where, f"a caption with the path {path[:200]!r}", "its picture in the column `of`")
+                raise UserError(where, f"a caption with the path {path[:200]!r}", "its image in the column `of`")
             if not text:
                 raise UserError(where, "no caption", "words in the column `text`, as the modality says")
-            # The picture may come further down, so captions wait.
+            # The image may come further down, so captions wait.
             captions.append((where, text, person, camera, of, role))
             continue
         if not path:
-            raise UserError(where, "no path", f"the {interfaces.MODALITIES[modality]} picture of this row")
+            raise UserError(where, "no path", f"the {interfaces.MODALITIES[modality]} image of this row")
         if of:
-            raise UserError(where, f"a picture of the picture {of[:200]!r}", "`of` in rows of captions alone")
+            raise UserError(where, f"an image of the image {of[:200]!r}", "`of` in rows of captions alone")
         row = rows.picture(where, path, who, modality, camera, role)
         if text:
             if modality != RGB:
-                found = f"a caption beside a picture of modality {interfaces.MODALITIES[modality]}"
+                found = f"a caption beside an image of modality {interfaces.MODALITIES[modality]}"
                 remedy = "write it as a row of its own, of modality text"
-                raise UserError(where, found, "captions beside rgb pictures", remedy)
+                raise UserError(where, found, "captions beside rgb images", remedy)
             if who is not None:
                 rows.caption(where, f"{path}#text", text, who, camera, role, row)
     for where, text, person, camera, of, role in captions:
@@ -152,9 +152,9 @@ def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> 
             continue
         row = rows.number.get(of)
         if row is None or rows.modality[row] != RGB:
-            raise UserError(where, f"a caption of {of[:200]!r}", "the path of an rgb picture of this index and split")
+            raise UserError(where, f"a caption of {of[:200]!r}", "the path of an rgb image of this index and split")
         if rows.person[row] != person:
-            found = f"a caption of {person[:100]!r} for a picture of {rows.person[row] or DISTRACTOR!r}"
+            found = f"a caption of {person[:100]!r} for an image of {rows.person[row] or DISTRACTOR!r}"
             raise UserError(where, found, f"one person, as in {rows.where[row]}")
         rows.caption(where, f"{of}#text", text, person, camera, role, row)
 

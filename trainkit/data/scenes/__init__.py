@@ -1,1 +1,1 @@
-"""Segmented pictures: the block, its splits and what checks them."""
+"""Segmented images: the block, its splits and what checks them."""

@@ -1,5 +1,5 @@
-"""Scenes in tables: parquet and JSON files, sets saved by `datasets`, pictures with metadata and sets of the hub, with
-pictures in one column and masks in another.
+"""Scenes in tables: parquet and JSON files, sets saved by `datasets`, images with metadata and sets of the hub, with
+images in one column and masks in another.
 
 Columns are found by their names; a recipe has to say what the values in masks stand for. A few rows are in memory at a
 time.
@@ -37,7 +37,7 @@ def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), co
     """Return the scenes of the table at `path`: those of `split`, or without it of the split that one of `parts` names.
 
     `parts` are names of the same split, the usual one first; with neither, the split is what `tables.open_table` takes.
-    Raises UserError where there is no such split, no column of pictures or of masks, or no row.
+    Raises UserError where there is no such split, no column of images or of masks, or no row.
     """
     table, value, size, split = _open_table(path, split, parts)
     named = {"name": arrow_tables.NAME_COLUMN, "mask": MASK_COLUMNS[0]}
@@ -48,7 +48,7 @@ def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), co
     if size is None:
         raise UserError(where, f"{table.kind}, which is read in one go", "a table", "import it as parquet first")
     if not size:
-        raise UserError(where, "no rows", "a picture and its mask a row")
+        raise UserError(where, "no rows", "an image and its mask a row")
     return Rows(table, where, size, value, image, mask)
 
 
@@ -80,13 +80,13 @@ def _open_table(
 
 
 def _columns(where: str, table: arrow_tables.Table) -> tuple[str, str]:
-    """Return the columns of pictures and masks."""
+    """Return the columns of images and masks."""
     schema = table.schema
     holding = [name for name in schema.names if table.may_hold_pictures(name)]
     mask = next((name for name in MASK_COLUMNS if name in holding), None)
     image = next((name for name in (*arrow_tables.IMAGE_COLUMNS, "pixel_values") if name in holding), None)
     if mask is None or image is None:
-        wanted = f"pictures in one of {few(arrow_tables.IMAGE_COLUMNS, 9)}, masks in one of {few(MASK_COLUMNS, 9)}"
+        wanted = f"images in one of {few(arrow_tables.IMAGE_COLUMNS, 9)}, masks in one of {few(MASK_COLUMNS, 9)}"
         remedy = "or name them: columns: {image: NAME, mask: NAME} in the block `data`"
         raise UserError(where, f"columns {few(schema.names, 20)}"[:300], wanted, remedy)
     return image, mask
@@ -146,7 +146,7 @@ class Rows(Sequence[Scene]):
             return self._last
 
     def ids(self) -> list[str]:
-        """Return the names of all, without reading pictures."""
+        """Return the names of all, without reading images."""
         return [id for _, id, _ in self._read(())]
 
     def _read(self, columns: Sequence[str]) -> Iterator[tuple[str, str, list[Any]]]:

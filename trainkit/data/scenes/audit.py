@@ -1,4 +1,4 @@
-"""Odd and repeated pictures of sets of scenes, found without reading a file again."""
+"""Odd and repeated images of sets of scenes, found without reading a file again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MUCH = 0.5
 
 @dataclass(frozen=True)
 class Audit:
-    """Sizes, classes and fingerprints of a set whose files were all read. Pictures that cannot be used have no row."""
+    """Sizes, classes and fingerprints of a set whose files were all read. Images that cannot be used have no row."""
 
     words: str
     """Which set it is, for messages."""
     names: tuple[str, ...]
     """Of the classes, in the order of their numbers."""
     ids: tuple[str, ...]
-    """Name of each picture in its source."""
+    """Name of each image in its source."""
     shapes: np.ndarray
     """int64 (n, 2), height and width of each."""
     counts: np.ndarray
@@ -36,11 +36,11 @@ class Audit:
     damage: tuple[str, ...]
     """Sentences about what cannot be used, one for each kind of mistake."""
     turned: tuple[str, ...] = ()
-    """Names of pictures that an EXIF orientation turns or mirrors without a change of their size."""
+    """Names of images that an EXIF orientation turns or mirrors without a change of their size."""
 
 
 def audit_packed(words: str, masks: PackedMasks, pictures: Packed, shapes: np.ndarray) -> Audit:
-    """Return the audit of a packed set of pictures of `shapes`, without reading one: for `oddities` and `shared`."""
+    """Return the audit of a packed set of images of `shapes`, without reading one: for `oddities` and `shared`."""
     contents, prints = np.asarray(pictures.contents()), np.asarray(masks.fingerprints)
     return Audit(words, masks.names, tuple(masks.ids()), shapes, np.asarray(masks.counts), contents, prints, ())
 
@@ -54,13 +54,13 @@ def oddities(seen: Audit) -> list[str]:
         notes.append(f"{len(absent)} of {len(seen.names)} classes have no pixel: {few(absent, 20)}")
     there = (labelled > 0).sum(1)
     if len(bare := np.flatnonzero(there == 0)):
-        notes.append(f"{len(bare)} of {len(ids)} pictures have no pixel with a class: {few(ids[i] for i in bare)}")
+        notes.append(f"{len(bare)} of {len(ids)} images have no pixel with a class: {few(ids[i] for i in bare)}")
     if len(single := np.flatnonzero(there == 1)):
         listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
-        notes.append(f"{len(single)} of {len(ids)} pictures are of one class all over: {listed}")
+        notes.append(f"{len(single)} of {len(ids)} images are of one class all over: {listed}")
     if seen.turned:
         notes.append(
-            f"{len(seen.turned)} of {len(ids)} pictures are turned or mirrored by their EXIF orientation, and their "
+            f"{len(seen.turned)} of {len(ids)} images are turned or mirrored by their EXIF orientation, and their "
             f"sizes do not tell whether their masks are as well: {few(seen.turned)}"
         )
     share = seen.counts[:, -1].sum() / seen.counts.sum()
@@ -70,12 +70,12 @@ def oddities(seen: Audit) -> list[str]:
         others = sum(seen.masks[a] != seen.masks[b] for a, b in twice)
         said = f", {others} of them with another mask" if others else ""
         listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} pictures are there before{said}: {listed}")
-    # A mask of several classes that fits two pictures to the pixel was rather copied than drawn.
+        notes.append(f"{len(twice)} of {len(ids)} images are there before{said}: {listed}")
+    # A mask of several classes that fits two images to the pixel was rather copied than drawn.
     several = np.where(there > 1, seen.masks, np.arange(len(ids), dtype=np.uint64))
     if twice := [(a, b) for a, b in _twice(several) if there[b] > 1 and seen.pictures[a] != seen.pictures[b]]:
         listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} masks are those of other pictures: {listed}")
+        notes.append(f"{len(twice)} of {len(ids)} masks are those of other images: {listed}")
     return notes
 
 
@@ -87,9 +87,9 @@ def _twice(prints: np.ndarray) -> list[tuple[int, int]]:
 
 
 def shared(seen: Audit, other: Audit) -> str | None:
-    """Return a sentence about pictures of a set that are in another one too; None where none are."""
+    """Return a sentence about images of a set that are in another one too; None where none are."""
     pairs = leakage.copies(seen.pictures, other.pictures)
     if not len(pairs):
         return None
     listed = few(f"{seen.ids[one]} = {other.ids[two]}" for one, two in pairs.tolist())
-    return f"{len(pairs)} of its {len(seen.ids)} pictures are in {other.words}: {listed}"
+    return f"{len(pairs)} of its {len(seen.ids)} images are in {other.words}: {listed}"

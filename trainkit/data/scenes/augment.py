@@ -1,10 +1,10 @@
-"""Crops of pictures and masks for training: random scale, position and mirror, as numbers, then applied.
+"""Crops of images and masks for training: random scale, position and mirror, as numbers, then applied.
 
-A crop is a region of whole pixels of the picture, resampled. So that a picture of two megapixels does not have to be
-resized for a crop of half of one, the region is cut first: nothing but what is needed is resampled. Picture, mask and
+A crop is a region of whole pixels of the image, resampled. So that an image of two megapixels does not have to be
+resized for a crop of half of one, the region is cut first: nothing but what is needed is resampled. Image, mask and
 distance map are cut by the same numbers, which are a pure function of seed, epoch and row.
 
-Pixels are seen as squares whose centres lie at (i + 1/2): the convention of `align_corners=False`, in which pictures
+Pixels are seen as squares whose centres lie at (i + 1/2): the convention of `align_corners=False`, in which images
 are resized when they are scored.
 """
 
@@ -30,12 +30,12 @@ DRAWS = ("scale", "down", "right", "flip")
 
 @dataclass(frozen=True)
 class Cuts:
-    """Regions that are cut of n pictures, and their places in the crops."""
+    """Regions that are cut of n images, and their places in the crops."""
 
     start: np.ndarray
-    """int64 (n, 2), first row and column of the region in the picture."""
+    """int64 (n, 2), first row and column of the region in the image."""
     region: np.ndarray
-    """int64 (n, 2), height and width of the region, in pixels of the picture."""
+    """int64 (n, 2), height and width of the region, in pixels of the image."""
     size: np.ndarray
     """int64 (n, 2), height and width to which it is resampled."""
     corner: np.ndarray
@@ -48,7 +48,7 @@ class Cuts:
 
     @property
     def factor(self) -> np.ndarray:
-        """float64 (n,), pixels of the crop for a pixel of the picture: of both axes, which rounding may part by half a
+        """float64 (n,), pixels of the crop for a pixel of the image: of both axes, which rounding may part by half a
         pixel of the region, the geometric mean."""
         return np.sqrt((self.size / self.region).prod(1))
 
@@ -58,7 +58,7 @@ class SceneAugment:
     """How the crops of training are drawn. Each is at a place of its own in every epoch, whatever else is on."""
 
     scales: tuple[Ratio, Ratio] = (1.0, 1.0)
-    """Smallest and largest factor on the size of the picture, drawn evenly between them, as is usual for street
+    """Smallest and largest factor on the size of the image, drawn evenly between them, as is usual for street
     scenes: of 0.25 to 2 more than half enlarge."""
     flip: Fraction = 0.0
     """Share of the crops that are mirrored, left to right."""
@@ -82,10 +82,10 @@ class SceneAugment:
         base: np.ndarray | float,
         crop: tuple[int, int],
     ) -> Cuts:
-        """Draw the cuts of `rows` in an epoch, of pictures of `shapes`, int64 (rows, 2), for crops of `crop`.
+        """Draw the cuts of `rows` in an epoch, of images of `shapes`, int64 (rows, 2), for crops of `crop`.
 
-        `base` is a factor on the size of each picture, (rows,), beside the one that is drawn. Along an axis on which
-        the scaled picture is the larger, the crop lies within it, else it within the crop; each place is as likely.
+        `base` is a factor on the size of each image, (rows,), beside the one that is drawn. Along an axis on which
+        the scaled image is the larger, the crop lies within it, else it within the crop; each place is as likely.
         """
         draws = rng.uniform(seed, STREAM, epoch, np.asarray(rows)[:, None], np.arange(len(DRAWS)))
         low, high = self.scales
@@ -94,7 +94,7 @@ class SceneAugment:
 
 
 def place(factor: np.ndarray, where: np.ndarray, flip: np.ndarray, shapes: np.ndarray, crop: Sequence[int]) -> Cuts:
-    """Place the cuts of pictures of `shapes` (n, 2), scaled by `factor` (n,): at `where` (n, 2), from 0, as far up and
+    """Place the cuts of images of `shapes` (n, 2), scaled by `factor` (n,): at `where` (n, 2), from 0, as far up and
     left as can be, to below 1."""
     side, shapes = np.asarray(crop, np.int64), np.asarray(shapes, np.int64)
     wanted = side / factor[:, None]
@@ -108,7 +108,7 @@ def place(factor: np.ndarray, where: np.ndarray, flip: np.ndarray, shapes: np.nd
 
 
 def cut_picture(pixels: np.ndarray, cuts: Cuts, i: int, out: Tensor, fill: Tensor) -> None:
-    """Write crop `i` of a picture, uint8 (3, H, W) in any memory order, to `out`, uint8 (3, h, w).
+    """Write crop `i` of an image, uint8 (3, H, W) in any memory order, to `out`, uint8 (3, h, w).
 
     Bilinear, with antialiasing where it becomes smaller; padding is `fill`, uint8 (3,).
     """

@@ -7,7 +7,7 @@
 | `masks/<image>_<class>.png` | end of a name    |
 
 Classes are the background (0) and those that are found, in the order of their names; see `composed` for what lies on
-top. A class without a file is not in the picture; a picture without any file is left out, as nobody says whether it is
+top. A class without a file is not in the image; an image without any file is left out, as nobody says whether it is
 empty.
 """
 
@@ -29,12 +29,12 @@ from trainkit.data.scenes.label_maps import CLASS_LIMIT
 from trainkit.errors import UserError
 
 ByClass = dict[str, dict[str, Path]]
-"""Name of a picture without its suffix, to the file of each of its classes."""
+"""Name of an image without its suffix, to the file of each of its classes."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassFilesMask:
-    """The files of a picture, one for each of its classes."""
+    """The files of an image, one for each of its classes."""
 
     where: str
     classes: tuple[tuple[int, Path], ...]
@@ -61,14 +61,14 @@ class ClassFilesMask:
             values = files.read_mask(Scene(self.where, file, file, str(file)))
             if values.shape[:2] != size:
                 found = "{1} x {0} pixels, and {2} {4} x {3}".format(*values.shape[:2], self.classes[0][1].name, *size)
-                raise UserError(str(file), found, "one size for all classes of a picture")
+                raise UserError(str(file), found, "one size for all classes of an image")
             yield Region.of(number, (values if values.ndim == 2 else values.max(2)) > 0)
 
 
 def recognise(
     images: Iterable[str], masks: Mapping[str, Path], no_class: re.Pattern[str], splits: frozenset[str]
 ) -> tuple[ByClass, list[str]] | None:
-    """Return masks of pictures by class where they are in one of the forms above, and masks of no picture; else None.
+    """Return masks of images by class where they are in one of the forms above, and masks of no image; else None.
 
     `images` and `masks` are paths below their folders. Ends of names that `no_class` matches, such as `_mask`, and
     names of `splits` are no classes. The form is the one that fits most masks, and half of them at least.
@@ -115,7 +115,7 @@ def _by_end(stem: str, stems: set[str]) -> tuple[str, str] | None:
 def scenes(
     images: Mapping[str, Path], by_class: ByClass, numbers: Mapping[str, int], empty: int
 ) -> tuple[list[Scene], list[str]]:
-    """Return scenes, and the pictures without a mask; `numbers` are those of the classes."""
+    """Return scenes, and the images without a mask; `numbers` are those of the classes."""
     made, lonely = [], []
     stems = {os.path.splitext(name)[0]: name for name in images if _is_picture(name)}
     for stem, name in stems.items():
@@ -129,6 +129,6 @@ def scenes(
 
 
 def of(where: str, by_class: Mapping[str, Path], numbers: Mapping[str, int], empty: int) -> ClassFilesMask:
-    """Return the mask of a picture at `where`, from the file of each class that is in it."""
+    """Return the mask of an image at `where`, from the file of each class that is in it."""
     pairs = ((number, by_class[name]) for name, number in numbers.items() if name in by_class)
     return ClassFilesMask(f"{where}, its masks", tuple(pairs), empty)

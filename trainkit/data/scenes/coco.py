@@ -1,7 +1,7 @@
 """Masks of COCO's JSON: outlines of objects as polygons or run lengths, with a category each, become classes.
 
 Classes are the background (0) and the categories in the order of their ids; see `composed` for what lies on top. A
-picture without an annotation is all background. Objects marked `iscrowd` enclose more than the objects, and those with
+image without an annotation is all background. Objects marked `iscrowd` enclose more than the objects, and those with
 a box and no outline as well: what nothing else covers of them has no class. A category that is only the common
 `supercategory` of others, as Roboflow writes one, is no class.
 
@@ -38,7 +38,7 @@ CROSSINGS = 1 << 20
 """Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
 
 _LONGEST = 1 << 16
-"""Longest side of a picture, in pixels."""
+"""Longest side of an image, in pixels."""
 
 _OTHERS = ("captions_", "person_keypoints_", "panoptic_", "image_info_")
 """Begin the names of COCO's files of other things."""
@@ -50,7 +50,7 @@ _KEYS = ("images", "annotations", "categories")
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """One object of a picture: polygons, run lengths, or for lack of both a box."""
+    """One object of an image: polygons, run lengths, or for lack of both a box."""
 
     number: int
     polygons: tuple[np.ndarray, ...] = ()
@@ -63,7 +63,7 @@ class Outline:
 
 @dataclass(frozen=True, eq=False)
 class CocoMask:
-    """The objects of a picture, painted when they are read."""
+    """The objects of an image, painted when they are read."""
 
     file: Path
     where: str
@@ -81,7 +81,7 @@ class CocoMask:
         return self.size
 
     def read(self) -> np.ndarray:
-        """Return classes, uint8 (height, width). Raises UserError for run lengths that do not fit the picture."""
+        """Return classes, uint8 (height, width). Raises UserError for run lengths that do not fit the image."""
         regions = (region for outline in self.outlines if (region := self._region(outline)) is not None)
         return composed.paint(self.size, regions, self.empty, self.where)
 
@@ -95,7 +95,7 @@ class CocoMask:
                 polygons = (np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]]),)
             return _filled(outline.number, polygons, self.size)
         except ValueError as error:
-            raise UserError(self.where, str(error), "an outline of the picture's size") from None
+            raise UserError(self.where, str(error), "an outline of the image's size") from None
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Read:
     """The content of a file."""
 
     masks: dict[str, CocoMask]
-    """By the path of the picture as the file has it, `/` between its parts."""
+    """By the path of the image as the file has it, `/` between its parts."""
     labels: Labels
     left_out: tuple[str, ...]
 
@@ -165,7 +165,7 @@ def read(file: Path) -> Read:
             raise UserError(str(file), f"two images of one file_name: {name[:200]}", "each once")
         masks[name] = CocoMask(file, f"{file}, image {id} ({name[:200]})", size, tuple(outlines.get(id, ())), empty)
     if not masks:
-        raise UserError(str(file), "no images", "pictures and their objects")
+        raise UserError(str(file), "no images", "images and their objects")
     return Read(masks, labels, left_out)
 
 
@@ -196,7 +196,7 @@ def _pictures(some: list[Any]) -> dict[int | str, tuple[str, tuple[int, int]]]:
     for where, entry in _entries(some, "images"):
         name = entry.get("file_name")
         if not isinstance(name, str) or not name or len(name) > 1000 or not folders.is_writable(name):
-            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; the path of a picture is needed")
+            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; the path of an image is needed")
         if (id := _id(entry, "id", where)) in found:
             raise ValueError(f"{where}.id is {id}, as of another image")
         name = name.replace("\\", "/").removeprefix("./")
@@ -295,7 +295,7 @@ def _runs(counts: Any, where: str) -> str | np.ndarray:
 def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Decode run lengths, compressed or int64, to bool of `size` (height, width).
 
-    Raises ValueError where they do not make up so many pixels, or that is more than any picture has.
+    Raises ValueError where they do not make up so many pixels, or that is more than any image has.
     """
     if size[0] * size[1] > PIXEL_CAP:
         raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are possible")
@@ -316,7 +316,7 @@ def _unpacked(text: str) -> np.ndarray:
         value |= (code & 31) << bits
         bits += 5
         if bits > 50:
-            raise ValueError("run lengths that no picture has")
+            raise ValueError("run lengths that no image has")
         if code & 32:
             continue
         if code & 16:
@@ -329,7 +329,7 @@ def _unpacked(text: str) -> np.ndarray:
 
 
 def _filled(number: int, polygons: Sequence[np.ndarray], size: tuple[int, int]) -> Region | None:
-    """Fill polygons into one region; None where they cover no pixel of a picture of `size` (height, width)."""
+    """Fill polygons into one region; None where they cover no pixel of an image of `size` (height, width)."""
     points = np.concatenate(polygons)
     low = np.clip(np.floor(points.min(0)), 0, None).astype(int)
     high = np.minimum(np.ceil(points.max(0)).astype(int), (size[1], size[0]))
@@ -367,10 +367,10 @@ def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:
-    """Return the folder that the paths of pictures in a file begin in: `root`, or the one that holds the most of them.
+    """Return the folder that the paths of images in a file begin in: `root`, or the one that holds the most of them.
 
     Looked at are the file's folder, the one above, and in these `images` and the file's split. Raises UserError where
-    pictures are not there, or lie outside of it behind a link.
+    images are not there, or lie outside of it behind a link.
     """
     there = FileListing()
     places = [root] if root is not None else list(_places(file))
@@ -378,10 +378,10 @@ def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Pa
     best = min(places, key=lambda place: len(gone[place]))
     if gone[best]:
         looked = "" if root is not None else f" (looked in {few(map(str, places), 8)})"
-        found = f"{len(gone[best])} of {len(names)} pictures are not there: {few(gone[best])}{looked}"
+        found = f"{len(gone[best])} of {len(names)} images are not there: {few(gone[best])}{looked}"
         raise UserError(str(file), found, "all that it names", "say in data.root where their paths begin")
     if out := [name for name in names if there.leads_out(best, name)]:
-        raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "pictures in it")
+        raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "images in it")
     return best
 
 

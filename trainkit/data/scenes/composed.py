@@ -25,7 +25,7 @@ BACKGROUND = "background"
 _CALLED_BACKGROUND = frozenset({BACKGROUND, "_background_", "bg"})
 
 MEMORY = 1 << 30
-"""Most bytes of the regions of one picture, a bit for each pixel of their rectangles."""
+"""Most bytes of the regions of one image, a bit for each pixel of their rectangles."""
 
 
 class ComposedMask(Protocol):
@@ -52,7 +52,7 @@ class ComposedMask(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Pixels of one class in a rectangle of a picture."""
+    """Pixels of one class in a rectangle of an image."""
 
     number: int
     """Of the class; `IGNORED` for none."""

@@ -1,4 +1,4 @@
-"""Pictures with a class for every pixel: where they come from, how they are read, and what must fit."""
+"""Images with a class for every pixel: where they come from, how they are read, and what must fit."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 
 SCALE_LIMIT = 16.0
-"""Largest factor on the size of a picture that is scored."""
+"""Largest factor on the size of an image that is scored."""
 
 SceneSide = Annotated[int, Field(ge=1, le=1 << 14)]
-"""Side of a picture or a crop, in pixels."""
+"""Side of an image or a crop, in pixels."""
 EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
-"""Factor on the size of a picture that is scored."""
+"""Factor on the size of an image that is scored."""
 
 
 @dataclass(kw_only=True)
 class Scenes:
-    """Pictures and their masks. Every set NAME that is scored offers the splits NAME (at one scale), NAME.flip (and
+    """Images and their masks. Every set NAME that is scored offers the splits NAME (at one scale), NAME.flip (and
     mirrored), NAME.crop (through windows), NAME.msf (at several scales, and mirrored), NAME.mscf (so, through windows),
-    NAME.few and NAME.overlays (pictures of predictions), and so does `train`."""
+    NAME.few and NAME.overlays (images of predictions), and so does `train`."""
 
     train: str
-    """A list of pictures and masks (`.txt`, `.csv`: `image,label` a line), folders as CamVid, Cityscapes, ADE20K,
-    Pascal VOC and COCO-Stuff have them (`cityscapes#train`), folders of pictures and masks side by side, a table or
+    """A list of images and masks (`.txt`, `.csv`: `image,label` a line), folders as CamVid, Cityscapes, ADE20K,
+    Pascal VOC and COCO-Stuff have them (`cityscapes#train`), folders of images and masks side by side, a table or
     `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Name of a set that is scored to its place, as `train`."""
     columns: dict[Literal["image", "mask", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: picture, mask: classes}`."""
+    """Which columns of a table are meant, where their names do not say it: `{image: image, mask: classes}`."""
     root: str | None = None
     """Folder from which the paths in a list start; None: the one that the list is in."""
     names: list[str] | None = None
@@ -59,12 +59,12 @@ class Scenes:
     ignore: list[Annotated[int, Field(ge=0, le=65535)] | Colour] = field(default_factory=list)
     """Numbers, or with `palette` colours, in mask files that stand for no class, 255 beside them."""
     size: tuple[SceneSide, SceneSide] | None = None
-    """Height and width to which pictures and masks are brought, once, when they are packed; None: as in their files."""
+    """Height and width to which images and masks are brought, once, when they are packed; None: as in their files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
-    """How pictures are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
+    """How images are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
     a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
-    """Shorter side at which each picture is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
+    """Shorter side at which each image is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
     as packed. Predictions are scored at the packed size, or with `score_at: file` at the file's, in any case."""
     score_at: Literal["prepared", "file"] = field(default="prepared", metadata={"hash": "set"})
     """Size at which predictions are scored where `size` is given. `file`: masks of sets that are scored keep the size
@@ -75,18 +75,18 @@ class Scenes:
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
     """What the difference is divided by."""
     crop: tuple[SceneSide, SceneSide]
-    """Height and width of what is trained on. Where the scaled picture is smaller, `mean` is around it, unlabelled."""
+    """Height and width of what is trained on. Where the scaled image is smaller, `mean` is around it, unlabelled."""
     augment: SceneAugment = field(default_factory=SceneAugment)
     distance: Distance | None = None
     """Distances to boundaries between classes, for losses and points that ask for them; None: batches have none."""
     eval_scales: list[EvalScale] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
-    """Factors on the size of a picture over which NAME.msf and NAME.mscf average."""
+    """Factors on the size of an image over which NAME.msf and NAME.mscf average."""
     eval_crop: tuple[SceneSide, SceneSide] | None = None
     """Height and width of the windows of NAME.crop and NAME.mscf; None: `crop`."""
     few: Annotated[int, Field(ge=1, le=1000)] = 6
-    """Pictures of NAME.few and NAME.overlays, spread evenly over the set."""
+    """Images of NAME.few and NAME.overlays, spread evenly over the set."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a picture that is both trained on and scored does: end the run, or warn."""
+    """What an image that is both trained on and scored does: end the run, or warn."""
     name: Literal["scenes"] = "scenes"
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class Scenes:
         """Find, check and where needed pack the files.
 
         Raises UserError naming file and place: what `scene_sources` and `packed_masks` refuse, classes that differ, a
-        crop or scales that fit no picture, pictures that are in two splits.
+        crop or scales that fit no image, images that are in two splits.
         """
         # All are found before the first is packed: a misspelt path should not show after half an hour.
         found = {
@@ -151,7 +151,7 @@ class Scenes:
         }
         held = {name: one.held() for name, one in packed.items()}
         remedy = "take them out of one of the sets, or go on with `leakage: allow`"
-        check_leaks(held.pop("train"), held, self.leakage, "each picture in one split", remedy)
+        check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
         for name, one in scored.items():
             evaluations |= self._kinds(name, one)
@@ -171,13 +171,13 @@ class Scenes:
         return missing(self.train, self.evaluate, lambda text: scene_sources.missing(text, self.root))
 
     def base(self, shapes: np.ndarray) -> np.ndarray:
-        """Return the factor on the size of pictures of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
+        """Return the factor on the size of images of `shapes` (n, 2) that `short_side` makes, float64 (n,)."""
         if self.short_side is None:
             return np.ones(len(shapes))
         return self.short_side / shapes.min(1)
 
     def size_errors(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[UserError]:
-        """Yield errors of the crop and the smallest scale for pictures of `shapes` (n, 2), of the set of a key."""
+        """Yield errors of the crop and the smallest scale for images of `shapes` (n, 2), of the set of a key."""
         base, train = self.base(shapes), where == key("train")
         if train:
             yield from size_checks.crop_errors("data.crop", shapes, self.crop, base, self.augment.scales[1])
@@ -215,12 +215,12 @@ class Scenes:
         if size is None and (masks.shapes == masks.shapes[0]).all():
             size = tuple(masks.shapes[0].tolist())
         if size is None and self.store == "decoded":
-            found = f"decoded, and pictures of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
+            found = f"decoded, and images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
             raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
         fit = "no" if self.size is None else "stretch"
         images = cache.pack_once(source.pictures(), size, fit, store=self.store)
         if len(masks) != len(images):
-            raise UserError(source.where, f"{len(images)} pictures and {len(masks)} masks", "one for each")
+            raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
         # What is scored needs none.
         wanted = self.distance if name == "train" else None
@@ -259,7 +259,7 @@ class Scenes:
         covered = cuts.size.prod(1) / np.prod(self.crop)
         if (padded := int((covered < 1).sum())) > 0:
             yield (
-                f"{padded} of {train.size} crops of the first epoch are larger than their scaled picture; "
+                f"{padded} of {train.size} crops of the first epoch are larger than their scaled image; "
                 f"{1 - covered.mean():.1%} of what is trained on is padding"
             )
 

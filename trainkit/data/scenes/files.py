@@ -1,6 +1,6 @@
-"""A picture of a scene and its mask: what they are, and how the files of both are read, whatever set they are from.
+"""An image of a scene and its mask: what they are, and how the files of both are read, whatever set they are from.
 
-Of pictures only headers are looked at here; `pictures` decodes them. Masks are read as they are stored: what their
+Of images only headers are looked at here; `images` decodes them. Masks are read as they are stored: what their
 values stand for is said by `scene_labels`.
 """
 
@@ -30,10 +30,10 @@ _UNPACKED = {"L;2": 85, "L;4": 17}
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture of a source and its mask."""
+    """One image of a source and its mask."""
 
     id: str
-    """Its name in the source: the path of the picture below its folder, or a row. No two of a source are alike."""
+    """Its name in the source: the path of the image below its folder, or a row. No two of a source are alike."""
     image: Path | bytes
     """A file, or the bytes of one."""
     mask: Path | bytes | ComposedMask | None
@@ -51,7 +51,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     """
     where = mask_where(scene)
     if scene.mask is None:
-        raise UserError(where, "no mask", "one for each picture")
+        raise UserError(where, "no mask", "one for each image")
     if not isinstance(scene.mask, Path | bytes):
         return scene.mask.read()
     data = _bytes(scene.mask, where)
@@ -59,7 +59,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         found = "a JPEG or WebP file, whose values are not those that were saved"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
     with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
-        tiles = getattr(picture, "tile", ())  # which only pictures from files have
+        tiles = getattr(picture, "tile", ())  # which only images from files have
         raw = tiles[0].args if tiles else ""
         raw = raw[0] if isinstance(raw, tuple) else raw
         picture.load()
@@ -85,7 +85,7 @@ def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
 
 
 def picture_bytes(scene: Scene) -> bytes:
-    """Return the file of the picture of a scene. Raises UserError where it cannot be read."""
+    """Return the file of the image of a scene. Raises UserError where it cannot be read."""
     return _bytes(scene.image, scene.where)
 
 
@@ -94,7 +94,7 @@ def _bytes(file: Path | bytes, where: str) -> bytes:
 
 
 def picture_shape(scene: Scene) -> tuple[int, int]:
-    """Return height and width of the picture of a scene as it is decoded, from its header. Raises UserError."""
+    """Return height and width of the image of a scene as it is decoded, from its header. Raises UserError."""
     return header(scene)[0]
 
 
@@ -102,17 +102,17 @@ def mask_shape(scene: Scene) -> tuple[int, int]:
     """Return height and width of the mask of a scene, from its header. Raises UserError, also where it has none."""
     where = mask_where(scene)
     if scene.mask is None:
-        raise UserError(where, "no mask", "one for each picture")
+        raise UserError(where, "no mask", "one for each image")
     if not isinstance(scene.mask, Path | bytes):
         return scene.mask.shape()
     return picture_shape(replace(scene, image=scene.mask, where=where))
 
 
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
-    """Read `picture_shape`, and the EXIF orientation by which the picture is turned: 1 to 8, 1 for not at all."""
+    """Read `picture_shape`, and the EXIF orientation by which the image is turned: 1 to 8, 1 for not at all."""
     stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
     if isinstance(stream, Path):  # PIL would wait for ever at a pipe
-        folders.size_of(stream, scene.where, "a picture file")
+        folders.size_of(stream, scene.where, "an image file")
         head = _head(stream, scene.where)
     else:
         head = stream.getvalue()[:_HEAD]
@@ -136,7 +136,7 @@ def _head(file: Path, where: str) -> bytes:
         with file.open("rb") as stream:
             return stream.read(_HEAD)
     except OSError as error:
-        raise UserError(where, f"cannot be read ({error.strerror or error})", "a picture file") from None
+        raise UserError(where, f"cannot be read ({error.strerror or error})", "an image file") from None
 
 
 def mask_where(scene: Scene) -> str:
@@ -161,8 +161,8 @@ class _opened:
         large = width * height > PIXEL_CAP
         if large or (getattr(self.picture, "n_frames", 1) != 1 and self.picture.format != "MPO"):
             self.picture.close()
-            found = f"{width} x {height} pixels" if large else "an animated picture"
-            raise UserError(self.where, found, f"one picture of 1 to {PIXEL_CAP} pixels")
+            found = f"{width} x {height} pixels" if large else "an animated image"
+            raise UserError(self.where, found, f"one image of 1 to {PIXEL_CAP} pixels")
         return self.picture
 
     def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
@@ -174,10 +174,10 @@ class _opened:
         if isinstance(error, MemoryError):
             return error
         if isinstance(error, OSError) and error.strerror:
-            return UserError(self.where, f"cannot be read ({error.strerror})", "a picture file")
+            return UserError(self.where, f"cannot be read ({error.strerror})", "an image file")
         # PIL's decoders raise a dozen kinds of exception on damaged input.
         text = " ".join(str(error).split()) or type(error).__name__
-        text = "not a picture of these formats" if "identify" in text or "BytesIO" in text else text[:120]
+        text = "not an image of these formats" if "identify" in text or "BytesIO" in text else text[:120]
         return UserError(self.where, f"cannot be decoded ({text})", " or ".join(self.formats))
 
 

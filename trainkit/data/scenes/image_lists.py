@@ -1,10 +1,10 @@
-"""Lists of pictures and their masks: a line each, with paths below one folder.
+"""Lists of images and their masks: a line each, with paths below one folder.
 
 | line                                               | mask                                                    |
 |----------------------------------------------------|---------------------------------------------------------|
 | `image,label`                                      | a file of numbers or colours                            |
-| `image,annotations.json`                           | what that file of COCO's form has for the picture       |
-| `image,a,b` under a header `image,class:x,class:y` | a file for each class; an empty cell: not in the picture |
+| `image,annotations.json`                           | what that file of COCO's form has for the image       |
+| `image,a,b` under a header `image,class:x,class:y` | a file for each class; an empty cell: not in the image |
 
 Cells are parted by commas, tabs or spaces. Nothing is decoded.
 """
@@ -60,7 +60,7 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
     """Return the scenes of a list whose paths begin in `root`, and their classes where its masks say them.
 
     Raises UserError that counts the lines which cannot be used: of another form, with files that are not there, are no
-    pictures or lie outside `root`, or with a picture named before.
+    images or lie outside `root`, or with an image named before.
     """
     if not root.is_dir():
         raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
@@ -79,14 +79,14 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
         found = masks.all_there(names, number, mistakes)
         if image in first:
             said = f"{image[:200]}, as in line {first[image]}"
-            mistakes.add("lines with a picture named before", number, said)
+            mistakes.add("lines with an image named before", number, said)
             found = False
         first.setdefault(image, number)
         if found and (scene := masks.scene(names, number, mistakes)) is not None:
             scenes.append(scene)
     mistakes.check(file, root, lines)
     if not scenes:
-        raise UserError(str(file), "no lines", "a picture and its mask a line: image,label")
+        raise UserError(str(file), "no lines", "an image and its mask a line: image,label")
     return scenes, masks.labels
 
 
@@ -108,7 +108,7 @@ def _names(cells: list[str], number: int, root: Path, masks: _Masks, mistakes: _
         return None
     strange = [name for place, name in enumerate(names) if name and not masks.is_readable(place, name)]
     if strange or names[0] in names[1:]:
-        what = "lines with a file that is no picture" if strange else "lines with one file as picture and mask"
+        what = "lines with a file that is no image" if strange else "lines with one file as image and mask"
         mistakes.add(what, number, (strange or names)[0][:200])
         return None
     return names
@@ -144,7 +144,7 @@ class _Masks:
         return True
 
     def is_readable(self, place: int, name: str) -> bool:
-        """Return whether a path of a line, the picture at place 0, may be what it stands for."""
+        """Return whether a path of a line, the image at place 0, may be what it stands for."""
         suffix = os.path.splitext(name)[1].lower()
         return suffix in SUFFIXES or (place == 1 and not self.classes and suffix == ".json")
 
@@ -153,7 +153,7 @@ class _Masks:
         found = True
         for place, name in enumerate(names):
             if name and not self.there.has(f"{self.root}/{name}"):
-                what = "a mask" if place else "a picture"
+                what = "a mask" if place else "an image"
                 mistakes.add(f"lines with {what} that is not there", number, name[:200])
                 found = False
         return found
@@ -172,12 +172,12 @@ class _Masks:
             return Scene(image, path, self.root / names[1], where)
         mask = self._of_coco(names[1]).get(path)
         if mask is None:
-            mistakes.add("lines with a picture that its JSON does not name", number, image[:200])
+            mistakes.add("lines with an image that its JSON does not name", number, image[:200])
             return None
         return Scene(image, path, mask, where)
 
     def _of_coco(self, name: str) -> dict[Path, coco.CocoMask]:
-        """Return the masks of a file of COCO's form by the picture; each file is read once."""
+        """Return the masks of a file of COCO's form by the image; each file is read once."""
         if name not in self._coco:
             file = self.root / name
             said = coco.read(file)

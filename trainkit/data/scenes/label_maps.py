@@ -45,7 +45,7 @@ class Labels:
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers."""
     colours: tuple[Colour, ...] = ()
-    """Red, green and blue of each class in pictures; empty where the set has none of its own."""
+    """Red, green and blue of each class in images; empty where the set has none of its own."""
     values: tuple[tuple[int, int], ...] = ()
     """Numbers in files and the class of each, `IGNORED` for none. Empty where files are coloured."""
     palette: tuple[tuple[Colour, int], ...] = ()

@@ -1,4 +1,4 @@
-"""Crops and scales that do not fit the pictures they are meant for."""
+"""Crops and scales that do not fit the images they are meant for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from trainkit.errors import UserError, few
 
 LEAST = 16
-"""Pixels of the shorter side below which nothing of a picture is left to tell."""
+"""Pixels of the shorter side below which nothing of an image is left to tell."""
 
 CROP_LIMIT = 1 << 26
 """Most pixels of a crop; 8,192 along each side."""
@@ -18,13 +18,13 @@ CROP_LIMIT = 1 << 26
 def crop_errors(
     where: str, shapes: np.ndarray, crop: Sequence[int], base: np.ndarray, largest: float
 ) -> Iterator[UserError]:
-    """Yield an error for each side of a crop that is larger than every picture of `shapes` (n, 2), scaled by `base`
+    """Yield an error for each side of a crop that is larger than every image of `shapes` (n, 2), scaled by `base`
     (n,) and by the `largest` scale: all crops would be padded, always."""
     scaled = np.rint(shapes * (base * largest)[:, None]).astype(np.int64)
     for axis, word in enumerate(("high", "wide")):
         if (scaled[:, axis] < crop[axis]).all():
             most = int(scaled[:, axis].max())
-            found = f"{crop[axis]} pixels {word}, more than each of {len(shapes)} pictures at their largest scale"
+            found = f"{crop[axis]} pixels {word}, more than each of {len(shapes)} images at their largest scale"
             remedy = "lower data.crop, or raise data.augment.scales or data.short_side"
             yield UserError(where, found, f"at most {most}, at scale {largest:g}", remedy)
 
@@ -32,12 +32,12 @@ def crop_errors(
 def scale_errors(
     where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float
 ) -> Iterator[UserError]:
-    """Yield an error where pictures of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
+    """Yield an error where images of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
     shorter side of less than `LEAST` pixels."""
     sides = shapes.min(1) * base * smallest
     if len(small := np.flatnonzero(sides < LEAST)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
-        found = f"{len(small)} of {len(shapes)} pictures less than {LEAST} pixels short at scale {smallest:g}: {listed}"
+        found = f"{len(small)} of {len(shapes)} images less than {LEAST} pixels short at scale {smallest:g}: {listed}"
         yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
 
 
@@ -45,10 +45,10 @@ def odd_scales(
     key: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, factors: Sequence[float]
 ) -> Iterator[str]:
     """Yield sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
-    pictures of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
+    images of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
     """
     where = f"{key}.msf (data.eval_scales)"
     yield from map(str, scale_errors(where, ids, shapes, base, min(1.0, *factors)))
     pixels = shapes.prod(1) * (base * max(factors)) ** 2
     if large := int((pixels > CROP_LIMIT).sum()):
-        yield f"{where}: {large} of {len(ids)} pictures have more than {CROP_LIMIT} pixels at scale {max(factors):g}"
+        yield f"{where}: {large} of {len(ids)} images have more than {CROP_LIMIT} pixels at scale {max(factors):g}"

@@ -1,4 +1,4 @@
-"""Where scenes come from: each layout becomes a list of pictures, each with a mask that says what its pixels are.
+"""Where scenes come from: each layout becomes a list of images, each with a mask that says what its pixels are.
 
 | layout                                                            | splits                    | classes from         |
 |-------------------------------------------------------------------|---------------------------|----------------------|
@@ -44,7 +44,7 @@ from trainkit.paths import locate
 SAMPLE = "sample:scenes"
 
 IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures", "rgb"})
-"""Names of the folder of pictures, in lower case."""
+"""Names of the folder of images, in lower case."""
 
 MASK_FOLDERS = frozenset(
     {
@@ -84,7 +84,7 @@ _MASK_TAIL = re.compile(
 
 @dataclass(frozen=True)
 class SceneSource:
-    """A set of pictures with masks in some layout."""
+    """A set of images with masks in some layout."""
 
     kind: str
     """The layout, in words."""
@@ -109,7 +109,7 @@ class SceneSource:
         return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]
 
     def pictures(self) -> Source:
-        """Return the pictures alone, in the order of the scenes, to be packed. All are of class 0."""
+        """Return the images alone, in the order of the scenes, to be packed. All are of class 0."""
 
         def records() -> Iterator[Record]:
             for scene in self.scenes:
@@ -117,7 +117,7 @@ class SceneSource:
 
         if isinstance(self.scenes, Rows):
             files = self.files
-        else:  # Without masks and lists: changing those does not pack the pictures again.
+        else:  # Without masks and lists: changing those does not pack the images again.
             files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
         return Source(self.kind, self.where, len(self.scenes), records, files, columns=self.columns)
 
@@ -129,7 +129,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
     list begin; without it they begin in the folder of the list. `columns` says which columns of a table are meant.
     Nothing is downloaded.
 
-    Raises UserError where there is nothing, no such split, no pair of picture and mask, or where a list names files
+    Raises UserError where there is nothing, no such split, no pair of image and mask, or where a list names files
     that are not there or lie outside its root: all such lines are counted, and the first are named.
     """
     if text.startswith(sources.SAMPLE):
@@ -139,7 +139,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
     try:
         path, split = sources.split_of(locate(text))
         if not path.exists():
-            raise UserError(str(path), "does not exist", "a set of pictures with masks")
+            raise UserError(str(path), "does not exist", "a set of images with masks")
         if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
             return _coco(path, str(path), None if root is None else locate(root))
         if arrow_tables.is_table(path):
@@ -153,7 +153,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
         scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
         return _made("image list", str(path), scenes, (path,), labels=labels)
     except OSError as error:  # a name too long, a folder that may not be entered
-        raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of pictures") from None
+        raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of images") from None
 
 
 def missing(text: str, root: str | None = None) -> str | None:
@@ -200,7 +200,7 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
         if said := [
             f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
         ]:
-            raise UserError(str(root), f"no pictures in one or both of {few(said)}", "pictures and masks (.png)")
+            raise UserError(str(root), f"no images in one or both of {few(said)}", "images and masks (.png)")
         other = nearby(root)
         remedy = "" if other is None else f"{other} holds such a set: name that folder"
         raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
@@ -208,12 +208,12 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     if len(pairs) > 1:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
         remedy = "move the others away, or write a list of `image,label` a line"
-        raise UserError(str(root), f"several folders of pictures and masks: {said}", "one of each", remedy)
+        raise UserError(str(root), f"several folders of images and masks: {said}", "one of each", remedy)
     return _of_pair(root, name, pairs[0], [pair for some in splits.values() for pair in some])
 
 
 def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tuple[Path, Path]]) -> SceneSource:
-    """Return the scenes of a folder of pictures and one of masks; `every` are those of all splits."""
+    """Return the scenes of a folder of images and one of masks; `every` are those of all splits."""
     images, masks = pair
     where = f"{root}#{name}" if name else str(root)
     there, of_mask = _files(images), _files(masks)
@@ -223,7 +223,7 @@ def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tup
         names = sorted({name for some in (own, *others) for classes in some.values() for name in classes})
         numbers, empty, labels = composed.numbering(names)
         scenes, bare = class_files.scenes(there, own, numbers, empty)
-        left_out = (*_lonely("pictures without a mask", bare), *_lonely("masks without a picture", lonely))
+        left_out = (*_lonely("images without a mask", bare), *_lonely("masks without an image", lonely))
         return _made("folders with a mask for each class", where, scenes, (), left_out, labels)
     scenes, left_out = _matched(there, of_mask, where)
     named = label_files.find((images.parent, masks.parent, root))
@@ -231,7 +231,7 @@ def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tup
 
 
 def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[class_files.ByClass, list[str]] | None:
-    """Return the masks of each class and those of no picture, where there are such and none is called as a picture."""
+    """Return the masks of each class and those of no image, where there are such and none is called as an image."""
     stems = {os.path.splitext(name)[0] for name in images}
     if any(os.path.splitext(name)[0] in stems for name in masks):
         return None
@@ -245,7 +245,7 @@ def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
 def nearby(root: Path) -> Path | None:
     """Return the folder of a set that `root` is one level or a few off; None where `root` is of a layout itself.
 
-    That is the folder which is the only thing in `root`, or the one above where `root` is its folder of pictures, of
+    That is the folder which is the only thing in `root`, or the one above where `root` is its folder of images, of
     masks or of a split. Raises UserError for a file of COCO's form that is too large.
     """
     if _is_laid_out(root):
@@ -269,7 +269,7 @@ def nearby(root: Path) -> Path | None:
 
 
 def _is_laid_out(root: Path) -> bool:
-    """Return whether a folder is of a known layout, without matching pictures and masks."""
+    """Return whether a folder is of a known layout, without matching images and masks."""
     if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
         return True
     if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
@@ -301,7 +301,7 @@ def _words() -> frozenset[str]:
 
 
 def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
-    """Return folders that may be of pictures and masks, by split; where there are no splits by the name of nothing."""
+    """Return folders that may be of images and masks, by split; where there are no splits by the name of nothing."""
     below = _folders(root)
     found: dict[str, list[tuple[Path, Path]]] = {}
     for name, folder in below.items():
@@ -309,7 +309,7 @@ def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Pat
         inner = _folders(folder) if name in _words() or name == split else {}
         images, masks = _of_kind(inner, IMAGE_FOLDERS), _of_kind(inner, MASK_FOLDERS)
         found[name] += [(image, mask) for image in images for mask in masks]
-    # COCO's pictures may lie in `train2017` itself, beside a folder of masks with a `train2017`.
+    # COCO's images may lie in `train2017` itself, beside a folder of masks with a `train2017`.
     for images in (*_of_kind(below, IMAGE_FOLDERS), root):
         for masks in _of_kind(below, MASK_FOLDERS):
             inner, others = _folders(images), _folders(masks)
@@ -338,8 +338,8 @@ def _folders(folder: Path) -> dict[str, Path]:
 def _files(root: Path) -> dict[str, Path]:
     """List files in a folder and those below, by their path below it, in the order of names; hidden ones are left out.
 
-    What is called as a picture and is none is among them, to be refused when it is read. Raises UserError for names of
-    pictures that cannot be written.
+    What is called as an image and is none is among them, to be refused when it is read. Raises UserError for names of
+    images that cannot be written.
     """
     found: list[str] = []
     for place, inner, rest in folders.walk(root):
@@ -351,15 +351,15 @@ def _files(root: Path) -> dict[str, Path]:
 
 
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
-    """Return scenes of pictures and masks of one name, the suffix apart, and sentences about what fits none.
+    """Return scenes of images and masks of one name, the suffix apart, and sentences about what fits none.
 
     Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
-    pictures or masks would.
+    images or masks would.
     """
     odd = [*_other(images), *_other(masks)]
-    by_name, of_mask = _by_stem(images, where, "pictures"), _by_stem(masks, where, "masks")
+    by_name, of_mask = _by_stem(images, where, "images"), _by_stem(masks, where, "masks")
     if not by_name.keys() & of_mask.keys():
-        by_name, of_mask = _by_stem(images, where, "pictures", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
+        by_name, of_mask = _by_stem(images, where, "images", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
     scenes = [
         Scene(name, images[name], masks[of_mask[key]], str(images[name]))
         for key, name in by_name.items()
@@ -367,17 +367,17 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     ]
     if not scenes:
         first = [few(some.values(), 3) for some in (by_name, of_mask)]
-        found = f"{number_of(len(by_name), 'pictures')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
-        raise UserError(where, f"{found}, no two of one name", "a mask called as each picture")
+        found = f"{number_of(len(by_name), 'images')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
+        raise UserError(where, f"{found}, no two of one name", "a mask called as each image")
     said = []
     for what, there, others in (
-        ("pictures without a mask", by_name, of_mask),
-        ("masks without a picture", of_mask, by_name),
+        ("images without a mask", by_name, of_mask),
+        ("masks without an image", of_mask, by_name),
     ):
         if lonely := [name for key, name in there.items() if key not in others]:
             said.append(f"{number_of(len(lonely), what)}: {few(lonely)}")
     if odd:
-        what = number_of(len(odd), "files that are no pictures", "file that is no picture")
+        what = number_of(len(odd), "files that are no images", "file that is no image")
         said.append(f"{what}: {few(map(folders.escaped, odd))}")
     return scenes, tuple(said)
 
@@ -432,13 +432,13 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
         else {}
         for place in (root / "JPEGImages", folder)
     )
-    scenes, gone = [], {"pictures not there": [], "masks not there": []}
+    scenes, gone = [], {"images not there": [], "masks not there": []}
     seen: set[str] = set()
     for number, cells in image_lists.lines_of(file):
         stem = cells[0] if len(cells) == 1 else ""
         if not stem or PurePosixPath(stem).name != stem or stem in seen:
             found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
-            raise UserError(f"{file}, line {number}", found, "the name of a picture without suffix, each once")
+            raise UserError(f"{file}, line {number}", found, "the name of an image without suffix, each once")
         seen.add(stem)
         for what, there, place in zip(
             gone, (images, masks), (f"JPEGImages/{stem}.jpg", f"{folder.name}/{stem}.png"), strict=True
@@ -452,7 +452,7 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
         found = f"of {number_of(len(seen), 'lines')}{listing}\n"
         raise UserError(str(file), found, remedy="unpack the whole set")
     if not scenes:
-        raise UserError(str(file), "no lines", "names of pictures")
+        raise UserError(str(file), "no lines", "names of images")
     return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), named=label_files.find((root,)))
 
 
@@ -478,7 +478,7 @@ def _made(
             kind, labels = known[0] if kind == "folders" else kind, known[2]()
     if kind == "Pascal VOC" and labels is not label_maps.voc():
         kind = "folders as of Pascal VOC"
-    kind = "folders of pictures and masks" if kind == "folders" else kind
+    kind = "folders of images and masks" if kind == "folders" else kind
     return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
 
 

@@ -1,4 +1,4 @@
-"""Scenes as the loop sees them: crops to train on, whole pictures to be scored."""
+"""Scenes as the loop sees them: crops to train on, whole images to be scored."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from trainkit.interfaces import IGNORED, Batch
 
 @dataclass(frozen=True, eq=False)
 class SceneSet:
-    """Pictures, masks and, where asked for, distances to boundaries, row by row."""
+    """Images, masks and, where asked for, distances to boundaries, row by row."""
 
     pictures: Packed
     masks: PackedMasks
-    """Of the pictures' size, or of that of their files where they are scored at it."""
+    """Of the images' size, or of that of their files where they are scored at it."""
     rows: np.ndarray
     """int64 (size,), which rows of these."""
     ids: tuple[str, ...]
@@ -44,12 +44,12 @@ class SceneSet:
 
     @property
     def size(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return len(self.rows)
 
     @functools.cached_property
     def shapes(self) -> np.ndarray:
-        """Height and width of each picture as it is packed, int64 (size, 2)."""
+        """Height and width of each image as it is packed, int64 (size, 2)."""
         if self.pictures.size is None:
             return self.mask_shapes  # both are as in their files
         return np.tile(np.asarray(self.pictures.size, np.int64), (self.size, 1))
@@ -66,14 +66,14 @@ class SceneSet:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of pictures, masks, names and rows. What batches have beside these is no part of it."""
+        """SHA-256 of images, masks, names and rows. What batches have beside these is no part of it."""
         return self._hashed(self.pictures.digest, self.masks.digest)
 
     @functools.cached_property
     def content(self) -> str | None:
-        """SHA-256 of the pictures' files, masks, names and rows, whatever their size here.
+        """SHA-256 of the images' files, masks, names and rows, whatever their size here.
 
-        None where pictures or masks were packed without it.
+        None where images or masks were packed without it.
         """
         pictures, masks = self.pictures.originals, self.masks.originals
         return None if pictures is None or masks is None else self._hashed(pictures, masks)
@@ -83,14 +83,14 @@ class SceneSet:
         return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
 
     def held(self) -> Held:
-        """Return what it is compared with other sets by: its pictures."""
+        """Return what it is compared with other sets by: its images."""
         known, rest = self.counts[:-1], int(self.counts[-1])
         return leakage.held_in(
             self.pictures, self.rows, classes=self.names, counts=known, unit="pixels", unlabelled=rest
         )
 
     def pixels(self, place: int) -> np.ndarray:
-        """Return a picture, uint8 (3, height, width), in the memory order in which it is at hand.
+        """Return an image, uint8 (3, height, width), in the memory order in which it is at hand.
 
         Raises UserError where it was damaged.
         """
@@ -109,48 +109,48 @@ class SceneSet:
         return self.masks.mask(int(self.rows[place]))
 
     def some(self, most: int) -> SceneSet:
-        """Return at most so many of the pictures, spread evenly over the set: the same ones in every run."""
+        """Return at most so many of the images, spread evenly over the set: the same ones in every run."""
         chosen = spread(self.size, most)
         return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
 
 class _OfScenes:
-    """Members that crops and whole pictures have of their set."""
+    """Members that crops and whole images have of their set."""
 
     scenes: SceneSet
 
     @property
     def size(self) -> int:
-        """Number of pictures."""
+        """Number of images."""
         return self.scenes.size
 
     @property
     def digest(self) -> str:
-        """SHA-256 of pictures, masks and names."""
+        """SHA-256 of images, masks and names."""
         return self.scenes.digest
 
     @property
     def content(self) -> str | None:
-        """SHA-256 of the pictures' files, masks and names, whatever their size here; None where it is not known."""
+        """SHA-256 of the images' files, masks and names, whatever their size here; None where it is not known."""
         return self.scenes.content
 
     @property
     def counts(self) -> np.ndarray:
-        """Pixels of each class in the whole pictures, int64 (classes,)."""
+        """Pixels of each class in the whole images, int64 (classes,)."""
         return self.scenes.counts[:-1]
 
     def held(self) -> Held:
-        """Return what its pictures are compared with other sets by."""
+        """Return what its images are compared with other sets by."""
         return self.scenes.held()
 
 
 @dataclass(frozen=True, eq=False)
 class SceneCrops(_OfScenes, TrainSplit):
-    """Crops to train on, one of each picture in an epoch. What is cut is a function of seed, epoch and row.
+    """Crops to train on, one of each image in an epoch. What is cut is a function of seed, epoch and row.
 
     Keys: image, uint8 (B, 3, *crop), float32 after `on_device`; mask, uint8 (B, *crop); index, view; before `on_device`
     the numbers of the distortion, `augment`. Where the set has distance maps also distance, float32 (B, *crop), in
-    pixels of the crop; its cap is one of the picture's pixels, and scaled like the rest.
+    pixels of the crop; its cap is one of the image's pixels, and scaled like the rest.
     """
 
     name: str
@@ -159,13 +159,13 @@ class SceneCrops(_OfScenes, TrainSplit):
     crop: tuple[int, int]
     augment: SceneAugment
     base: np.ndarray
-    """float64 (size,), factor on the size of each picture beside the one that is drawn."""
+    """float64 (size,), factor on the size of each image beside the one that is drawn."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
     @functools.cached_property
     def views(self) -> int:
-        """1 where every crop is its whole picture, unchanged; else 0: they cannot be numbered."""
+        """1 where every crop is its whole image, unchanged; else 0: they cannot be numbered."""
         block = self.augment
         still = block.scales == (1.0, 1.0) and (self.base == 1).all() and not block.flip and block.distort is None
         return 1 if still and (self.scenes.shapes == self.crop).all() else 0
@@ -176,7 +176,7 @@ class SceneCrops(_OfScenes, TrainSplit):
         return self.augment.cuts(self.seed, epoch, rows, shapes, base, self.crop)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read crops of the pictures at `indices`, of their masks and where asked for of their distance maps.
+        """Read crops of the images at `indices`, of their masks and where asked for of their distance maps.
 
         Raises UserError where a row was damaged.
         """
@@ -225,54 +225,54 @@ def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class WholeScenes(_OfScenes, EvalSplit):
-    """Whole pictures to be scored, at the size of their masks: that in which they are packed, or that of their files.
+    """Whole images to be scored, at the size of their masks: that in which they are packed, or that of their files.
 
     Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, h, w), of the same size or of the
     file's; scales, float32 (B, S); mirrors, bool (B, 2), and window, int64 (B, 2), both for height and width; index,
-    view; and, where pictures are wanted, overlay, bool (B,).
+    view; and, where images are wanted, overlay, bool (B,).
     """
 
     name: str
     scenes: SceneSet
     base: np.ndarray
-    """float64, factor on the size of each picture beside `factors`, by row of the whole set."""
+    """float64, factor on the size of each image beside `factors`, by row of the whole set."""
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     factors: tuple[float, ...] = (1.0,)
     """Factors on the size over which predictions are averaged."""
     mirrored: bool = False
-    """Whether predictions are averaged with those of the picture mirrored left to right."""
+    """Whether predictions are averaged with those of the image mirrored left to right."""
     window: tuple[int, int] = (0, 0)
-    """Height and width of the windows that the scaled picture is seen through; 0, 0: as a whole."""
+    """Height and width of the windows that the scaled image is seen through; 0, 0: as a whole."""
     kind: Literal["scores", "overlays"] = "scores"
 
     @functools.cached_property
     def at_once(self) -> int | None:
-        """One, where pictures or masks differ in size; None: any number."""
+        """One, where images or masks differ in size; None: any number."""
         return None if all((one == one[0]).all() for one in (self.scenes.shapes, self.scenes.mask_shapes)) else 1
 
     @functools.cached_property
     def protocol(self) -> ScenesProtocol:
-        """Names of pictures and classes."""
+        """Names of images and classes."""
         return ScenesProtocol(self.scenes.ids, self.scenes.names, self.kind, self.scenes.colours)
 
     def some(self, most: int) -> WholeScenes:
-        """Return at most so many of the pictures, spread evenly over the set."""
+        """Return at most so many of the images, spread evenly over the set."""
         return replace(self, scenes=self.scenes.some(most))
 
     def picture(self, row: int) -> np.ndarray:
-        """Return pixels of a picture, uint8 (height, width, 3). Raises UserError where it was damaged."""
+        """Return pixels of an image, uint8 (height, width, 3). Raises UserError where it was damaged."""
         return np.ascontiguousarray(self.scenes.pixels(row).transpose(1, 2, 0))
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read the pictures at `indices`, which are of one size, and how each is to be seen.
+        """Read the images at `indices`, which are of one size, and how each is to be seen.
 
         Raises UserError where one was damaged, ValueError where sizes differ.
         """
         indices = np.array(indices, dtype=np.int64)
         shapes, mask_shapes, count = self.scenes.shapes[indices], self.scenes.mask_shapes[indices], len(indices)
         if (shapes != shapes[0]).any() or (mask_shapes != mask_shapes[0]).any():
-            raise ValueError(f"{self.name}: pictures of several sizes at once; they are read one by one")
+            raise ValueError(f"{self.name}: images of several sizes at once; they are read one by one")
         image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
         mask = torch.empty((count, *mask_shapes[0].tolist()), dtype=torch.uint8)
         for i, place in enumerate(indices.tolist()):

@@ -1,4 +1,4 @@
-"""Reading every picture and mask of sets of scenes, naming what is damaged or odd, and saying what a set is like.
+"""Reading every image and mask of sets of scenes, naming what is damaged or odd, and saying what a set is like.
 
 What a training refuses when it starts is named here as well, with everything else that is wrong, and nothing is
 written: `trainkit data verify RECIPE.yaml`, or the list or folder of a set alone. Sets are compared with each other.
@@ -60,7 +60,7 @@ class NamedSet:
 
 
 def holds_scenes(path: Path | str) -> bool:
-    """Return whether `path` is a recipe, a list, or holds pictures and masks in a known layout."""
+    """Return whether `path` is a recipe, a list, or holds images and masks in a known layout."""
     text = str(path)
     if Path(text).suffix.lower() in _RECIPES | _LISTS or text.startswith(scene_sources.SAMPLE):
         return True
@@ -83,9 +83,9 @@ def verify(
     """Read all that a recipe of scenes names, or the set at `path` with its splits. Sentences; empty when all is well.
 
     Damage, which a training refuses: what is named and not there, what cannot be decoded, masks of another size than
-    their pictures, values or colours that stand for no class, sets without a label; of a recipe also a crop larger than
-    every picture, scales that leave nothing, and (unless `leakage` is `allow`) pictures that are trained on and scored.
-    What begins with `warning: ` is only odd: classes without a pixel, one class for a whole picture, pictures twice in
+    their images, values or colours that stand for no class, sets without a label; of a recipe also a crop larger than
+    every image, scales that leave nothing, and (unless `leakage` is `allow`) images that are trained on and scored.
+    What begins with `warning: ` is only odd: classes without a pixel, one class for a whole image, images twice in
     a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in masks, where the
     layout does not know; without any, whatever values there are count as classes.
     """
@@ -125,7 +125,7 @@ def described(
 ) -> list[str]:
     """Describe the sets of a recipe, or the set at `path` and its splits, in lines: sizes, shares of the classes.
 
-    Masks are read, of pictures only the headers. Raises UserError where a set cannot be opened.
+    Masks are read, of images only the headers. Raises UserError where a set cannot be opened.
     """
     recipe = Path(path).suffix.lower() in _RECIPES
     sets, lost = _named(recipe_data(path, plugins)) if recipe else _found(path, names)
@@ -147,7 +147,7 @@ def described(
         damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
         lines += [f"  {WARNING}{text}; trainkit data verify says which" for text in damage]
         width = max(map(len, seen.names))
-        lines.append(f"  {'class':{width}}  share of labelled pixels  in pictures")
+        lines.append(f"  {'class':{width}}  share of labelled pixels  in images")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
             lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
@@ -162,7 +162,7 @@ def _sizes(shapes: np.ndarray) -> str:
 
 
 def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Audit:
-    """Read all pictures and masks of a set; without `decode`, of pictures only the headers."""
+    """Read all images and masks of a set; without `decode`, of images only the headers."""
     bad: dict[str, list[_Mistake]] = {}
     good: list[_Seen] = []
     for seen in map_store.each(partial(_see, labels=one.labels, decode=decode), one.source.scenes, threads()):
@@ -188,7 +188,7 @@ def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], Non
 
 @dataclass(frozen=True)
 class _Seen:
-    """A picture that can be used."""
+    """An image that can be used."""
 
     id: str
     shape: tuple[int, int]
@@ -229,14 +229,14 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         # By a quarter (5 to 8) shows in the size, unless that is square.
         turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     except UserError as error:
-        return _Mistake("pictures cannot be used", f"{error.where}: {error.found}")
+        return _Mistake("images cannot be used", f"{error.where}: {error.found}")
     try:
         mask = files.read_mask(scene, labels.coloured)
     except UserError as error:
         return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
     if mask.shape[:2] != shape:
         said = mask_store.of_another_size(scene, shape, mask.shape[:2])
-        return _Mistake("masks are of another size than their pictures", said)
+        return _Mistake("masks are of another size than their images", said)
     try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
@@ -248,7 +248,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
 
 
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
-    """Return height and width of a picture, and a fingerprint of its pixels, as packed ones have it."""
+    """Return height and width of an image, and a fingerprint of its pixels, as packed ones have it."""
     if not decode:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
@@ -269,7 +269,7 @@ def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
 
 
 def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
-    """Return sentences about a crop and scales of a recipe that do not fit the pictures of its sets, by their keys."""
+    """Return sentences about a crop and scales of a recipe that do not fit the images of its sets, by their keys."""
     said = []
     for key, seen in audits.items():
         if not len(seen.ids):
@@ -342,7 +342,7 @@ def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet
 def _alone(path: Path | str, names: Sequence[str] | None) -> list[NamedSet]:
     sets, lost = _found(path, names)
     if not sets:
-        raise UserError(str(path), lost[0] if lost else "no pictures with masks")
+        raise UserError(str(path), lost[0] if lost else "no images with masks")
     return sets
 
 

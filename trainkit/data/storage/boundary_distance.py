@@ -2,7 +2,7 @@
 
 A boundary runs along the edges that two neighbouring pixels (left and right, or above and below) of different classes
 share. The distance is that from the centre of a pixel to the nearest point of these edges, in pixels: 0.5 beside a
-straight boundary. So it belongs to the picture and not to its grid: seen at twice the size it is twice as large,
+straight boundary. So it belongs to the image and not to its grid: seen at twice the size it is twice as large,
 mirrored it is mirrored, and a crop of the map is the map of the crop but for boundaries that were cut away.
 
 What a folder of such maps was made of stands in its name and in its manifest: the digest of the masks and the settings.
@@ -59,7 +59,7 @@ class Distance:
     """Distance of every pixel to the nearest boundary between two classes, for losses and for the drawing of points."""
 
     cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
-    """Largest distance, in pixels of the picture as it is packed; what is farther away is given this. At most 63.75."""
+    """Largest distance, in pixels of the image as it is packed; what is farther away is given this. At most 63.75."""
     ignored: Literal["boundary", "no"] = "no"
     """`boundary`: the border with pixels that are not labelled is a boundary too. For sets that leave a rim unlabelled
     around every object (Pascal VOC): its classes hardly ever touch."""

@@ -36,7 +36,7 @@ def pack_once(
 
     `size`, `fit`, `group`, `store` and `align` as in `import_images.import_pictures`, whose UserErrors this raises.
     """
-    # How it is read is part of it: the form of the source, its split, what is done to pictures.
+    # How it is read is part of it: the form of the source, its split, what is done to images.
     made = [
         image_store.FORMAT,
         image_store.VERSION,

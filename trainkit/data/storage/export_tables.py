@@ -1,4 +1,4 @@
-"""Packed sets as folders that Hugging Face `datasets` loads: parquet with features, pictures as they are stored.
+"""Packed sets as folders that Hugging Face `datasets` loads: parquet with features, images as they are stored.
 
 `load_dataset` reads the folder, and so does every block `data` of a recipe: what is imported from it at the same size
 has the digest of the set that was exported.
@@ -22,9 +22,9 @@ from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError
 
 SHARD_BYTES = 512 << 20
-"""Bytes of pictures of a parquet file, about."""
+"""Bytes of images of a parquet file, about."""
 _GROUP = 100
-"""Rows of a row group, as `datasets` writes pictures."""
+"""Rows of a row group, as `datasets` writes images."""
 
 
 def export_set(
@@ -35,12 +35,12 @@ def export_set(
     split: str = "train",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Write a packed set of pictures to a folder of parquet files; return the number of rows.
+    """Write a packed set of images to a folder of parquet files; return the number of rows.
 
     `masks` is the packed set of their masks, written beside them. Columns: `image`; `label` with the names of classes,
-    or `mask`; `image_path`, the names of pictures; `image_group` where groups are known. Pixels are not changed.
+    or `mask`; `image_path`, the names of images; `image_group` where groups are known. Pixels are not changed.
 
-    Raises UserError for other sets, damaged rows, masks of other pictures, and where `out` is there already.
+    Raises UserError for other sets, damaged rows, masks of other images, and where `out` is there already.
     """
     data = _opened(Path(path))
     kept = None if masks is None else _masks_of(data, Path(masks))
@@ -63,12 +63,12 @@ def export_set(
 
 def _opened(path: Path) -> Packed:
     if not image_store.is_packed(path):
-        expected = "a packed set of pictures"
+        expected = "a packed set of images"
         raise UserError(str(path), "no packed set", expected, "make one with trainkit data import")
     head = (path / "manifest.json").read_bytes()[: 1 << 20]
     if image_store.FORMAT.encode() not in head:
-        reason = "masks are exported with their pictures (--masks); volumes are prepared voxels, and no NIfTI any more"
-        raise UserError(str(path), "no packed pictures", "those of images, faces, scenes or people", reason)
+        reason = "masks are exported with their images (--masks); volumes are prepared voxels, and no NIfTI any more"
+        raise UserError(str(path), "no packed images", "those of images, faces, scenes or people", reason)
     data = Packed(path)
     if data.manifest["protocol"] is not None:
         found = f"an evaluation set, whose {data.manifest['protocol'].lower()} are no column of a table"
@@ -79,7 +79,7 @@ def _opened(path: Path) -> Packed:
 def _masks_of(data: Packed, path: Path) -> PackedMasks:
     masks = PackedMasks(path)
     if masks.ids() != data.ids():
-        raise UserError(str(path), f"{len(masks)} masks of other pictures", f"those of {data.path}")
+        raise UserError(str(path), f"{len(masks)} masks of other images", f"those of {data.path}")
     return masks
 
 

@@ -1,11 +1,11 @@
-"""The packed form of a set of pictures: made once, memory-mapped, and able to say whether it is still what was written.
+"""The packed form of a set of images: made once, memory-mapped, and able to say whether it is still what was written.
 
 A folder with
 
 | file               | content                                                                                  |
 |--------------------|------------------------------------------------------------------------------------------|
 | `images.npy`       | store `decoded`: uint8 (rows, 3, height, width)                                          |
-| `images.bin`, `offsets.npy` | store `encoded`: pictures end to end; int64 (rows + 1,) where each begins       |
+| `images.bin`, `offsets.npy` | store `encoded`: images end to end; int64 (rows + 1,) where each begins       |
 | `labels.npy`       | int64 (rows,), 0 .. classes-1; -1 in evaluation sets, which have no classes              |
 | `checksums.npy`    | uint32 (rows,), CRC-32 of each row of the images as stored, checked when it is first read |
 | `contents.npy`     | uint64 (rows,), BLAKE2b of each row's pixels, for finding duplicates                      |
@@ -17,9 +17,9 @@ A folder with
 | `manifest.json`    | version, counts, size and SHA-256 of every file, and the digest of the whole; beside it  |
 |                    | `originals`, SHA-256 of what was packed: files, labels, groups and protocol              |
 
-All pictures are of one size, or (store `encoded` only) each keeps its own.
+All images are of one size, or (store `encoded` only) each keeps its own.
 
-Channels come first because that is what networks take: reading 128 shuffled 112 px pictures costs 3 us each this way
+Channels come first because that is what networks take: reading 128 shuffled 112 px images costs 3 us each this way
 and 17 us with channels last.
 """
 
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 _NEW, _CHECKED, _PLAIN = 0, 1, 2
 """Of a row: not read yet by this process, or is what was written; a JPEG that other decoders read as Pillow does."""
 _PROOFS = 16
-"""Pictures whose pixels are compared with those imported before a faster decoder than Pillow's is believed."""
+"""Images whose pixels are compared with those imported before a faster decoder than Pillow's is believed."""
 _COPIED, _DECODED = 1 << 20, 1 << 16
 """Bytes of pixels from which a thread of their own copies, or decodes, faster: each takes 0.1 ms or more."""
 _TURNS = 8
@@ -93,19 +93,19 @@ class Packed(RowFolder):
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Height and width of every picture; None where pictures keep their own sizes."""
+        """Height and width of every image; None where images keep their own sizes."""
         return _size(self.manifest["image_size"])
 
     @property
     def image_size(self) -> int:
-        """Side of every picture of a set of squares. Raises ValueError for other sets."""
+        """Side of every image of a set of squares. Raises ValueError for other sets."""
         if self.size is None or self.size[0] != self.size[1]:
-            raise ValueError(f"{self.path} holds pictures of {describe(self.size)}, not squares of one size")
+            raise ValueError(f"{self.path} holds images of {describe(self.size)}, not squares of one size")
         return self.size[0]
 
     @property
     def originals(self) -> str | None:
-        """SHA-256 of the pictures as they were before they were prepared, and of ids, labels, groups and protocol.
+        """SHA-256 of the images as they were before they were prepared, and of ids, labels, groups and protocol.
 
         Equal for sets of the same files that were packed in other sizes. None of a set that was packed without it.
         """
@@ -152,7 +152,7 @@ class Packed(RowFolder):
         return self._decode(row)
 
     def pictures(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Read `rows` of any set by several threads, each as `picture` does."""
+        """Read `rows` of any set by several threads, each as `image` does."""
         found = [np.empty(0, np.uint8)] * len(rows)
 
         def read(part: slice) -> None:
@@ -164,13 +164,13 @@ class Packed(RowFolder):
     def fetch(self, rows: np.ndarray) -> np.ndarray:
         """Read `rows` of a set of one size, a fresh uint8 array (rows, 3, height, width).
 
-        Raises UserError at a row that was damaged, ValueError where pictures keep their own sizes.
+        Raises UserError at a row that was damaged, ValueError where images keep their own sizes.
         """
         rows = np.asarray(rows, dtype=np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise ValueError(f"rows {rows.min()} .. {rows.max()} of a set of {len(self)}")
         if (size := self.size) is None:
-            raise ValueError(f"{self.path}: pictures of their own sizes are read one by one, with picture()")
+            raise ValueError(f"{self.path}: images of their own sizes are read one by one, with image()")
         images = np.empty((len(rows), 3, *size), np.uint8)
 
         def read(part: slice) -> None:
@@ -190,7 +190,7 @@ class Packed(RowFolder):
 
     def _decode_all(self, rows: np.ndarray, images: np.ndarray, room: image_decode.Room) -> None:
         stored = self._images
-        # Asked of all rows at once, and the same few words for each: what Python does for a picture keeps other threads
+        # Asked of all rows at once, and the same few words for each: what Python does for an image keeps other threads
         # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
         decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
         ends = list(zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True))
@@ -235,7 +235,7 @@ class Packed(RowFolder):
         return False
 
     def _check_row(self, row: int, data: bytes | memoryview) -> None:
-        # CRC-32 takes 16 us for a 112 px picture, more than reading it; so each process checks a row once.
+        # CRC-32 takes 16 us for a 112 px image, more than reading it; so each process checks a row once.
         if zlib.crc32(data) != int(self._checksums[row]):
             raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
         plain = isinstance(data, bytes) and (shape := image_decode.plain_jpeg(data)) and self.size in (None, shape)
@@ -329,7 +329,7 @@ class Writer(FolderWriter):
 
     def __init__(self, out: Path, *, size: tuple[int, int] | None, store: Store):
         if size is None and store == "decoded":
-            raise ValueError("pictures of their own sizes are stored encoded")
+            raise ValueError("images of their own sizes are stored encoded")
         self._file = "images.npy" if store == "decoded" else "images.bin"
         super().__init__(out, [self._file])
         self.size, self.store = size, store
@@ -358,7 +358,7 @@ class Writer(FolderWriter):
         `original` is a hash of what it was before it was prepared.
         """
         if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
-            raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of pictures of {describe(self.size)}")
+            raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of images of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
         data = (
             pixels.tobytes() if self.store == "decoded" else encoded or image_decode.encode(pixels.transpose(1, 2, 0))
@@ -382,11 +382,11 @@ class Writer(FolderWriter):
         protocol: Protocol | None = None,
         made_from: str = "",
     ) -> Packed:
-        """Write everything but the pictures, make it durable, and give it its name."""
+        """Write everything but the images, make it durable, and give it its name."""
         if not len(labels) == len(ids) == self.rows:
-            raise ValueError(f"{self.rows} pictures, {len(labels)} labels, {len(ids)} ids")
+            raise ValueError(f"{self.rows} images, {len(labels)} labels, {len(ids)} ids")
         if groups is not None and len(groups) != self.rows:
-            raise ValueError(f"{self.rows} pictures, {len(groups)} groups")
+            raise ValueError(f"{self.rows} images, {len(groups)} groups")
         if self.store == "decoded":
             self._images.seek(0)
             self._images.write(self._header())

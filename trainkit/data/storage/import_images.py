@@ -28,12 +28,12 @@ Progress = Callable[[int, int], None]
 Resize = Literal["no", "down", "any"]
 
 _COUNTED = 1000
-"""Unusable pictures after which a set that is to be whole is read no further."""
+"""Unusable images after which a set that is to be whole is read no further."""
 _CHUNK = 64
 _DARK = 16
 """Level below which all images of 16 bits lie where their values have 12 bits."""
 _MANY = 1 << 30
-"""Pictures of a set of which nothing says how many they are: too many to be kept as pixels."""
+"""Images of a set of which nothing says how many they are: too many to be kept as pixels."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     """Sentences about what is odd but usable, and about what was skipped."""
     groups: int = 0
-    """How many people, videos or alphabets the pictures are of, where that is known."""
+    """How many people, videos or alphabets the images are of, where that is known."""
 
 
 class Options(TypedDict, total=False):
@@ -82,23 +82,23 @@ def import_pictures(
     columns: Columns | None = None,
     stream: bool = False,
 ) -> Report:
-    """Convert a set of labelled pictures to the packed form at `out`, which must not exist yet.
+    """Convert a set of labelled images to the packed form at `out`, which must not exist yet.
 
-    Pictures are brought to `size` (height, width) as `fit` says (`image_decode.fit`); with `size` None they keep their
+    Images are brought to `size` (height, width) as `fit` says (`image_decode.fit`); with `size` None they keep their
     own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
-    picture's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
-    `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged pictures
+    image's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
+    `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged images
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
     its rows have no class. `columns` and `stream` as `sources.open_source` takes them.
-    Raises UserError for damaged pictures: up to 20 are named by file and row, the rest counted, up to 1,000.
+    Raises UserError for damaged images: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
     if not isinstance(source, Source):
         source = sources.open_source(source, network=True, stream=stream, columns=columns)
     if source.size == 0:
-        raise UserError(source.where, "no pictures", "at least one")
+        raise UserError(source.where, "no images", "at least one")
     folders.check_names(source.where, source.names or ())
     if protocol is not None and damaged == "skip":
-        found, expected = "damaged pictures to be skipped", "all of an evaluation set: without them it is another one"
+        found, expected = "damaged images to be skipped", "all of an evaluation set: without them it is another one"
         raise UserError(source.where, found, expected)
     if store == "auto":
         small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
@@ -121,7 +121,7 @@ def import_pictures(
 
 
 class _Rows:
-    """The rows of a packed set while it is written, and sentences about unusable pictures."""
+    """The rows of a packed set while it is written, and sentences about unusable images."""
 
     def __init__(self, writer: Writer, skip: bool):
         self._writer, self._skip = writer, skip
@@ -134,7 +134,7 @@ class _Rows:
         self.bad: list[str] = []
 
     def add(self, made: _Made | UserError) -> bool:
-        """Write a picture, or note why there is none; False where no more need be read."""
+        """Write an image, or note why there is none; False where no more need be read."""
         if isinstance(made, UserError):
             self.bad.append(str(made))
             return self._skip or len(self.bad) < _COUNTED
@@ -153,7 +153,7 @@ class _Rows:
     def finish(self, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
         if not self._ids:
-            found = "no picture is usable" if self.bad else "no pictures"
+            found = "no image is usable" if self.bad else "no images"
             raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
         numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
         if protocol is None:
@@ -235,7 +235,7 @@ def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> 
     if not known:
         return {}
     if len(known) < len(groups):
-        raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every picture, or for none")
+        raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every image, or for none")
     names, numbers = np.unique(np.asarray(known, object), return_inverse=True)
     return {"groups": numbers.astype(np.int64), "group_names": names.tolist()}
 
@@ -243,7 +243,7 @@ def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> 
 def _spread(shapes: list[tuple[int, int]]) -> str:
     ordered = sorted(shapes, key=lambda shape: shape[0] * shape[1])
     least, middle, most = (image_store.describe(ordered[i]) for i in (0, len(ordered) // 2, -1))
-    return f"pictures keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
+    return f"images keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
 
 
 @dataclass(frozen=True)
@@ -275,14 +275,14 @@ class _Made(NamedTuple):
 def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
     def one(record: Record) -> _Made | UserError:
         if recipe.group is not None:
-            # A picture without a group is no damage that could be skipped: the expression does not fit the set.
+            # An image without a group is no damage that could be skipped: the expression does not fit the set.
             record = replace(record, group=recipe.group(record))
         try:
             return _one(record, recipe)
         except UserError as error:
             return error
 
-    # PIL releases the interpreter lock while it decodes, so threads suffice. Pictures of their own sizes may take up to
+    # PIL releases the interpreter lock while it decodes, so threads suffice. Images of their own sizes may take up to
     # 150 MB each.
     return each(one, source.records(), threads(), 2 if recipe.size is None else 64)
 
@@ -321,28 +321,28 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
-    """Return what to raise about unusable pictures of a set: the first by name, and how many there are."""
-    count = f"{number_of(len(bad), 'unusable pictures', 'unusable picture')}{' or more' * (len(bad) == _COUNTED)}"
+    """Return what to raise about unusable images of a set: the first by name, and how many there are."""
+    count = f"{number_of(len(bad), 'unusable images', 'unusable image')}{' or more' * (len(bad) == _COUNTED)}"
     return UserError(where, f"{count}:{listing(bad)}\n", remedy=remedy)
 
 
 def oddities(data: Packed) -> list[str]:
-    """Return sentences about what is odd but usable: people with one picture, one picture under two people."""
+    """Return sentences about what is odd but usable: people with one image, one image under two people."""
     notes = []
     names = data.class_names
     if data.classes:
         counts = np.bincount(data.labels, minlength=data.classes)
         lonely = np.flatnonzero(counts == 1)
         if len(lonely):
-            notes.append(f"{len(lonely)} of {data.classes} classes have one picture: {few(names[i] for i in lonely)}")
+            notes.append(f"{len(lonely)} of {data.classes} classes have one image: {few(names[i] for i in lonely)}")
         missing = np.flatnonzero(counts == 0)
         if len(missing):
-            notes.append(f"{len(missing)} of {data.classes} classes have no picture: {few(names[i] for i in missing)}")
+            notes.append(f"{len(missing)} of {data.classes} classes have no image: {few(names[i] for i in missing)}")
         pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
         if len(pairs):
             ids = data.ids()
             listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
-            notes.append(f"{len(pairs)} pictures stand under two classes: {listing}")
+            notes.append(f"{len(pairs)} images stand under two classes: {listing}")
     return notes
 
 
@@ -352,7 +352,7 @@ def info(path: Path | str) -> dict[str, Json]:
     facts: dict[str, Json] = {
         "path": str(data.path),
         "made_from": data.manifest.get("made_from", ""),
-        "pictures": len(data),
+        "images": len(data),
         "classes": data.classes,
         "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else image_store.describe(data.size),
         "store": data.store,
@@ -362,7 +362,7 @@ def info(path: Path | str) -> dict[str, Json]:
     if data.classes:
         counts = np.bincount(data.labels, minlength=data.classes)
         spread = int(counts.min()), float(np.median(counts)), int(counts.max())
-        facts["pictures_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
+        facts["images_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
     if data.groups is not None:
         facts["groups"] = len(data.group_names)
     protocol = data.protocol()
@@ -381,7 +381,7 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     """Read everything in a packed set and compare it with what was written. Returns sentences; empty when all is well.
 
     Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
-    with `warning: `: classes with one picture, one picture under two classes, pictures and groups that are also in one
+    with `warning: `: classes with one image, one image under two classes, images and groups that are also in one
     of the packed sets `against` (of a training set: its evaluations).
     """
     try:
@@ -422,7 +422,7 @@ def _shared(data: Packed, other: Packed) -> list[str]:
     if len(both):
         ids, others = data.ids(), other.ids()
         listing = few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
-        notes.append(f"{len(both)} pictures are also in {other.path}: {listing}")
+        notes.append(f"{len(both)} images are also in {other.path}: {listing}")
     groups = sorted(set(data.group_names) & set(other.group_names))
     if groups:
         notes.append(f"{len(groups)} groups are also in {other.path}: {few(groups)}")

@@ -1,4 +1,4 @@
-"""Maps of bytes, one for each picture of a set, compressed one by one: the part that masks and distance maps share.
+"""Maps of bytes, one for each image of a set, compressed one by one: the part that masks and distance maps share.
 
 A folder with
 
@@ -73,7 +73,7 @@ class CompressedMaps(RowFolder):
         self._checked = np.zeros(rows, bool)
         sizes = self.shapes.astype(np.int64).prod(1)
         if rows and (self.shapes.min() < 1 or sizes.max() > image_decode.PIXEL_CAP):
-            raise self.damaged("shapes.npy", "sizes that no picture has")
+            raise self.damaged("shapes.npy", "sizes that no image has")
 
 
 class Writer(FolderWriter):

@@ -1,4 +1,4 @@
-"""The classes of every pixel of a set of pictures: read from whatever the set has once, kept compressed.
+"""The classes of every pixel of a set of images: read from whatever the set has once, kept compressed.
 
 A folder of `compressed_maps` (a byte for each pixel: its class, or `IGNORED`) with
 
@@ -6,9 +6,9 @@ A folder of `compressed_maps` (a byte for each pixel: its class, or `IGNORED`) w
 |--------------------|------------------------------------------------------------------------------------|
 | `counts.npy`       | int64 (rows, classes + 1), pixels of each class, and last of those without a label |
 | `fingerprints.npy` | uint64 (rows,), BLAKE2b of each mask, for finding duplicates                       |
-| `ids.txt`          | one line per row: the name of the picture in its source                            |
+| `ids.txt`          | one line per row: the name of the image in its source                            |
 
-Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of pictures,
+Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of images,
 names of classes, and the classes of all pixels before masks were resized.
 """
 
@@ -71,7 +71,7 @@ def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]:
-    """Return height and width of each picture, and sentences about masks of another size or without a header.
+    """Return height and width of each image, and sentences about masks of another size or without a header.
 
     Reads headers alone.
     """
@@ -89,8 +89,8 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
 
 
 def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
-    """Return a sentence about a mask that does not cover its picture pixel by pixel; heights and widths."""
-    said = f"{mask[1]} x {mask[0]} pixels, its picture {picture[1]} x {picture[0]}"
+    """Return a sentence about a mask that does not cover its image pixel by pixel; heights and widths."""
+    said = f"{mask[1]} x {mask[0]} pixels, its image {picture[1]} x {picture[0]}"
     turned = " (is that turned by its EXIF orientation?)" if mask == picture[::-1] else ""
     return f"{files.mask_where(scene)}: {said}{turned}"
 
@@ -173,7 +173,7 @@ def pack_masks_once(
 
     `labels` says what the values or colours of files stand for. With `size` (height, width) masks are `resized`.
 
-    Raises UserError naming all that is wrong, and how many: masks of another size than their pictures, before any is
+    Raises UserError naming all that is wrong, and how many: masks of another size than their images, before any is
     read; files that cannot be read; values or colours that stand for no class.
     """
     made = [FORMAT, VERSION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
@@ -197,7 +197,7 @@ def _write(
 ) -> None:
     classes = len(labels.names)
     pictures, bad = compared(source.scenes)
-    refuse(source.where, bad, "masks that do not fit their pictures", "mask that does not fit its picture")
+    refuse(source.where, bad, "masks that do not fit their images", "mask that does not fit its image")
 
     def one(numbered: tuple[int, Scene]) -> tuple[str, bytes, tuple[int, int], bytes, np.ndarray, int] | UserError:
         row, scene = numbered

@@ -3,7 +3,7 @@
 What it is: of a folder of people, `<person>/*.jpg`, about half of each person's photographs stay as they are, and each
 of the others becomes a record of one other modality: near infrared (one channel mixed mostly of red, gain, gamma, a
 lamp at the camera, noise), colour pencil (Kuwahara et al. 1976 smoothing, the nearest of a box of pencils, strokes on
-grainy paper) or sketch (dodge: the picture divided by its own blur, drawn by an unsteady hand). One photograph has one
+grainy paper) or sketch (dodge: the image divided by its own blur, drawn by an unsteady hand). One photograph has one
 modality alone, so nothing that is asked for has its own original in the gallery. Captions say in words what was
 measured on those photographs of a person that are not in the gallery either: how dark hair, brows and eyes are
 beside the skin, glasses, beard, lines. The places measured are those of faces aligned to the five-point template.
@@ -40,7 +40,7 @@ VERSION = 1
 """Part of the folder's key; raised with any change to what is derived."""
 SEED = 20251121
 LARGEST = 256
-"""Longer side of a derived picture at most, in pixels; photographs that are larger are shrunk first."""
+"""Longer side of a derived image at most, in pixels; photographs that are larger are shrunk first."""
 SMALLEST = 16
 """Shorter side of a photograph at least, in pixels."""
 
@@ -48,19 +48,19 @@ SMALLEST = 16
 def folder(path: Path) -> Path:
     """Return the derived set of the people in `path`, made once (10 to 20 s for 3,500 faces of 112 x 112).
 
-    It holds `index.csv` (path, person, camera, modality, text; the text of a photograph is its caption), the pictures
+    It holds `index.csv` (path, person, camera, modality, text; the text of a photograph is its caption), the images
     `<modality>/<person>/<number>.png` (number: the place of the photograph among those of the person by name), the
     photographs that stayed, byte for byte, under `rgb/`, and `derived.json`, which says how it was made. It lies in the
     cache, keyed by the files of `path`. Processes that start together make it once.
 
     Raises:
-        UserError: no pictures of people there, damaged or tiny ones (naming them), or the cache cannot be written.
+        UserError: no images of people there, damaged or tiny ones (naming them), or the cache cannot be written.
     """
     if not path.is_dir():
-        raise UserError(str(path), "no such folder", "a folder of people, <person>/<picture>.jpg")
+        raise UserError(str(path), "no such folder", "a folder of people, <person>/<image>.jpg")
     files = image_decode.below(path, nested=False).files
     if not files:
-        raise UserError(str(path), "no pictures", "photographs of people in <person>/<picture>.jpg")
+        raise UserError(str(path), "no images", "photographs of people in <person>/<image>.jpg")
     made = cache.place(f"derived-{cache.key(['derived', VERSION, str(path.absolute())], files)}")
     cache.make_once(made, lambda place: (place / "derived.json").is_file(), lambda: _write(path, files, made))
     return made
@@ -114,7 +114,7 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
 def _person(
     person: str, photographs: Sequence[Path], to: Path, damaged: list[str]
 ) -> list[tuple[str, str, str, str, str]]:
-    """Write the pictures of a person; rows of the index, in the order of the photographs.
+    """Write the images of a person; rows of the index, in the order of the photographs.
 
     What cannot be used is added to `damaged`, in a sentence each.
     """
@@ -158,14 +158,14 @@ def _shrunk(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
-# ---- pictures: uint8 (height, width, 3) and a generator, to uint8 (height, width) or (height, width, 3)
+# ---- images: uint8 (height, width, 3) and a generator, to uint8 (height, width) or (height, width, 3)
 
 
 def infrared(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Imitate a cheap infrared camera with a lamp beside it: (height, width).
 
     Mostly the red channel, in which skin is bright and even; the mixture, gain, gamma, vignette and noise differ from
-    picture to picture.
+    image to image.
     """
     red, green, blue = rng.uniform((0.75, 0.1, -0.35), (1.05, 0.4, -0.05))
     mixed = (pixels[..., 0] * red + pixels[..., 1] * green + pixels[..., 2] * blue) / (red + green + blue)
@@ -211,13 +211,13 @@ def sketch(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 DERIVE: dict[int, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {NIR: infrared, CP: pencil, SK: sketch}
-"""How a picture of each modality is made of a photograph."""
+"""How an image of each modality is made of a photograph."""
 
 
 def dodged(pixels: np.ndarray, radius: float) -> np.ndarray:
     """Divide grey by its own Gaussian blur of `radius` pixels, at most 255: (height, width), float64.
 
-    What retouchers call colour dodge with the blurred inverse: white where a picture is even, dark at its edges.
+    What retouchers call colour dodge with the blurred inverse: white where an image is even, dark at its edges.
     """
     grey = Image.fromarray(pixels).convert("L")
     blurred = np.asarray(grey.filter(ImageFilter.GaussianBlur(radius)), dtype=np.float64)

@@ -1,6 +1,6 @@
 """Renderer of the drawn sets: the folder that a set is written to once, shapes and colours, and a camera.
 
-A set depends on nothing but a seed: numpy's PCG64 seeded per subject and picture, polygons filled by Pillow, PNG files.
+A set depends on nothing but a seed: numpy's PCG64 seeded per subject and image, polygons filled by Pillow, PNG files.
 Arrays of pixels see only + - * / and comparisons, whose last bit is the same on every processor; another Pillow may
 fill polygons otherwise, which a test notices. No number from a drawn set belongs beside a published one.
 """

@@ -1,14 +1,14 @@
 """A built-in set of drawn eyes, open and closed, so that an eye-state network can train without a download.
 
 Crops of one eye, 32 x 64 pixels. A person has the shape of an eye, skin, iris, lashes, brow, folds, makeup
-and perhaps glasses; a picture of the person adds how far the eye is open, gaze, light, pose, blur, a coarse sensor,
+and perhaps glasses; an image of the person adds how far the eye is open, gaze, light, pose, blur, a coarse sensor,
 noise, now and then the grey of an infrared camera, reflections and strands of hair. How far an eye is open runs from 0
-to 1 of what that person's eye can do, "open" starts at `OPEN_FROM`, and people narrow their eyes: pictures near that
+to 1 of what that person's eye can do, "open" starts at `OPEN_FROM`, and people narrow their eyes: images near that
 border are nearly ambiguous. On top of that, `WRONG` of the labels of both splits are wrong on purpose (`sample.json`
-lists those pictures), as in sets that people have labelled. Nothing can therefore score 1.0 here.
+lists those images), as in sets that people have labelled. Nothing can therefore score 1.0 here.
 
 What it shows: that the code runs, that a network beats pixels, and that wrong labels are found. What it does not show:
-that anything works on eyes, or that large networks beat small ones: 3,600 pictures are few for them.
+that anything works on eyes, or that large networks beat small ones: 3,600 images are few for them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ HEIGHT, WIDTH = 32, 64
 PEOPLE = {"train": 180, "val": 40}
 """People of each split; nobody is in both."""
 PICTURES = 20
-"""Pictures of each person, half of them closed before labels are made wrong."""
+"""Images of each person, half of them closed before labels are made wrong."""
 OPEN_FROM = 0.22
 """An eye that is open at least this share of what it can be counts as open."""
 WRONG = 0.02
@@ -56,15 +56,15 @@ _UNIT = HEIGHT * _SUPERSAMPLING // 2  # drawn pixels of one unit: the crop spans
 def folder() -> Path:
     """Return the sample set as a folder, by `drawn_once` (about 15 s on one core, 20 MB).
 
-    Holds `train/closed`, `train/open`, `val/closed`, `val/open` with pictures `<person>_<n>.png` (`p0012_03.png`), and
-    `sample.json`, which says which labels are wrong. Pictures are RGB, 32 high and 64 wide. People of `val` are not in
+    Holds `train/closed`, `train/open`, `val/closed`, `val/open` with images `<person>_<n>.png` (`p0012_03.png`), and
+    `sample.json`, which says which labels are wrong. Images are RGB, 32 high and 64 wide. People of `val` are not in
     `train`.
     """
     return drawn_once(f"eyes-v{VERSION}", _write, megabytes=30)
 
 
 def rows(split: str) -> list[tuple[int, int, str, bool]]:
-    """Return the pictures of `split` ("train" or "val"): person, number, label ("closed" or "open"), wrong or not."""
+    """Return the images of `split` ("train" or "val"): person, number, label ("closed" or "open"), wrong or not."""
     first = 0 if split == "train" else PEOPLE["train"]
     people = range(first, first + PEOPLE[split])
     every = [(person, number) for person in people for number in range(PICTURES)]
@@ -78,7 +78,7 @@ def rows(split: str) -> list[tuple[int, int, str, bool]]:
 
 
 def openness(person: int, number: int) -> float:
-    """Return how far the eye of a picture is open, from 0 (shut) to 1 (as far as this person's eye goes)."""
+    """Return how far the eye of an image is open, from 0 (shut) to 1 (as far as this person's eye goes)."""
     order = generator(SEED, 2, person).permutation(PICTURES)
     rng = generator(SEED, 3, person, number)
     how, much = (float(v) for v in rng.uniform(size=2))
@@ -107,14 +107,14 @@ def _write(to: Path) -> None:
 
 
 def draw(person: int, number: int) -> np.ndarray:
-    """Picture `number` of `person`: uint8, (32, 64, 3), RGB."""
+    """Image `number` of `person`: uint8, (32, 64, 3), RGB."""
     who = _person(generator(SEED, 4, person))
     rng = generator(SEED, 5, person, number)
     return _photograph(rng, _Eye(who, rng, openness(person, number)).draw())
 
 
 def _person(rng: np.random.Generator) -> dict[str, float]:
-    """Draw what stays the same in all pictures of one person: numbers in the ranges written here."""
+    """Draw what stays the same in all images of one person: numbers in the ranges written here."""
     ranges = {
         "width": (0.95, 1.30), "upper": (0.34, 0.50), "lower": (0.13, 0.20), "peak": (-0.30, 0.20),
         "tilt": (-0.16, 0.16), "skin": (0.0, 1.0), "warm": (-1.0, 1.0), "socket": (0.0, 0.45), "bags": (0.0, 0.35),
@@ -170,7 +170,7 @@ class _Eye:
     def over(
         self, image: Image.Image, points: np.ndarray, colour: Sequence[float] | np.ndarray, share: float = 1.0
     ) -> None:
-        """Lay a polygon over the picture; `share` 1 hides what is below."""
+        """Lay a polygon over the image; `share` 1 hides what is below."""
         fill = (*tint(colour), round(255 * min(1.0, max(0.0, share))))
         ImageDraw.Draw(image, "RGBA").polygon(self.flat(points, image.width), fill=fill)
 

@@ -1,7 +1,7 @@
 """A built-in set of drawn faces, so that a fresh clone can train and score without a download.
 
 Cartoon portraits. An identity is a latent vector that sets the shape and colour of head, hair, eyes,
-brows, nose, mouth and marks; a picture of it adds pose, light, expression, things in the way, blur and noise. What it
+brows, nose, mouth and marks; an image of it adds pose, light, expression, things in the way, blur and noise. What it
 shows: that the code runs, that a network learns identity through nuisance, and that methods order as they should
 (pixels below student below teacher). What it does not show: that anything works on faces.
 """
@@ -23,9 +23,9 @@ VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20240701
 IDENTITIES, PICTURES = 120, 24
-"""Identities of the training split and pictures of each."""
+"""Identities of the training split and images of each."""
 OTHERS, OTHERS_PICTURES = 60, 12
-"""Identities of the verification split, none of them in training, and pictures of each."""
+"""Identities of the verification split, none of them in training, and images of each."""
 FOLDS, PAIRS_PER_FOLD = 10, 120
 """Folds are contiguous rows of pairs.csv, half of each "same", and no identity is in two folds."""
 
@@ -37,7 +37,7 @@ def folder(image_size: int = 64) -> Path:
     """Return the sample set as a folder, by `drawn_once` (about 20 s on one core, 25 MB at 64).
 
     Holds `train/<id>/<n>.png`, `verification/<id>/<n>.png`, `verification/pairs.csv` (path_a, path_b, same; paths
-    relative to `verification/`) and `sample.json`. Pictures are RGB, `image_size` x `image_size` pixels. Raises
+    relative to `verification/`) and `sample.json`. Images are RGB, `image_size` x `image_size` pixels. Raises
     ValueError when `image_size` is not in 16..256.
     """
     if not 16 <= image_size <= 256:
@@ -92,11 +92,11 @@ def _write(to: Path, image_size: int) -> None:
     write_about(to, what, VERSION, SEED, image_size=image_size, train=train, verification=other)
 
 
-# ---- drawing: a face is a list of polygons on an ellipsoid; x right, y down, z to the viewer, half a picture = 1 ----
+# ---- drawing: a face is a list of polygons on an ellipsoid; x right, y down, z to the viewer, half an image = 1 ----
 
 
 def draw(identity: int, picture: int, image_size: int = 64) -> np.ndarray:
-    """Picture number `picture` of identity number `identity`: uint8, (image_size, image_size, 3), RGB."""
+    """Image number `image` of identity number `identity`: uint8, (image_size, image_size, 3), RGB."""
     who = _identity(generator(SEED, 2, identity))
     rng = generator(SEED, 3, identity, picture)
     pose = _Pose(who, rng)
@@ -109,7 +109,7 @@ def draw(identity: int, picture: int, image_size: int = 64) -> np.ndarray:
 
 
 def _identity(rng: np.random.Generator) -> dict[str, float]:
-    """Draw what stays the same in all pictures of one identity: numbers in the ranges written here."""
+    """Draw what stays the same in all images of one identity: numbers in the ranges written here."""
     ranges = {
         "width": (0.47, 0.61), "height": (0.66, 0.80), "jaw": (0.55, 0.95), "chin": (0.10, 0.55),
         "skin": (0.0, 1.0), "skin_warm": (-1.0, 1.0), "cheeks": (0.0, 0.5),
@@ -131,7 +131,7 @@ def _identity(rng: np.random.Generator) -> dict[str, float]:
 
 
 class _Pose:
-    """How this picture was taken: three rotations, place and scale of the head, expression, and the light."""
+    """How this image was taken: three rotations, place and scale of the head, expression, and the light."""
 
     def __init__(self, who: dict[str, float], rng: np.random.Generator):
         self.yaw, self.pitch, self.roll = (float(v) for v in rng.uniform(-1, 1, 3) * (0.55, 0.28, 0.14))
@@ -193,7 +193,7 @@ class _Face:
         self.polygon(self.pose.project(points, lift, flat), colour)
 
     def polygon(self, at: np.ndarray, colour: np.ndarray | tuple) -> None:
-        """Fill a polygon given in the coordinates of the picture."""
+        """Fill a polygon given in the coordinates of the image."""
         self.pen.polygon(((at + 1) * (self.side / 2)).ravel().tolist(), fill=tint(colour))
 
     def draw(self) -> None:

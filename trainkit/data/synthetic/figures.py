@@ -1,4 +1,4 @@
-"""Figures of people: bodies as numbers of parts, and the pictures that are made of them."""
+"""Figures of people: bodies as numbers of parts, and the images that are made of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MADE_OF = {
 
 
 class Pose:
-    """Pose of a person in one picture."""
+    """Pose of a person in one image."""
 
     def __init__(self, rng: np.random.Generator, view: str, still: bool):
         self.view = view
@@ -273,7 +273,7 @@ _TURNS = [
 ]  # fmt: skip
 
 
-# ---- pictures ----
+# ---- images ----
 
 
 def misremember(who: dict[str, Any], rng: np.random.Generator) -> None:
@@ -332,7 +332,7 @@ _OTHER = 63
 
 
 def in_the_way(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Put something before the person in a fifth of pictures: from below, or from one side."""
+    """Put something before the person in a fifth of images: from below, or from one side."""
     kind, place, size = (float(v) for v in rng.uniform(size=3))
     parts = parts.copy()
     if kind < 0.1:

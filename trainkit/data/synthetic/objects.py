@@ -1,7 +1,7 @@
 """A built-in set of drawn objects in ten classes, so that a classifier can train in a fresh clone without a download.
 
 Boats, birds, cars, chairs, fish, houses, mugs, tables, teapots and trucks, each class in several kinds
-(sailing boat, steamer; sedan, car seen from the front). Pictures differ in pose, scale, colours, pattern, manner
+(sailing boat, steamer; sedan, car seen from the front). Images differ in pose, scale, colours, pattern, manner
 (painted, outlined, line drawing, one colour), background, things in the way, light, blur and noise. Colours say little
 about the class, and classes share their parts: wheels, legs, handles, boxes, triangles; the same parts lie about in the
 backgrounds. What it shows: that the code runs, and that methods order as they should (pixels below a small network
@@ -33,7 +33,7 @@ VERSION = 1
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20251101
 TRAIN, VAL = 300, 100
-"""Pictures of each class in the two splits."""
+"""Images of each class in the two splits."""
 
 _SUPERSAMPLING = 3
 _MAIN, _SECOND, _DARK, _LIGHT, _LINE = 1, 2, 3, 4, 5  # what a part is made of; 0 is the background
@@ -42,7 +42,7 @@ _MAIN, _SECOND, _DARK, _LIGHT, _LINE = 1, 2, 3, 4, 5  # what a part is made of; 
 def folder(image_size: int = 32) -> Path:
     """Return the sample set as a folder of classes, by `drawn_once` (about 10 s on one core, 10 MB at 32).
 
-    Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`. Pictures are RGB, `image_size` x
+    Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`. Images are RGB, `image_size` x
     `image_size` pixels. Raises ValueError when `image_size` is not in 16..256.
     """
     if not 16 <= image_size <= 256:
@@ -51,7 +51,7 @@ def folder(image_size: int = 32) -> Path:
 
 
 def draw(kind: str, number: int, split: str = "train", image_size: int = 32) -> np.ndarray:
-    """Picture `number` of class `kind` in `split` ("train" or "val"): uint8, (image_size, image_size, 3), RGB."""
+    """Image `number` of class `kind` in `split` ("train" or "val"): uint8, (image_size, image_size, 3), RGB."""
     rng = generator(SEED, ("train", "val").index(split), CLASSES.index(kind), number)
     side = image_size * _SUPERSAMPLING
     draft = _Draft(rng)
@@ -386,7 +386,7 @@ CLASSES = tuple(_SHAPES)
 """The names of the classes, sorted; half share parts in twos: car and truck, chair and table, mug and teapot."""
 
 
-# ---- drawing: what surrounds an object, how it is laid into the picture, and the camera ----
+# ---- drawing: what surrounds an object, how it is laid into the image, and the camera ----
 
 
 def _colours(rng: np.random.Generator, n: int, low: float = 15, high: float = 240) -> np.ndarray:
@@ -418,7 +418,7 @@ def _scrap(rng: np.random.Generator) -> np.ndarray:
 
 
 def _pattern(rng: np.random.Generator, side: int) -> np.ndarray:
-    """Stripes, checks or dots over the whole picture: 0 or 1, (side, side)."""
+    """Stripes, checks or dots over the whole image: 0 or 1, (side, side)."""
     at = (np.arange(side) + 0.5) * (2 / side)
     angle, period = float(rng.uniform(0, math.pi)), float(rng.uniform(0.12, 0.4))
     c, s = math.cos(angle) / period, math.sin(angle) / period

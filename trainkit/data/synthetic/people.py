@@ -1,11 +1,11 @@
-"""A built-in set of drawn people, so that search for a person by pictures and words can train without a download.
+"""A built-in set of drawn people, so that search for a person by images and words can train without a download.
 
 People from head to shoe, 64 x 32 pixels, as five kinds of records. A person has a build, skin, hair, a hat
-or none, upper and lower clothes with patterns, shoes and perhaps a bag. A colour picture (rgb) adds one of four
+or none, upper and lower clothes with patterns, shoes and perhaps a bag. A colour image (rgb) adds one of four
 cameras, a view from the front, the side or behind, a step, light, a background, things in the way, blur and noise. An
-infrared picture (nir) shows what dyes reflect there, which is not the brightness of their colours. A colour pencil
+infrared image (nir) shows what dyes reflect there, which is not the brightness of their colours. A colour pencil
 drawing (cp) has the colours as somebody remembered them, a sketch (sk) has outlines, patterns and hatching where it is
-dark; both have wrong proportions and forget things. A caption (text) names some of what its colour picture shows,
+dark; both have wrong proportions and forget things. A caption (text) names some of what its colour image shows,
 leaves out the rest, and is sometimes wrong.
 
 People come in groups of `GROUP`: two are alike but for two facets, two wear the same clothes, two are alone. Some
@@ -38,7 +38,7 @@ PEOPLE = {"train": 300, "val": 60}
 GROUP = 6
 """People of a group, some of whom are alike; a group is never in two splits where `PEOPLE` are multiples of it."""
 PICTURES = {NIR: 3, CP: 2, SK: 2}
-"""Pictures of each person by modality; of rgb there are four to six, each with a caption."""
+"""Images of each person by modality; of rgb there are four to six, each with a caption."""
 LACKS = {NIR: (23, 7), CP: (29, 11), SK: (31, 17), TEXT: (37, 20)}
 """People that lack a modality: those whose number leaves the second number when divided by the first."""
 
@@ -57,9 +57,9 @@ class Row(NamedTuple):
 def folder() -> Path:
     """Return the sample set as a folder, by `drawn_once` (about 20 s on one core, 20 MB).
 
-    Holds `train` and `val`, each with `index.csv` (the columns of `Row`; paths relative to it) and pictures
+    Holds `train` and `val`, each with `index.csv` (the columns of `Row`; paths relative to it) and images
     `<modality>/<person>/<n>.png` (`nir/p0012/1.png`), and `sample.json`. A caption has a row of its own, whose `of` is
-    the path of the colour picture it describes. Pictures are 64 high and 32 wide, RGB or grey. People of `val` are not
+    the path of the colour image it describes. Images are 64 high and 32 wide, RGB or grey. People of `val` are not
     in `train`.
     """
     return drawn_once(f"people-v{VERSION}", _write, megabytes=30)
@@ -79,7 +79,7 @@ def pictures(person: int) -> dict[int, int]:
 
 
 def rows(split: str) -> list[Row]:
-    """List the rows of the split's index.csv: of each person pictures in the order of `MODALITIES`, then captions."""
+    """List the rows of the split's index.csv: of each person images in the order of `MODALITIES`, then captions."""
     answer = []
     for person in people(split):
         name, counts = f"p{person:04d}", pictures(person)
@@ -94,7 +94,7 @@ def rows(split: str) -> list[Row]:
 
 
 def camera(person: int, modality: int, number: int) -> str:
-    """Return the camera of a picture, `c1`..`c4` in colour and `c5`, `c6` in infrared; drawings have none."""
+    """Return the camera of an image, `c1`..`c4` in colour and `c5`, `c6` in infrared; drawings have none."""
     if modality in (CP, SK):
         return ""
     start = int(_rng(7, person).integers(12))
@@ -200,16 +200,16 @@ def _anybody(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def view(person: int, modality: int, number: int) -> str:
-    """Return from where a picture shows its person: "front", "side" or "back"."""
+    """Return from where an image shows its person: "front", "side" or "back"."""
     start = int(_rng(4, person, modality).integers(3))
     return ("front", "back", "side")[(start + number) % 3]
 
 
-# ---- pictures and captions ----
+# ---- images and captions ----
 
 
 def draw(person: int, modality: int, number: int) -> np.ndarray:
-    """Draw picture `number` of `person`: uint8, (64, 32, 3) RGB for rgb and cp, (64, 32) for nir and sk."""
+    """Draw image `number` of `person`: uint8, (64, 32, 3) RGB for rgb and cp, (64, 32) for nir and sk."""
     who, rng = attributes(person), _rng(5, person, modality, number)
     drawn = modality in (CP, SK)
     pose = figures.Pose(rng, view(person, modality, number), still=drawn)
@@ -242,9 +242,9 @@ _CALLED = {
 
 
 def caption(person: int, number: int) -> str:
-    """Write what somebody says about colour picture `number` of `person`: one to three sentences, at most 60 words.
+    """Write what somebody says about colour image `number` of `person`: one to three sentences, at most 60 words.
 
-    Each facet is left out now and then, and what only the front shows is told of pictures from the front alone; a
+    Each facet is left out now and then, and what only the front shows is told of images from the front alone; a
     colour is sometimes taken for its neighbour, and a facet for somebody else's.
     """
     who, rng = attributes(person), _rng(5, person, TEXT, number)

@@ -1,9 +1,9 @@
 """A built-in set of drawn street scenes with a class for each pixel, so that a segmentation network can train at once.
 
-Pictures, 96 x 128, as a camera on a car would take them, each of a street of its own. A street has a width,
+Images, 96 x 128, as a camera on a car would take them, each of a street of its own. A street has a width,
 a bend, pavements, perhaps a junction, houses or a park on either side, fences, hedges and walls, trees with leaves or
 without, lamps, signs, parked and moving cars, people. Camera height, direction and roll, weather (sun with shadows,
-cloud, fog, dusk), light and the sensor change from picture to picture. All of it is laid out in metres and projected,
+cloud, fog, dusk), light and the sensor change from image to image. All of it is laid out in metres and projected,
 so that far things are small and near things hide them. Classes look alike in places: pavements as dark as the road,
 glass fronts that mirror the sky, hedges as high as fences, walls of the brick of a house, bare trunks beside lamps.
 
@@ -13,7 +13,7 @@ drawn at all. Nothing can therefore score 1.0 here. Not labelled (255) are the b
 sides that the lens left over, bins and benches, and now and then the muddle at the end of the street.
 
 What it shows: that the code runs, and that a network beats the commonest class of each place and a larger network a
-smaller one. What it does not show: that anything works on photographs, or what a method is worth there: 240 pictures
+smaller one. What it does not show: that anything works on photographs, or what a method is worth there: 240 images
 of flat polygons are few and easy.
 """
 
@@ -55,7 +55,7 @@ VERSION = 4
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
 SEED = 20251122
 PICTURES = {"train": 240, "val": 60}
-"""Pictures of each split; each is of another street."""
+"""Images of each split; each is of another street."""
 NAMES = ("sky", "building", "road", "pavement", "vegetation", "fence", "pole", "car", "person")
 """The classes 0 to 8. Grass and hedges are `vegetation`, garden walls `fence`, signs and lamps `pole`."""
 COLOURS = (
@@ -73,20 +73,20 @@ _FAR = 160.0
 def folder() -> Path:
     """Return the sample set as a folder, by `drawn_once` (about 25 s on one core, 10 MB).
 
-    Holds pictures `train/0000.png` and `val/0240.png` (RGB, 96 high and 128 wide), their masks of the same names in
+    Holds images `train/0000.png` and `val/0240.png` (RGB, 96 high and 128 wide), their masks of the same names in
     `trainannot` and `valannot` (palette files: the index is the class, 255 is not labelled), and `sample.json`.
     """
     return drawn_once(f"scenes-v{VERSION}", _write, megabytes=20)
 
 
 def numbers(split: str) -> range:
-    """Return the numbers of the pictures of `split` ("train" or "val")."""
+    """Return the numbers of the images of `split` ("train" or "val")."""
     first = 0 if split == "train" else PICTURES["train"]
     return range(first, first + PICTURES[split])
 
 
 def draw(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Picture `number`, uint8 (96, 128, 3), and its mask, uint8 (96, 128): classes, or 255."""
+    """Image `number`, uint8 (96, 128, 3), and its mask, uint8 (96, 128): classes, or 255."""
     rng = generator(SEED, 1, number)
     scene = _Scene(rng)
     scene.draw()
@@ -126,7 +126,7 @@ class _Scene(Street):
             draw()
 
     def sky(self, y: np.ndarray) -> Image.Image:
-        """Two colours and clouds, of the size of the picture: there are no edges in it."""
+        """Two colours and clouds, of the size of the image: there are no edges in it."""
         one, n = self.one, SUPERSAMPLING
         clouds = Image.fromarray(self.rng.uniform(0, 1, (6, 8)).astype(np.float32))
         soft = np.asarray(clouds.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))[..., None]
@@ -303,7 +303,7 @@ def _across(street: Street, s: float) -> None:
     house(street, -16, 16, s, s + 12, street.one(6, 15), across=True)
 
 
-# ---- from the drawing to the files: what a camera does to the picture, and what people do to the mask ----
+# ---- from the drawing to the files: what a camera does to the image, and what people do to the mask ----
 
 
 def _photograph(rng: np.random.Generator, scene: _Scene) -> np.ndarray:

@@ -134,7 +134,7 @@ class Street:
         surface: int = SMOOTH,
         glow: bool = False,
     ) -> None:
-        """Draw a polygon of points (u, s, z). `label` None: in the picture alone, as what nobody labels apart."""
+        """Draw a polygon of points (u, s, z). `label` None: in the image alone, as what nobody labels apart."""
         where, depth = self.outline(points)
         if not where:
             return
@@ -145,7 +145,7 @@ class Street:
             labels.polygon(where, fill=label)
 
     def only_labels(self, points: Sequence[Point], label: int) -> None:
-        """Draw a polygon in the labels and leave the picture as it is."""
+        """Draw a polygon in the labels and leave the image as it is."""
         where, _ = self.outline(points)
         if where:
             self.pens[1].polygon(where, fill=label)
@@ -177,7 +177,7 @@ class Street:
         self.lay([(u + a * fu, s + a * fs, z) for a, z in outline], colour, label, how)
 
     def height_px(self, u: float, s: float, high: float) -> float:
-        """Return how many pixels of the picture something of `high` metres takes there; 0 behind the camera."""
+        """Return how many pixels of the image something of `high` metres takes there; 0 behind the camera."""
         depth = self.at(u, s, 0.0)[2]
         return 0.0 if depth < NEAR else self.focal * high / depth
 

@@ -212,7 +212,7 @@ def person(street: Street, u: float, s: float) -> None:
 
 
 def thing(street: Street, u: float, s: float) -> None:
-    """Draw a bin, a bench or a box: in the picture, and left out by those who label."""
+    """Draw a bin, a bench or a box: in the image, and left out by those who label."""
     wide, high = street.one(0.2, 0.6), street.one(0.5, 1.2)
     colour = street.pick((60, 90, 60), (80, 80, 84), (130, 90, 60), (50, 70, 130))
     outline = [(-wide, 0), (wide, 0), (wide * 1.1, high), (-wide * 1.1, high)]

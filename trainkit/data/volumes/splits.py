@@ -71,7 +71,7 @@ class CaseSplit(_Cases):
     """Whole cases of an imported set, read one by one.
 
     Keys: image, float16 (1, C, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
-    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where pictures are
+    (1, D0, H0, W0) as annotated; spacing (of the mask's grid) and mirrors, (1, 3); index, view; and, where images are
     wanted, overlay, bool (1,).
     """
 
