@@ -172,7 +172,7 @@ def test_pictures_under_two_classes_are_odd(clean):
     assert report.summary == "2 odd" and not report.bad and report.sentences() == []
 
 
-def fake(counts=None, label=None, unlabelled=0, unit="pictures", subjects=(), prints=None):
+def fake(counts=None, label=None, unlabelled=0, unit="images", subjects=(), prints=None):
     count = 0 if label is None else len(label)
     return SimpleNamespace(
         name="fake",
@@ -197,9 +197,9 @@ def opened(sample, **scored):
 @pytest.mark.parametrize(
     "counts, unit, verdict, said",
     [
-        ([99, 1], "pictures", "ok", "2 classes of 1 to 99 images, 50 in the median"),
-        ([100, 1], "pictures", "odd", "2 classes of 1 to 100 images, 50.5 in the median; fewest of c1, most of c0"),
-        ([9, 0, 9], "pictures", "odd", "3 classes of 9 to 9 images, 9 in the median; 1 have none: c1"),
+        ([99, 1], "images", "ok", "2 classes of 1 to 99 images, 50 in the median"),
+        ([100, 1], "images", "odd", "2 classes of 1 to 100 images, 50.5 in the median; fewest of c1, most of c0"),
+        ([9, 0, 9], "images", "odd", "3 classes of 9 to 9 images, 9 in the median; 1 have none: c1"),
         ([100_000, 1], "pixels", "ok", "2 classes of 1 to 100000 pixels, 50000 in the median"),
         ([0, 0], "pixels", "odd", "2 classes; 2 have none: c0, c1"),
     ],

@@ -330,7 +330,7 @@ def test_data_is_imported_described_and_verified(tmp_path, monkeypatch):
     said = ask("data", "import", "people", "set", "--image-size", "16")
     assert "set: 6 images of 2 people" in said
     facts = ask("data", "info", "set")
-    assert "images       6\n" in facts and "image_size     16\n" in facts
+    assert "images         6\n" in facts and "image_size     16\n" in facts
     assert "set: 0 problems, 0 to look at" in ask("data", "verify", "set")
     said = ask("data", "import", "people/pairs.csv", "test", "--image-size", "16", "--evaluation")
     assert "test: 3 images of 0 people" in said

@@ -127,7 +127,7 @@ def programs(out, picture, monkeypatch) -> list[dict]:
     """What is left in the names of each program on the page in `out`, run there as it stands beside an image."""
     monkeypatch.chdir(out)
     with Image.open(picture) as opened:
-        opened.save("picture.jpg", "PNG")  # the name is the page's, the pixels are to stay as they are
+        opened.save("image.jpg", "PNG")  # the name is the page's, the pixels are to stay as they are
     found = []
     for text in re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL):
         found.append({})

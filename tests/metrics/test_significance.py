@@ -364,7 +364,7 @@ def test_probes_are_drawn_with_their_person(tmp_path):
 
 def test_retrieval_draws_classes_where_there_are_many(tmp_path):
     rng = np.random.default_rng(6)
-    for classes, units in ((30, "classes"), (6, "pictures")):
+    for classes, units in ((30, "classes"), (6, "images")):
         label = np.concatenate([np.repeat(np.arange(classes), 3), [classes, -1]])  # an only one, and an unlabelled one
         embedding = rng.normal(size=(len(label), 4)) + rng.normal(size=(classes + 2, 4))[label]
         scores = score_retrieval(embedding, Retrieval(label))

@@ -106,7 +106,7 @@ def test_a_picture_is_drawn_of_any_number_of_scenes(count):
     assert texts[0] == "val, step 100" and len(figure.axes) == 4 * count
     assert ("none" in texts) == (count == 0)
     if count:
-        assert {"picture", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
+        assert {"image", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
         assert {"road", "sky", "car"} <= set(texts)  # the last is predicted only
         caption = "a/long/folder/scene0.png: mIoU 0.500, 95.6 % of the pixels right; lowest IoU: sky 0.25, road 0.75"
         assert caption in texts

@@ -60,7 +60,7 @@ def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/f1"] == [4, 8, 12, 16]
     assert steps["separation/ks"] == steps["separation/ema/fisher"] == [8, 16]
-    assert steps["separation_train/ks"] == steps["pictures/hard_share"] == [16]
+    assert steps["separation_train/ks"] == steps["images/hard_share"] == [16]
     counted = {name: set(whole.series(f"eval/{name}/unique_samples")) for name in ("val", "separation_train")}
     assert counted == {"val": {30.0}, "separation_train": {24.0}}  # the second is capped
 

@@ -15,6 +15,8 @@ import pytest
 import yaml
 from runs import ROOT
 
+from trainkit.environment.version import __version__
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SHORT = (
     "train={length: 4 steps, batch_size: 32}",
@@ -95,7 +97,7 @@ def test_the_wheel_and_the_source_distribution_hold_every_recipe_and_launch_conf
         for name in SHIPPED:
             assert one.read(f"trainkit/{name}") == (ROOT / name).read_bytes()
     own = {file.relative_to(ROOT).as_posix() for file in (ROOT / "trainkit").rglob("*.py")}
-    assert own <= names and {name.split("/")[0] for name in names} == {"trainkit", "trainkit-0.1.0.dist-info"}
+    assert own <= names and {name.split("/")[0] for name in names} == {"trainkit", f"trainkit-{__version__}.dist-info"}
 
 
 def test_in_an_empty_folder_recipes_are_listed_shown_copied_and_checked_by_name(environment, empty):

@@ -66,7 +66,7 @@ def test_each_kind_of_query_and_each_group_is_scored_at_its_gate(whole):
     lists = {name for name in steps if re.fullmatch(r"val/(nir|cp|sk|text)(_\w+)?\.map", name)}
     assert len(lists) == 15 and all(steps[name] == [6, 12] for name in lists)
     assert [steps[f"val/modal_{k}.rank_1"] for k in (1, 2, 3, 4)] == [[6, 12]] * 4
-    assert steps["val/ema/map"] == [6, 12] and steps["reranked/map"] == steps["pictures/map"] == [12]
+    assert steps["val/ema/map"] == [6, 12] and steps["reranked/map"] == steps["images/map"] == [12]
     assert steps["pixels/val/map"] == [0]
     groups = [whole.series(f"val/modal_{k}.map")[-1] for k in (1, 2, 3, 4)]
     assert whole.series("val/map")[-1] == pytest.approx(sum(groups) / 4)

@@ -54,9 +54,9 @@ def whole(tmp_path_factory, database, streets):
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/miou"] == steps["val/ema/boundary_f"] == [6, 12]
-    assert steps["multi/iou.sky"] == steps["pictures/miou"] == [12]
+    assert steps["multi/iou.sky"] == steps["images/miou"] == [12]
     assert set(whole.series("eval/val/unique_samples")) == {5.0}
-    assert set(whole.series("eval/pictures/unique_samples")) == {2.0}
+    assert set(whole.series("eval/images/unique_samples")) == {2.0}
 
 
 def test_the_scores_are_those_of_the_table_of_pictures(whole):

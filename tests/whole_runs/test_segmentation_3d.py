@@ -53,7 +53,7 @@ def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_cases(whole):
     assert steps["val/dice_mean"] == steps["val/ema/hd95_mean_mm"] == [6, 12]
     assert steps["patches/dice_mean"] == [3, 6, 9, 12]
     assert set(whole.series("eval/val/unique_samples")) == {3.0}
-    assert set(whole.series("eval/pictures/unique_samples")) == {2.0}
+    assert set(whole.series("eval/images/unique_samples")) == {2.0}
 
 
 def test_overlays_and_the_table_of_cases_are_where_mlflow_shows_them(whole):

@@ -220,7 +220,7 @@ def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
         text = block("\n".join(aligned(rows)))
         drew = f" Intervals are those of the bootstrap over {units}." if units else ""
-        yield f"{code(evaluation)} at step {step:,}{', of averaged weights' if averaged else ''}.{drew}\n\n{text}"
+        yield f"{code(evaluation)} at step {step:,}{', of EMA weights' if averaged else ''}.{drew}\n\n{text}"
         seen = True
     if not seen:
         yield "None: these weights were not scored."

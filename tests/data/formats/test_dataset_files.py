@@ -126,7 +126,7 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
          "did you mean 'file'?"),
         (["--columns", "label=fine"], "columns file, coarse, video, label; expected images in one of"),
         (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
-        (["--columns", "picture=file"], "--columns image=file: image, label, split, name or group"),
+        (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
         (["--stream"], "--stream is for sets of the hub"),
     ):  # fmt: skip
         done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])

@@ -196,7 +196,7 @@ def test_the_share_that_may_be_damaged_is_that_of_the_run_however_often_it_was_i
 
     def fetch(self, indices, epoch, view=None):
         if self.name == "train" and (bad := {order[0], order[-1]}.intersection(indices)):
-            raise UserError(f"pictures/{bad.pop()}", "damaged")
+            raise UserError(f"images/{bad.pop()}", "damaged")
         return whole(self, indices, epoch, view)
 
     monkeypatch.setattr(toy.ToySplit, "fetch", fetch)

@@ -103,7 +103,7 @@ class Bad:
 
     def fetch(self, rows, epoch):
         if 2 in rows:
-            raise UserError("pictures/2", "damaged", "an image", "remove it")
+            raise UserError("images/2", "damaged", "an image", "remove it")
         return {"rows": torch.from_numpy(rows)}
 
 

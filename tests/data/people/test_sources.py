@@ -403,7 +403,7 @@ def test_one_number_for_two_folders_of_orbench(tmp_path):
     "change, where, said",
     [
         (lambda k: k["NIR"][1].__setitem__(1, "nir/0002/gone.jpg"), "NIR entry 1", "is not in"),
-        (lambda k: k["NIR"][1].__setitem__(1, "cp/0002/0002_1_cp.jpg"), "NIR entry 1", "nir/<person>/<picture>"),
+        (lambda k: k["NIR"][1].__setitem__(1, "cp/0002/0002_1_cp.jpg"), "NIR entry 1", "nir/<person>/<image>"),
         (lambda k: k["NIR"][1].__setitem__(1, "nir/0003/0003_0_nir.jpg"), "NIR entry 1", "person 0 in the folder 0003"),
         (lambda k: k["NIR"][1].__setitem__(0, 7), "NIR entry 1", "person 7 in 0002; expected 0"),
         (lambda k: k["NIR"][1].__setitem__(0, "0"), "NIR entry 1", "person '0'"),
@@ -530,7 +530,7 @@ def test_regdb(tmp_path):
     people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "\nThermal/1/gone.bmp\n")
     assert "line 2: 'Thermal/1/gone.bmp'; expected a path and the number" in str(refused(tmp_path))
     people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "gone.bmp 0\n")
-    assert "<modality>/<person>/<picture>" in str(refused(tmp_path))
+    assert "<modality>/<person>/<image>" in str(refused(tmp_path))
 
 
 def test_llcm(tmp_path):

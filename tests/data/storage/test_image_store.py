@@ -414,8 +414,8 @@ def test_odd_things_are_warnings(tmp_path):
 
 def test_info_says_what_is_there(folder):
     facts = import_images.info(folder)
-    assert facts["pictures"] == 12 and facts["classes"] == 3
-    assert facts["pictures_per_class"] == {"least": 4, "median": 4.0, "most": 4}
+    assert facts["images"] == 12 and facts["classes"] == 3
+    assert facts["images_per_class"] == {"least": 4, "median": 4.0, "most": 4}
     assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")
 
 

@@ -138,7 +138,7 @@ def described(
         lines += ["", seen.words] if lines else [seen.words]
         facts = {
             "kind": one.source.kind,
-            "pictures": len(seen.ids),
+            "images": len(seen.ids),
             "size": _sizes(seen.shapes),
             "classes": len(seen.names),
             "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
