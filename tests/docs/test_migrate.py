@@ -25,6 +25,8 @@ RECIPES = (
 RECIPES += ("reid", "eye_state")
 KEY = r"(?:name|seed|task|data|optim|train|evaluations|best|stop_when|checkpoints|log|loader|device)"
 VALUES = {
+    "train.rec",
+    "train.idx",
     "KEY=VALUE",
     "data.train=DatasetXXX_NAME",
     "data.train=DIR",

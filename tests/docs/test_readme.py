@@ -27,7 +27,7 @@ OWN = (
     "crew",
     "faces",
 )  # recipes that the pages have their reader make
-ENDING = r"\.(?:py|yaml|md|txt|toml|lock)"
+ENDING = r"\.(?:py|yaml|md|txt|toml|lock|cff)"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
