@@ -297,7 +297,7 @@ _ENGINES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A setting of the launcher, one of the recipe, and what a run has then: a row in docs/reference/launch-configs.md."""
+    """A setting of the launcher, one of the recipe, and the result: a row in docs/reference/launch-configs.md."""
 
     launcher: str
     recipe: str
