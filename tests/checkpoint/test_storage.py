@@ -227,7 +227,7 @@ def one_of_the_two_is_whole(folder: Path) -> bool:
 def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(promise, scratch, scenario, cut_short):
     start, calls = template(scratch, cut_short), calls_of(scenario, template(scratch / "counted", cut_short))
     assert calls > 25, "the faults never reached the writer"
-    text = "killed at every system call of a save: a whole checkpoint is left, and nothing else"
+    text = "killed at every system call of a save: a complete checkpoint is left, and nothing else"
     for n in promise.trials("K1", text, of=range(1, calls + 1)):
         with promise.trial(n):
             folder = scratch / str(n)
@@ -269,7 +269,7 @@ def test_an_error_of_any_system_call_costs_no_older_checkpoint(
 ):
     start, calls = template(scratch, cut_short), calls_of(scenario, template(scratch / "counted", cut_short))
     raised = []
-    text = f"an error of every system call of a save, {'once' if not lasting else 'and of all that follow'}"
+    text = f"an error in every system call of a save, {'once' if not lasting else 'and in all that follow'}"
     for n in promise.trials("K2", f"{text}: older checkpoints are intact", of=range(1, calls + 1)):
         with promise.trial(n):
             folder = scratch / str(n)

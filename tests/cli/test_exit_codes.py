@@ -21,7 +21,7 @@ from trainkit.environment import process
 from trainkit.errors import UserError
 
 CODES = {0, 1, 2, 130, 143}
-"""Of docs/how-to/run.md: done; refused by `promote`; a mistake of the user's; interrupted; told to stop."""
+"""Of docs/reference/exit-codes.md: done; refused by `promote`; a mistake of the user's; interrupted; told to stop."""
 
 
 def verbs(group=main.main, before=()):
@@ -109,7 +109,7 @@ def idle(monkeypatch, tmp_path, store):
 def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
     before = sorted(os.listdir(ROOT))
     for seed in promise.trials(
-        "F3", "any command line ends with a documented code, without a traceback", few=80, many=20_000
+        "F3", "any command line ends with a documented exit code and no traceback", few=80, many=20_000
     ):
         with promise.trial(seed):
             verb, words, environment = drawn(random.Random(f"words {seed}"))
@@ -129,7 +129,7 @@ def test_a_name_that_no_disk_can_hold_is_said_to_be_too_long(idle, words):
 
 
 def test_any_words_for_the_command_behind_the_launcher(promise, idle):
-    for seed in promise.trials("F3", "any words after run.py end with a documented code", few=40, many=5_000):
+    for seed in promise.trials("F3", "any arguments of run.py end with a documented exit code", few=40, many=5_000):
         with promise.trial(seed):
             _, words, environment = drawn(random.Random(f"run {seed}"))
             done = CliRunner().invoke(train.run, words, env=environment)
@@ -158,7 +158,7 @@ def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
 
 
 def test_the_codes_are_those_of_the_page():
-    page = (ROOT / "docs" / "how-to" / "run.md").read_text().partition("## Exit codes")[2]
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == CODES
 
 

@@ -188,7 +188,7 @@ def test_damaged_recipes_end_in_a_config_error_or_a_recipe(promise):
         outcome(text.encode())  # what is imported is not what a recipe takes
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in promise.trials(
-        "F1", "a damaged recipe is refused by its places or comes back whole", few=2_000, many=100_000
+        "F1", "a damaged recipe is refused with the places of its errors, or loads whole", few=2_000, many=100_000
     ):
         with promise.trial(seed):
             text = mutant(TEXTS[seed % len(TEXTS)], random.Random(f"0 {seed}"))
@@ -221,7 +221,9 @@ VALUES = sorted({value for text in TEXTS for value in VALUE.findall(text)})
 
 def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(promise):
     """Whole recipes of nonsense, and shipped ones with nonsense in one place, written by a library and read by us."""
-    for seed in promise.trials("F1", "a tree of any values is refused by its places", few=150, many=20_000):
+    for seed in promise.trials(
+        "F1", "a tree of arbitrary values is refused with the places of its errors", few=150, many=20_000
+    ):
         with promise.trial(seed):
             rng = random.Random(f"tree {seed}")
             made = tree(rng)

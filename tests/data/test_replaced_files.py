@@ -124,7 +124,7 @@ def digest(data: Any) -> str:
 
 
 def test_another_file_in_the_place_of_one_gives_another_digest(promise, tmp_path, cache):
-    for kind in promise.trials("B4", "a file replaced by one of its name, size and time is noticed", of=KINDS):
+    for kind in promise.trials("B4", "a file replaced by one with the same name, size and time is noticed", of=KINDS):
         make, change = KINDS[kind]
         with promise.trial(kind):
             data, file = make(tmp_path / kind)

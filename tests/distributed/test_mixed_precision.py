@@ -81,7 +81,7 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale(whole):
 
 
 def test_a_resumed_run_scales_as_an_uninterrupted_one(promise, tmp_path, whole, scaled):
-    for step in promise.trials("N2", "a scaled loss, resumed: the same bits and the same scales", of=[4, 6, 7, 14]):
+    for step in promise.trials("N2", "a scaled loss, resumed: same bits and same scales", of=[4, 6, 7, 14]):
         with promise.trial(step):
             rest = tmp_path / str(step)
             poisoned(rest, *LONG, OVERFLOW, at=whole / "checkpoints" / f"step-{step:09d}")

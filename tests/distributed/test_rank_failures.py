@@ -74,7 +74,7 @@ def dies(seed: int, two, home: Path, database: Path) -> None:
 
 
 def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, database):
-    for seed in promise.trials("P1", "one of two processes dies: both are gone, the first is named", few=1, many=12):
+    for seed in promise.trials("P1", "one of two processes dies: both end, the first is named", few=1, many=12):
         with promise.trial(seed):
             dies(seed, two, tmp_path / str(seed), database)
 
@@ -89,7 +89,7 @@ def test_whichever_of_two_dies_in_whatever_way_it_is_named(seed, two, tmp_path, 
 @pytest.mark.timeout(900)
 def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, tmp_path, database):
     words = ("limits.collective=10 s", "limits.hang=15 s", "limits.stop=12 s")
-    for name in promise.trials("P2", "one of two processes hangs: found in time, nothing is left", of=list(HANGS)):
+    for name in promise.trials("P2", "one of two processes hangs: detected in time, nothing is left", of=list(HANGS)):
         with promise.trial(name):
             home = tmp_path / name.replace(" ", "-")
             home.mkdir()

@@ -1,4 +1,4 @@
-"""docs/how-to/multi-gpu.md: its job script, under a scheduler that is a few lines of shell."""
+"""docs/how-to/clusters.md: its job script, under a scheduler that is a few lines of shell."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.environment import process
 from trainkit.errors import UserError
 
-PAGE = (ROOT / "docs" / "how-to" / "multi-gpu.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "clusters.md").read_text(encoding="utf-8")
 SRUN = """#!/bin/bash
 # One task for each node, and the code of the last that failed.
 code=0

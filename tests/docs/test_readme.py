@@ -179,7 +179,7 @@ def test_every_verb_is_explained():
 
 def shown_recipes() -> list[tuple[str, str]]:
     """All but Kubernetes manifests (test_distributed.py), and that of docs/how-to/extend.md (test_extending.py)."""
-    pages = [page for page in PAGES if page.stem not in ("multi-gpu", "extend")]
+    pages = [page for page in PAGES if page.stem not in ("clusters", "extend")]
     return [(page.name, text) for page in pages for text in blocks(page, "yaml")]
 
 

@@ -74,7 +74,7 @@ def imported(tmp_path_factory) -> None:
 
 
 def test_small_files_that_claim_much_are_refused_before_it_is_allocated(promise, tmp_path):
-    for name in promise.trials("X3", "a bomb is refused within 2 s of processor time and 256 MB", of=BOMBS):
+    for name in promise.trials("X3", "a decompression bomb is refused within 2 s of CPU time and 256 MB", of=BOMBS):
         make, door = BOMBS[name]
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()

@@ -33,7 +33,7 @@ def table(found: Iterable[Mapping[str, Any]]) -> list[str]:
             row["trials"] += counted["trials"]
             row["seeds"] |= set(pairs(counted["seeds"]))
             row["failed"] += sorted(counted["failed"], key=lambda seed: (len(seed), seed))
-    lines = ["| | promise | trials | failures | seeds |", "|---|---|---:|---:|---|"]
+    lines = ["| | guarantee | trials | failures | seeds |", "|---|---|---:|---:|---|"]
     for (id, text), row in sorted(rows.items(), key=lambda item: (_natural(item[0][0]), item[0][1])):
         seeds = ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in sorted(row["seeds"]))
         failed = f"**{len(row['failed'])}**: {', '.join(row['failed'])}" if row["failed"] else "0"

@@ -171,7 +171,7 @@ def test_a_run_that_died_between_its_status_and_its_last_word_gets_its_end(here,
 @pytest.mark.parametrize("how", ["deleted", "overwritten", "restored", "beheaded"])
 def test_a_database_that_is_lost_in_the_middle(promise, here, tmp_path, monkeypatch, caplog, how):
     """A training goes on; all that the journal has is in the database that comes after it, and so is its end."""
-    for at in promise.trials("T3", "the database deleted, overwritten, replaced in the middle of a run", of=[how]):
+    for at in promise.trials("T3", "the database deleted, overwritten or replaced during a run", of=[how]):
         with promise.trial(at):
             tracker = begin(here)
             older = tmp_path / "older.db"
@@ -268,7 +268,7 @@ def test_a_run_that_is_told_to_stop_waits_less_for_its_store(here, monkeypatch):
 
 
 def test_runs_of_one_store_are_told_by_two_processes_threads_and_silent_ones_at_once(promise, here):
-    for _ in promise.trials("T4", "two runs log at once into one SQLite file, as fast as they can", of=["threads"]):
+    for _ in promise.trials("T4", "two runs log into one SQLite file at once, at full speed", of=["threads"]):
         with promise.trial("threads"):
             first, second, silent = begin(here), begin(here), tracking.Silent()
             for step in range(1500):

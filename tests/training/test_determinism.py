@@ -38,7 +38,7 @@ def test_a_flipped_bit_is_found(promise, tmp_path):
     places = {"weight": 32, "gradient": 32, "image": 8}
     poisoned(tmp_path / "sound", LAST)
     sound = bits(held(tmp_path / "sound")[0])
-    for seed in promise.trials("N4", "a bit flipped in an update that is computed twice is found", few=6, many=200):
+    for seed in promise.trials("N4", "a flipped bit in a step that is computed twice is found", few=6, many=200):
         with promise.trial(seed):
             place = [*places][seed % 3]
             bit = 31 - (7 * seed) % places[place]

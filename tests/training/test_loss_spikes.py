@@ -108,7 +108,7 @@ def test_going_back_is_resumable_to_the_same_bits(promise, tmp_path):
     poisoned(tmp_path / "whole", *words)
     whole = held(tmp_path / "whole")[-1]
     for at in promise.trials(
-        "N3", "a rollback from a spike, interrupted, comes to the same bits", of=[42, 46, 47, 48, 52]
+        "N3", "an interrupted rollback from a spike ends with the same bits", of=[42, 46, 47, 48, 52]
     ):
         with promise.trial(at):
             folder = tmp_path / str(at)

@@ -88,7 +88,7 @@ SPOILT = "task={{name: poisoned, poison: {}, value: {}, steps: {}}}"
 
 
 def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(promise, tmp_path):
-    for kind, value in promise.trials("N1", "what is not finite ends the run in the cycle of its update", of=KINDS):
+    for kind, value in promise.trials("N1", "a non-finite value ends the run in the cycle of its step", of=KINDS):
         with promise.trial((kind, value)):
             folder = tmp_path / f"{kind}-{value}"
             with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
@@ -98,7 +98,7 @@ def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(promise,
 
 def test_an_update_that_is_skipped_leaves_no_trace(promise, tmp_path):
     """Weights, optimizer, average, statistics of batch norm and memory are those of before; the next step goes on."""
-    for kind, value in promise.trials("N1", "an update that is not finite is skipped without a trace", of=KINDS):
+    for kind, value in promise.trials("N1", "a non-finite step is skipped without a trace", of=KINDS):
         with promise.trial((kind, value)):
             folder = tmp_path / f"{kind}-{value}"
             run = poisoned(folder, SPOILT.format(kind, value, [6]), "train.nonfinite=skip", "train.length=9 steps")

@@ -46,7 +46,7 @@ def small(tmp_path_factory):
 
 def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make(promise, tmp_path, small):
     """The statistics of batch norm are those of before the first try, no sample is skipped and none comes twice."""
-    text = "an update that runs out of memory is repeated in halves: bits of a recipe with small micro-batches"
+    text = "a step out of memory is repeated in halves: same bits as a recipe with small micro-batches"
     for error, late in promise.trials("O1", text, of=SHORT):
         with promise.trial((error, late)):
             folder = tmp_path / f"{error}-{late}"

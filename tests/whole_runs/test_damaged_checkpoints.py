@@ -75,8 +75,8 @@ def tags(ran: Ran) -> dict[str, str]:
 @pytest.mark.parametrize(("id", "damage"), [("C1", cut), ("C2", flip)])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(promise, again, whole, capsys, id, damage):
     """To the same bits and the same history, having said which one it left aside."""
-    said = {"C1": "a file of the newest checkpoint truncated", "C2": "a bit of the newest checkpoint flipped"}[id]
-    for seed in promise.trials(id, f"{said}: resumed from the one before, to the same bits", few=1, many=60):
+    said = {"C1": "a truncated file in the newest checkpoint", "C2": "a flipped bit in the newest checkpoint"}[id]
+    for seed in promise.trials(id, f"{said}: resumed from the one before, same bits", few=1, many=60):
         with promise.trial(seed):
             rng, path = random.Random(seed), again() / "checkpoints" / "step-000000008"
             file = rng.choice(sorted(path.iterdir()))

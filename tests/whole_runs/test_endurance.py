@@ -106,7 +106,7 @@ def kinds(pictures, crops, sets, streets, bodies, tmp_path_factory, database) ->
 
 def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, promise, tmp_path, database):
     phases = list(PHASES)
-    for seed in promise.trials("K3", "the same for all kinds of recipes that ship", few=len(KINDS), many=49):
+    for seed in promise.trials("K3", "the same for every kind of shipped recipe", few=len(KINDS), many=49):
         with promise.trial(seed):
             rng, kind = random.Random(f"kinds {seed}"), KINDS[seed % len(KINDS)]
             print(kind)
@@ -130,7 +130,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
 
 
 def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, promise, tmp_path, database):
-    text = "up to six processes, each with a full disk, a store away, a signal or a kill: the uninterrupted run"
+    text = "up to six processes, each with a full disk, no store, a signal or a kill: equal to the uninterrupted run"
     for seed in promise.trials("E", text, few=len(KINDS), many=35):
         with promise.trial(seed):
             rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
@@ -143,7 +143,7 @@ def test_killed_every_15_seconds_a_run_of_minutes_gets_to_its_end(promise, tmp_p
     slow = ["task.slow_rank=0", "train.length=180 epochs", "checkpoints={every: null}", "log.every=100 steps"]
     words = [str(TOY), "--plugin", "toy", *slow, "evaluations={val: {every: 50 epochs}}"]
     whole = None
-    text = "killed every 15 s on average, a run of a minute with the settings of its birth ends, with the same bits"
+    text = "killed every 15 s on average, a one-minute run with the default `lose_at_most` finishes, same bits"
     for seed in promise.trials("K4", text, few=1, many=5):
         with promise.trial(seed):
             whole = whole or job(words, tmp_path / "whole", database)
@@ -290,7 +290,7 @@ class Orders(RuleBasedStateMachine):
 
 def test_orders_and_faults_in_any_sequence(promise, tmp_path, database):
     whole = job([str(TOY), "--plugin", "toy", *WORDS], tmp_path / "whole", database)
-    text = "5 sequences of up to 8: train, kill, damage, full disk, prune, lost journal, score; then the end"
+    text = "5 sequences of up to 8: train, kill, damage, full disk, prune, lost journal, evaluate; then finish"
     for seed in promise.trials("F2", text, few=2, many=16):
         with promise.trial(seed):
 

@@ -68,7 +68,7 @@ def rows(home: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 def test_on_a_disk_with_little_room_a_run_ends_in_a_sentence_or_goes_on_and_is_resumed_to_the_same_bits(
     promise, disk, whole, tmp_path, database
 ):
-    text = "little room on the disk: no traceback, all readable; room again, and the same bits and the whole history"
+    text = "disk nearly full: no traceback, all files readable; with space again, same bits and complete history"
     for seed in promise.trials("D1", text, few=7, many=21):
         with promise.trial(seed):
             disk.empty()

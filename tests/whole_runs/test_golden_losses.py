@@ -74,7 +74,7 @@ def differs(found: list[float], known: dict[str, list[str]], here: str = HERE) -
 )
 def test_losses_are_what_they_were(promise, kind, request):
     data = KINDS[kind][1] and request.getfixturevalue(KINDS[kind][1])
-    for _ in promise.trials("G1", "losses of a small training are those that are committed, to the bit", of=[kind]):
+    for _ in promise.trials("G1", "losses of a small training equal the committed ones, bit for bit", of=[kind]):
         with promise.trial(kind):
             found, file = losses(kind, data), GOLDEN / f"{kind}.json"
             assert len(found) == STEPS

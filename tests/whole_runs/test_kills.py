@@ -191,7 +191,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Job:
 
 @pytest.mark.timeout(1800)
 def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been(toy, promise, tmp_path, database):
-    text = "kill -9 at a random call of a phase, resumed: bits, scores, rows and history of the uninterrupted run"
+    text = "kill -9 at a random call, resumed: bits, scores, rows and history equal those of the uninterrupted run"
     for seed in promise.trials("K3", text, few=FEW, many=150):
         with promise.trial(seed):
             killed_once(toy, FORKED[seed % len(FORKED)], random.Random(f"K3 {seed}"), tmp_path / str(seed), database)
@@ -218,7 +218,7 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
         return subprocess.run(words, env=given, cwd=tmp_path, capture_output=True, text=True).returncode
 
     calls = {**toy.moments, "import": IMPORTS}
-    text = "the same in processes of their own, some beneath accelerate launch, some killed while they import"
+    text = "the same in separate processes, some under accelerate launch, some killed during imports"
     for seed in promise.trials("K3", text, few=5, many=30):
         line, phase = kinds[seed % len(kinds)]
         rng, notes = random.Random(f"whole {seed}"), tmp_path / f"{seed}.notes"
@@ -282,9 +282,7 @@ def after(calls: int) -> list[Fault]:
 def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_gets_to_its_end(
     sparse, promise, tmp_path, database
 ):
-    text = (
-        "killed again and again, always before the first checkpoint is due by `every`: still ends, with the same bits"
-    )
+    text = "killed repeatedly, always before `every` makes the first checkpoint due: still finishes, same bits"
     for seed in promise.trials("K4", text, few=1, many=30):
         with promise.trial(seed):
             rng = random.Random(f"K4 {seed}")

@@ -368,7 +368,7 @@ def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
     for at in promise.trials(
-        "T1", "a real server killed -9 or frozen in a run, and back: nothing lost or twice", of=[how]
+        "T1", "a real server killed or frozen during a run, then back: nothing lost or duplicated", of=[how]
     ):
         with promise.trial(at):
             home = tmp_path / "server"
@@ -405,7 +405,7 @@ def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkey
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     # MLflow's client tries once more by itself: what is done twice must be there once all the same.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    what = "each kind of answer of a real server lost after it was done, cut, garbled, refused or late"
+    what = "each kind of answer of a real server lost after the call, truncated, garbled, refused or late"
     for at in promise.trials("T2", what, of=[wrong]):
         with promise.trial(at):
             seen: dict[str, int] = {}
@@ -439,7 +439,7 @@ def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, mo
 
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
-    for at in promise.trials("T3", "the disk of a real server full in a run", of=["full"]):
+    for at in promise.trials("T3", "the disk of a real server full during a run", of=["full"]):
         with promise.trial(at):
             home = tmp_path / "server"
             home.mkdir()
@@ -471,7 +471,7 @@ def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, mo
 def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    for at in promise.trials("T2", "begun and ended while no server was there; completed by sync", of=["away"]):
+    for at in promise.trials("T2", "started and finished with no server; completed by sync", of=["away"]):
         with promise.trial(at):
             home, port = tmp_path / "server", _port()
             home.mkdir()

@@ -203,7 +203,7 @@ def trial(undisturbed: dict, database: Path, home: Path, seed: int, patch: pytes
 
 
 def test_through_calls_that_fail_before_and_after_they_are_made(promise, undisturbed, database, tmp_path, monkeypatch):
-    what = "every third call to the store fails, half of them after they were made: nothing lost, nothing twice"
+    what = "every third call to the store fails, half of them after taking effect: nothing lost or duplicated"
     for seed in promise.trials("T1", what, few=3, many=100):
         with promise.trial(seed):
             assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
@@ -287,7 +287,7 @@ def test_a_training_that_begins_while_its_store_is_locked(
     promise, reference, database, tmp_path, capsys, caplog, monkeypatch
 ):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
-    what = "begun while the store is locked, it trains; when the store is back, all of it is there, once"
+    what = "started while the store is locked: trains, and everything arrives once when it is back"
     for back in promise.trials("T2", what, of=["in the middle", "sync", "the next run"]):
         with promise.trial(back), contextlib.ExitStack() as held:
             caplog.clear()
@@ -422,7 +422,9 @@ def works(tracker: Tracker, files: Path) -> threading.Thread:
 
 @pytest.mark.parametrize("where", ["a call", "fsync", "replace"])
 def test_the_training_passes_a_sender_that_is_stuck(promise, where, here, tmp_path, monkeypatch):
-    for at in promise.trials("I7", "the sender stuck in a call, in fsync, in a rename: no call waits", of=[where]):
+    for at in promise.trials(
+        "I7", "the upload thread stuck in a call, in fsync, in a rename: no call waits", of=[where]
+    ):
         with promise.trial(at):
             tracker = begin(here)
             came, let = stuck(monkeypatch, where)
@@ -486,7 +488,7 @@ def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatc
 def test_two_runs_of_two_processes_each_write_into_one_store_at_once(promise, database, tmp_path):
     """A line at every step of 40 epochs, from two that begin together."""
     words = ("train.length=40 epochs", "log={every: 1 steps, system_every: null, figures: null}")
-    for seed in promise.trials("T4", "two runs of two ranks into one SQLite store: nothing lost", few=1, many=10):
+    for seed in promise.trials("T4", "two runs of two ranks log into one SQLite store: nothing lost", few=1, many=10):
         home = tmp_path / str(seed)
         home.mkdir()
         with promise.trial(seed), own_store(home, database), contextlib.ExitStack() as both:

@@ -175,7 +175,7 @@ def test_without_syncs_power_cuts_would_be_noticed(life):
 def test_after_a_power_cut_there_is_a_whole_checkpoint_and_all_that_belongs_to_it(promise, life):
     recording, out = life
     assert len(recording.operations) > 150 and len(recording.reached(10**9, "committed")) == 5
-    text = "power cut behind every operation of a run's writing, un-synced bytes and names lost, zeroed or kept"
+    text = "power cut after every write operation of a run; unsynced bytes and names lost, zeroed or kept"
     for seed in promise.trials("K5", text, few=6, many=400):
         with promise.trial(seed):
             assert cuts(recording, out, seed) == ""

@@ -126,7 +126,7 @@ def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(prom
     every = [*first, *(one for one in every if one not in first)]
     longest = 0.0
     for seed in promise.trials(
-        "S1", "told to stop in any phase: saved, gone, resumed to the same bits", few=3, many=114
+        "S1", "stopped by a signal in any phase: saves, exits, resumes to the same bits", few=3, many=114
     ):
         with promise.trial(seed):
             name, number, everybody = every[seed % len(every)]
@@ -236,7 +236,7 @@ def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(sto
 @pytest.mark.timeout(3600)
 def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits(promise, whole, tmp_path, database):
     """The launcher alone is told, or it and all processes; SIGKILL for the launcher, of which only the kernel tells."""
-    text = "told to stop by way of a launcher: saved, gone, resumed to the same bits"
+    text = "stopped through a launcher: saves, exits, resumes to the same bits"
     every = [
         (launcher, name, number, everybody)
         for name in ("mid accumulation", "data opening", "evaluation", "inside a save", "report", "first step")

@@ -297,7 +297,7 @@ _ENGINES = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A setting of the launcher, one of the recipe, and what a run has then: a row in docs/how-to/run.md."""
+    """A setting of the launcher, one of the recipe, and the result: a row in docs/reference/launch-configs.md."""
 
     launcher: str
     recipe: str
@@ -308,14 +308,14 @@ class Rule:
 
 RULES = (
     Rule(
-        '`mixed_precision: "no"`, which `accelerate launch` also sets when nothing is said',
+        '`mixed_precision: "no"`, also the default of `accelerate launch`',
         "any `train.precision`",
         "the recipe's; with `auto` the device's",
     ),
     Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "`train.precision: auto`, or the same", "the launcher's"),
     Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "another `train.precision`", "refused", _check_precision),
     Rule(
-        "`mixed_precision: fp16` or `fp8`, or nothing",
+        "`mixed_precision: fp16` or `fp8`, or not set",
         "`auto`, or the same: fp16 on a CPU; fp8 without a GPU or without torchao",
         "refused",
         _check_precision_of_device,
@@ -327,14 +327,14 @@ RULES = (
     ),
     Rule("`dynamo_backend: inductor` and a mode", "another `train.compile`, or `off`", "refused", _check_compile),
     Rule(
-        "another `dynamo_backend`; with any `dynamo_use_fullgraph`, `dynamo_use_dynamic`, "
+        "another `dynamo_backend`; or any with `dynamo_use_fullgraph`, `dynamo_use_dynamic`, "
         "`dynamo_use_regional_compilation`",
         "any `train.compile`",
         "refused",
         _check_compile,
     ),
     Rule(
-        "`gradient_accumulation_steps: 1`, which is also what it says when nothing is said",
+        "`gradient_accumulation_steps: 1`, also the default of `accelerate launch`",
         "any `train.batch_size` and `train.micro_batch`",
         "the recipe's: `batch_size` / (processes x `micro_batch`)",
     ),
@@ -344,7 +344,7 @@ RULES = (
     Rule(
         "`num_processes`",
         "any `train.batch_size` that it divides, or that is smaller",
-        "so many processes, each with its part of every batch; refused where another number comes up",
+        "that many processes, each with its part of every batch; refused if another number starts",
     ),
     Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),
     Rule("no `use_cpu`", "any", "the GPU: CUDA, else MPS; the CPU where there is none"),
@@ -352,12 +352,12 @@ RULES = (
     Rule(
         "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
         "any `train.ema` and `train.compile`, together too",
-        "sharded parameters, and an average sharded like them; compiled in place",
+        "sharded parameters and EMA weights; compiled in place",
     ),
     Rule(
         "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
         "`device.channels_last`, `optim.fused`",
-        "left out: FSDP2 takes neither",
+        "ignored: FSDP2 supports neither",
     ),
     Rule("FSDP2 (`use_fsdp`, `fsdp_version: 2`)", "`train.on_oom: halve`", "refused", _refuse_halving_of_shards),
     Rule("FSDP1 (`use_fsdp` without `fsdp_version: 2`)", "any", "refused", _refuse_first_fsdp),

@@ -103,7 +103,7 @@ FIELDS = {
 
 
 def test_a_wrong_header_is_named_from_the_header_alone(write, promise):
-    for name in promise.trials("B2", "a NIfTI header that is wrong is named before a voxel is read", of=FIELDS):
+    for name in promise.trials("B2", "a wrong NIfTI header is named before a voxel is read", of=FIELDS):
         fields, said = FIELDS[name]
         with promise.trial(name):
             path = write(content(**fields))
@@ -160,7 +160,7 @@ def test_a_row_too_many_is_damage_and_a_little_padding_is_none(write, suffix):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_truncated_file_is_named_wherever_it_ends(write, suffix, read, promise):
     whole = write(content(), f"whole.nii{suffix}").read_bytes()
-    text = f"a .nii{suffix} that was cut short is named"
+    text = f"a truncated .nii{suffix} is named"
     for length in promise.trials("B2", text, of=(*range(0, len(whole) - 1, 7), len(whole) - 1)):
         with promise.trial(length):
             path = write(b"", "bad.nii")
@@ -256,7 +256,7 @@ def test_no_flipped_bit_of_a_compressed_file_changes_a_voxel(write, promise):
     path = write(content(RAMP.astype("u1")), "flip.nii.gz")
     whole = path.read_bytes()
     passed = []
-    text = "a bit that flipped in a .nii.gz changes no voxel unseen"
+    text = "a flipped bit in a .nii.gz changes no voxel unnoticed"
     for bit in promise.trials("B2", text, of=range(0, 8 * len(whole), 3)):
         with promise.trial(bit):
             data = bytearray(whole)

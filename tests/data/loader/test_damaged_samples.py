@@ -61,7 +61,7 @@ def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
     whole = opened(pictures)
     content = (whole.packed.path / "images.npy").read_bytes()
     for seed in promise.trials(
-        "B1", "a bit that flipped in a packed image is found when it is read", few=40, many=2000
+        "B1", "a flipped bit in a packed image is found when the image is read", few=40, many=2000
     ):
         with promise.trial(seed):
             row = seed % 48

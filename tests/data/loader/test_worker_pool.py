@@ -126,7 +126,7 @@ def test_a_lost_worker_is_replaced_and_the_batches_are_the_same(promise, tmp_pat
 
 
 def test_a_row_that_no_worker_survives_ends_the_stream_where_it_is(promise, monkeypatch):
-    for seed, fault in faults(promise, "rows that no worker survives end the run where they stand"):
+    for seed, fault in faults(promise, "rows that kill every worker end the run at their place"):
         many = 1 if fault in SILENT else RESTARTS  # each of these takes its seconds of silence
         monkeypatch.setattr(worker_pool, "RESTARTS", many)
         with promise.trial(seed):
@@ -321,7 +321,7 @@ def test_where_there_is_no_shared_memory_workers_read_all_the_same(promise, undi
     """/dev/shm of 2 MB, all of it taken; as the negative control, torch's own loader fails there."""
     with mounted(Path("/dev/shm"), 2) as shm:
         shm.fill(leave=0)
-        text = "no room in /dev/shm: workers hand their batches over all the same, and the bits are the same"
+        text = "/dev/shm full: workers still deliver their batches, same bits"
         for start in promise.trials("D3", text, of=["fork", "spawn"]):
             with promise.trial(start), own_store(tmp_path, database):
                 some = ("loader.workers=2", f"loader.start={start}", "--plugin", "toy")
