@@ -52,11 +52,11 @@ def source() -> set[str]:
 @each_page
 def test_every_key_that_is_named_is_one_and_takes_what_it_is_shown_with(page, defaults):
     named = re.findall(rf"`({KEY})(?:(?:=|: )([^`]+))?`", PAGES[page])
-    files = ("train.rec", "train.idx", "train.csv", "train.parquet", "integrity.json")
+    files = ("train.rec", "train.idx", "train.py", "train.csv", "train.parquet", "integrity.json")
     assert not [key for key, _ in named if key not in defaults and key not in files]
     for key, value in named:
         if value:
-            loader.load(RECIPE, [f"{key}={value}"])
+            loader.load(RECIPE, [f"{key}={value.strip(chr(34))}"])
 
 
 @each_page
