@@ -23,6 +23,7 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown", ".ipynb": "markdown"}
 exclude_patterns = ["_build", "images/README.md"]
 nitpicky = True
+smartquotes = False  # two dashes begin an option
 highlight_language = "none"
 myst_heading_anchors = 6
 suppress_warnings: list[str] = []
@@ -74,7 +75,7 @@ REPOSITORY_PAGES = {
 """Files outside docs/ to the page that shows the same on the site."""
 INCLUDED = {"project/contributing": "CONTRIBUTING.md", "project/security": "SECURITY.md"}
 """Pages that are a pointer on GitHub, and show the file itself on the site."""
-SHOWN_LEVELS = {"reference/messages": 2, "project/performance": 3}
+SHOWN_LEVELS = {"reference/keys": 2, "reference/recipes": 3}
 """Levels of headings in the contents of a page at its right."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
@@ -148,6 +149,8 @@ def _link(found: re.Match[str], folder: Path, page: Path) -> str:
     try:
         named = file.relative_to(ROOT).as_posix()
     except ValueError:
+        return text
+    if f"{REPOSITORY_PAGES.get(named)}.md" == page.relative_to(DOCS).as_posix():
         return text
     if named in REPOSITORY_PAGES and (DOCS / f"{REPOSITORY_PAGES[named]}.md").is_file():
         file = DOCS / f"{REPOSITORY_PAGES[named]}.md"

@@ -61,10 +61,10 @@ A **RECIPE** is the path of a YAML file, or the name of a recipe that comes with
 (`convnext`: its last finished run), an MLflow id, `last` or `best`.
 
 **Exit codes** of all commands: 0 done, 1 an unexpected error, with a traceback, 2 an error that you can correct, 130
-interrupted with Ctrl+C. The codes of a training that was stopped are in [exit-codes.md](exit-codes.md).
+interrupted with Ctrl+C. A training that was stopped has [other codes](exit-codes.md).
 
 Several processes: `accelerate launch trainkit/run.py RECIPE [OVERRIDES]` does what `trainkit run` does, on every
-process that the launcher starts ([launch-configs.md](launch-configs.md)).
+process that the launcher starts ([launch configurations](launch-configs.md)).
 
 """
 

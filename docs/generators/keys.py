@@ -26,7 +26,7 @@ is a span without the units of time. A *share* is a percentage such as `5%`. `nu
 
 **Identity.** Two runs with equal values of the keys that are marked "yes" are runs of the same experiment: they have
 the same recipe digest. When you resume a run, these keys stay as they are. A key that is marked "no" may differ
-([recipe-file.md](recipe-file.md)). "if set": the key counts once it differs from its default.
+([recipe files](recipe-file.md)). "if set": the key counts once it differs from its default.
 
 `trainkit show NAME` prints a recipe with all its defaults, `trainkit check RECIPE` checks one. An unknown key or a
 value that is not allowed is an error with the line, what is expected and the nearest key.
@@ -111,7 +111,7 @@ def rows(block: Block, below: Mapping[tuple[str, str], Block]) -> Iterator[Seque
         if inner is not None:
             said = said.replace("block", f"[block](#{slug(inner.title)})", 1)
             mark = f"`{entry.name}`" if slug(inner.title) == anchor else mark
-        yield mark, said, default(entry), _identity(block, entry), prose(docs.get(entry.name, ""))
+        yield mark, said, default(entry, said), _identity(block, entry), prose(docs.get(entry.name, ""))
 
 
 def _tag_of(block: Block) -> str:
@@ -131,8 +131,8 @@ def _identity(block: Block, entry: Field[Any] | None) -> str:
     return "yes"
 
 
-def default(entry: Field[Any]) -> str:
-    """The default of a key, as YAML writes it."""
+def default(entry: Field[Any], said: str) -> str:
+    """The default of a key whose values are `said`, as YAML writes it."""
     if entry.default is MISSING and entry.default_factory is MISSING:
         return REQUIRED
     value = entry.default if entry.default_factory is MISSING else entry.default_factory()
@@ -142,7 +142,8 @@ def default(entry: Field[Any]) -> str:
         return f"`{value}`"
     if value == {} or value == [] or value == ():
         return "none"
-    return code(_written(value))
+    share = isinstance(value, float) and said.startswith("share")
+    return code(units._write_share(value) if share else _written(value))
 
 
 def _has_name(value: object) -> str:

@@ -51,9 +51,8 @@ ABOVE = f"""\
 Every error and warning of trainkit, by what it is about. The page is generated from the code by `make docs`. Search it
 for words of the message you have: `{GAP}` stands for what differs, such as a file, a key or a number.
 
-An error has the form `place: what was found; expected ...; what to do`, and ends the command with exit code 2
-([exit-codes.md](exit-codes.md)). Messages that need more than a line are explained in
-[troubleshoot.md](../how-to/troubleshoot.md).
+An error has the form `place: what was found; expected ...; what to do`, and ends the command with
+[exit code](exit-codes.md) 2. [Troubleshooting](../how-to/troubleshoot.md) explains messages that need more than a line.
 
 """
 

@@ -21,7 +21,7 @@ Every metric that a run records, by its name.
 
 The x axis is the optimizer step; of `system/` it is the number of the sample. The journal and the artifact
 `tables/metrics.csv` have all metrics; MLflow gets those by which runs are compared, at most 40 unless `log.metrics`
-asks for more ([keys.md](keys.md#log-metrics)). In a name, `<...>` stands for the part that differs.
+asks for more ([key](keys.md#log-metrics)). In a name, `<...>` stands for the part that differs.
 
 Metrics of `speed/`, `time/`, `time_to/`, `cost/`, `device/` and `system/` are measurements, and differ from run to run.
 All others are bitwise identical in a run that was interrupted and resumed.

@@ -21,10 +21,10 @@ TASKS = {
 }
 LABELS = {"figure": "published", "result": "measured here", "runs": "length", "reading": "how the paper is read"}
 ABOVE = """\
-# Recipes
+# Shipped recipes
 
 The recipes that come with trainkit, by task. The page is generated from the comments at their heads by `make docs`;
-[recipes/README.md](../../recipes/README.md) has them in one table.
+[the README of that folder](../../recipes/README.md) has them in one table.
 
 Train one by its name, print it with all its defaults, or copy it for data of your own:
 
@@ -34,7 +34,7 @@ trainkit show convnext
 trainkit cp convnext flowers.yaml --data flowers
 ```
 
-The keys are in [keys.md](keys.md), the runs behind the measured scores in [results.md](../project/results.md).
+[Recipe keys](keys.md) explains the keys; [results](../project/results.md) has the runs behind the measured scores.
 
 """
 
