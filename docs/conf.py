@@ -32,6 +32,7 @@ html_theme = "furo"
 html_title = "trainkit"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "_static" / "search_order.js")
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"top_of_page_buttons": []}
@@ -192,8 +193,10 @@ def find_anchors(app: Any, tree: nodes.document) -> None:
             raw.parent.remove(raw)
         elif found := _ANCHOR.fullmatch(raw.astext()):
             place, key = found.groups()
-            target = nodes.target("", "", ids=[place])
-            raw.replace_self(target)
+            if place in tree.ids:  # of a heading, where the link may lead as well
+                raw.parent.remove(raw)
+            else:
+                raw.replace_self(nodes.target("", "", ids=[place]))
             slugs[place] = (raw.line or 0, place, key or place)
             if key:
                 env.get_domain("std").note_object("recipe-key", key, place, location=raw)

@@ -99,13 +99,13 @@ DEFINITIONS: dict[str, tuple[Definition, ...]] = {
         Definition("device/allreduce_exposed_ms", "Part of it that does not overlap the backward pass.", "ms"),
     ),
     "Shares of time": (
-        Definition("time/data_share", "Share of the time in which the main thread waits for data."),
-        Definition("time/transfer_share", "Share of the time for copies to the device."),
-        Definition("time/compute_share", "Share of the time for forward pass, backward pass and optimizer."),
-        Definition("time/eval_share", "Share of the time for evaluations."),
-        Definition("time/checkpoint_share", "Share of the time for checkpoints."),
-        Definition("time/log_share", "Share of the time for logging."),
-        Definition("time/setup_share", "Share of the time for set-up. All shares add up to 1."),
+        Definition("time/data_share", "Share of training time in which the main thread waits for data."),
+        Definition("time/transfer_share", "Share of training time for copies to the device."),
+        Definition("time/compute_share", "Share of training time for forward pass, backward pass and optimizer."),
+        Definition("time/eval_share", "Share of training time for evaluations."),
+        Definition("time/checkpoint_share", "Share of training time for checkpoints."),
+        Definition("time/log_share", "Share of training time for logging."),
+        Definition("time/setup_share", "Share of training time for set-up. All shares add up to 1."),
     ),
     "Cost": (
         Definition(
@@ -131,7 +131,7 @@ DEFINITIONS: dict[str, tuple[Definition, ...]] = {
         Definition("system/gpu_<n>_power_usage_watts", "Power draw.", "W"),
         Definition("system/gpu_<n>_power_usage_percentage", "The same as a share of the power limit.", "%"),
         Definition("system/gpu_<n>_clock_mhz", "Clock of the GPU.", "MHz"),
-        Definition("system/gpu_<n>_throttled", "1 while power, temperature or hardware limit the clock."),
+        Definition("system/gpu_<n>_throttled", "Is 1 while power, temperature or hardware limit the clock."),
         Definition("system/gpu_<n>_other_processes", "Other processes on this GPU."),
     ),
     "Parent runs: folds, seeds, sweeps": (
