@@ -74,7 +74,11 @@ REPOSITORY_PAGES = {
     "recipes/README.md": "reference/recipes",
 }
 """Files outside docs/ to the page that shows the same on the site."""
-INCLUDED = {"project/contributing": "CONTRIBUTING.md", "project/security": "SECURITY.md"}
+INCLUDED = {
+    "project/contributing": "CONTRIBUTING.md",
+    "project/security": "SECURITY.md",
+    "project/changelog": "CHANGELOG.md",
+}
 """Pages that are a pointer on GitHub, and show the file itself on the site."""
 SHOWN_LEVELS = {"reference/keys": 2, "reference/recipes": 3}
 """Levels of headings in the contents of a page at its right."""
@@ -156,8 +160,10 @@ def _link(found: re.Match[str], folder: Path, page: Path) -> str:
     if named in REPOSITORY_PAGES and (DOCS / f"{REPOSITORY_PAGES[named]}.md").is_file():
         file = DOCS / f"{REPOSITORY_PAGES[named]}.md"
         kept = hash_ + part if REPOSITORY_PAGES[named] in INCLUDED else ""
-    elif file.is_file():
+    elif file.is_file() and (file.suffix != ".md" or file.is_relative_to(DOCS)):
         kept = hash_ + part
+    elif file.suffix == ".md" and not file.is_relative_to(DOCS):
+        return text
     elif file.is_dir() or (
         file.is_relative_to(DOCS) and file.relative_to(DOCS).with_suffix("").as_posix() in planned()
     ):
@@ -172,7 +178,7 @@ def read_source(app: Any, name: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(name))
     text = notebook(source[0]) if page.suffix == ".ipynb" else source[0]
     folder = page.parent
-    if name in INCLUDED:
+    if name in INCLUDED and (ROOT / INCLUDED[name]).is_file():
         file = ROOT / INCLUDED[name]
         text, folder = file.read_text(encoding="utf-8"), file.parent
     text = rewritten(text, folder, page)
