@@ -40,7 +40,7 @@ EXAMPLES = {
     "data pairs": "trainkit data pairs my_people",
     "data check": "trainkit data check convnext --json report.json",
 }
-"""One line for each command; tests/docs/test_reference.py holds that none is without."""
+"""One line for each command whose --help has no example; tests/docs/test_reference.py holds that none is without."""
 CODES = {
     "promote": "1: the model was not promoted.",
     "predict": "2: some files could not be read and were left out.",
@@ -94,19 +94,26 @@ def section(name: str, command: click.Command) -> str:
     title = f"{NAME} {name}"
     context = click.Context(command, info_name=title)
     usage = " ".join([title, *command.collect_usage_pieces(context)])
-    parts = [f"## {title}\n\n", *(f"{_paragraph(text)}\n\n" for text in _paragraphs(command))]
+    texts = _paragraphs(command)
+    shown = [line for text in texts if text.startswith("Example") for line in _example(text)]
+    parts = [f"## {title}\n\n", *(f"{_paragraph(text)}\n\n" for text in texts if not text.startswith("Example"))]
     parts.append(f"```text\n{usage}\n```\n\n")
     rows = [row for option in command.params if (row := _row(option, context))]
     parts.append(table(("option", "default", "meaning"), rows) if rows else "")
-    if name in EXAMPLES:
-        parts.append(f"Example:\n\n```\n{EXAMPLES[name]}\n```\n\n")
+    lines = "\n".join(shown or [EXAMPLES[name]])
+    parts.append(f"Example:\n\n```\n{lines}\n```\n\n")
     if name in CODES:
         parts.append(f"Exit code {CODES[name]}\n\n")
     return "".join(parts)
 
 
 def _paragraphs(command: click.Command) -> list[str]:
-    return [text for text in re.split(r"\n\s*\n", (command.help or "").replace("\b", "").strip()) if text.strip()]
+    return [text.strip() for text in re.split(r"\n\s*\n", (command.help or "").replace("\b", "")) if text.strip()]
+
+
+def _example(text: str) -> list[str]:
+    """The commands of a paragraph `Example: trainkit ...`."""
+    return [line.strip() for line in re.sub(r"^Examples?:", "", text).split("\n") if line.strip()]
 
 
 def _paragraph(text: str) -> str:

@@ -302,7 +302,7 @@ def field_names() -> str:
         return ""
     lines = []
     for entry in sorted(known, key=lambda entry: entry.name):
-        mark = f'<a id="elsewhere-{entry.name}" name="{entry.name} (elsewhere)"></a>`{entry.name}`'
+        mark = f'<a id="elsewhere-{entry.name}" name="{entry.name}"></a>`{entry.name}`'
         lines.append((mark, prose(entry.tool), ", ".join(map(code, entry.ours)) or "none", prose(entry.note)))
     text = "## Names in other programs\n\nThe names that other programs use for these keys.\n\n"
     return text + table(("name elsewhere", "program", "in trainkit", "note"), lines)

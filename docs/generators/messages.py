@@ -87,10 +87,13 @@ def _rows(found: Iterable[Message]) -> Iterator[tuple[str, str, str]]:
     for message in found:
         said = (_plain(message.found), message.expected, message.remedy)
         places.setdefault(said, set()).add(message.where)
-    for said in sorted(places, key=lambda one: _order(one[0] or one[1])):
+    rows = []
+    for said in sorted(places):
         named = sorted(place for place in places[said] if re.search(r"[^\W\d_]{2,}", place) and len(place) < 60)
         where = f"{named[0]}: " if len(named) == 1 and len(places[said]) == 1 else ""
-        yield prose(where + said[0]) or GAP, prose(_plain(said[1])), prose(_plain(said[2]))
+        rows.append((where + said[0] or GAP, _plain(said[1]), _plain(said[2])))
+    for row in sorted(rows, key=lambda one: (_order("".join(one)), one)):
+        yield prose(row[0]), prose(row[1]), prose(row[2])
 
 
 def _plain(text: str) -> str:
