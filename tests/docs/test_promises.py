@@ -38,7 +38,7 @@ each_page = pytest.mark.parametrize("page", PAGES)
 def defaults() -> dict[str, Any]:
     """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
     found = loader.flat(loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
-    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None}
+    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None, "train.schedule.warmup": None}
 
 
 @pytest.fixture(scope="module")
