@@ -67,7 +67,7 @@ def test_what_is_tried_is_what_the_training_then_does(tmp_path, quick):
         + expected.last_s
     )
     each = expected.checkpoints[1]
-    assert tried.holds_up_s <= each <= max(tried.holds_up_s, tried.written_s)
+    assert tried.blocking_s <= each <= max(tried.blocking_s, tried.written_s)
     assert expected.last_s == pytest.approx(max(0.0, tried.written_s - each))
 
 
@@ -101,12 +101,12 @@ def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, long,
         home = tmp_path / str(seconds)
         home.mkdir()
         recipe, cut, tried = flown(home, *long)
-        if 0 < 2 * tried.holds_up_s < 0.3:
+        if 0 < 2 * tried.blocking_s < 0.3:
             break
-    assert tried.written_s > 0.3 > 2 * tried.holds_up_s > 0
+    assert tried.written_s > 0.3 > 2 * tried.blocking_s > 0
     expected = preflight.forecast(recipe, cut, tried)
-    assert expected.checkpoints == (2, tried.holds_up_s)
-    assert expected.last_s == pytest.approx(tried.written_s - tried.holds_up_s)
+    assert expected.checkpoints == (2, tried.blocking_s)
+    assert expected.last_s == pytest.approx(tried.written_s - tried.blocking_s)
 
 
 def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypatch):
@@ -115,7 +115,7 @@ def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypa
         return plain(self)
 
     monkeypatch.setattr(Copies, "make", make)
-    assert 0.15 < flown(tmp_path, *long)[2].holds_up_s < 0.6
+    assert 0.15 < flown(tmp_path, *long)[2].blocking_s < 0.6
 
 
 def test_updates_beside_a_checkpoint_are_none_of_the_pace():

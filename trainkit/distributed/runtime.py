@@ -76,9 +76,7 @@ class Runtime:
                 gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             )
         except (ValueError, ImportError) as error:
-            raise UserError(
-                "launch", str(error), remedy="see accelerate_configs/ for configs that are tested"
-            ) from None
+            raise UserError("launch", str(error), remedy="see accelerate_configs/ for tested configs") from None
         self.precision = precision.value
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -107,7 +105,7 @@ class Runtime:
             raise UserError(
                 f"recipe {recipe.name}: train.precision",
                 f"{wanted}, in a launch with {self.precision}",
-                remedy="give this recipe and the one that needs it the same precision, or train it on its own first",
+                remedy="give this recipe and its dependency the same precision, or train the dependency first",
             )
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
@@ -173,7 +171,7 @@ class Runtime:
         here = launch_settings.precision(recipe)
         if here.value == self.precision:
             return here
-        why = f"as the checkpoint was trained; here it would be {here.value}: {here.source}"
+        why = f"from the checkpoint; here it would be {here.value}: {here.source}"
         return launch_settings.Setting(self.precision, why)
 
     # ---- Placing
@@ -374,7 +372,7 @@ class Runtime:
                 failure = of_disk(error) if isinstance(error, OSError) else None
                 if failure is None:
                     own = error
-                    failure = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
+                    failure = "" if isinstance(error, Stopped) else f"rank 0 failed: {type(error).__name__}: {error}"
         done, failure = self.broadcast((done, failure))
         if own is not None:
             raise own
@@ -402,7 +400,7 @@ class Runtime:
             if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
                 error = UserError(
                     "launch",
-                    f"process {rank} differs from process 0 in: {', '.join(differ)}",
+                    f"rank {rank} differs from rank 0 in: {', '.join(differ)}",
                     "the same on every machine",
                     "; ".join(f"{name}: {told[0][name]} and {other.get(name)}" for name in differ),
                 )

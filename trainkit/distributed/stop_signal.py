@@ -17,7 +17,7 @@ ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", 
 """Signals that ask a training to stop; Windows has SIGINT (Ctrl-C) and SIGBREAK (Ctrl-Break) alone."""
 
 STOP_SECONDS = 25.0
-"""Time that a training which was told to stop has by default: torch's launcher kills after 30 s."""
+"""Default time for a training to stop after a signal: torch's launcher kills after 30 s."""
 
 _NOTHING_TO_SAVE_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ _ONE_REQUEST_SECONDS = 1.0
 
 
 class Stopped(KeyboardInterrupt):
-    """Told to stop, where nothing has to be saved first."""
+    """A stop request where nothing has to be saved first."""
 
 
 class Stop:
@@ -140,7 +140,7 @@ class Stop:
             if time.monotonic() - began > most:
                 break
         with contextlib.suppress(OSError, ValueError):
-            print(f"told to stop {most:.0f} s ago and still here; leaving without more being saved", file=sys.stderr)
+            print(f"asked to stop {most:.0f} s ago and still running; exiting without saving more", file=sys.stderr)
             faulthandler.dump_traceback(all_threads=True)
         self._leave(number)
 

@@ -1,4 +1,4 @@
-"""Trace a few updates with torch.profiler, for chrome://tracing or ui.perfetto.dev."""
+"""Trace a few steps with torch.profiler, for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainkit.config.schema import Profile
 from trainkit.speed.clock import Clock
 
 WARM = 3
-"""Updates for which the profiler runs before it keeps anything: its own first calls are slow."""
+"""Steps for which the profiler runs before it records: its first calls are slow."""
 NEVER = sys.maxsize
 
 
 class Trace:
-    """Traces the updates that a recipe's `log.profile` names. They are slower than others, the one after them too.
+    """Traces the steps that a recipe's `log.profile` names. They are slower than others, and so is the next one.
 
-    `step` is to be called after every update whose number is at least `due`. Whatever goes wrong is said in `absent`,
-    and the training goes on.
+    Call `step` after every step whose number is at least `due`. After an error the reason is in `absent`, and training
+    continues.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Trace:
             if self._profiler is None:
                 self._begin(step)
             else:
-                self._go_on(self._profiler, step)
-        except Exception as error:  # whatever the profiler stumbles over, it is not worth a training
+                self._continue(self._profiler, step)
+        except Exception as error:  # a profiler error must not end the training
             self._give_up(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -72,20 +72,20 @@ class Trace:
         if self.due == NEVER:
             return
         if self._profiler is None:
-            return self._give_up(f"the training ended before update {self._wanted.at}")
+            return self._give_up(f"training ended before step {self._wanted.at}")
         try:
             self._quiet()
             self._stop()
         except Exception as error:
             return self._give_up(f"{type(error).__name__}: {error}")
         if self.file is None:
-            return self._give_up(f"the training ended before update {self._first}")
+            return self._give_up(f"training ended before step {self._first}")
         self._end()
 
     def _begin(self, step: int) -> None:
         last = self._wanted.at + self._wanted.steps - 1
         if step >= last:
-            return self._give_up(f"this part of the run began after update {step}, behind the last that is wanted")
+            return self._give_up(f"training resumed after step {step}, past the last step to trace")
         next = step + 1
         self._first = max(self._wanted.at, next)
         with warnings.catch_warnings():
@@ -106,7 +106,7 @@ class Trace:
         if self._clock is not None:
             self._ranges = _Ranges(self._clock)
 
-    def _go_on(self, profiler: profile, step: int) -> None:
+    def _continue(self, profiler: profile, step: int) -> None:
         # Updates are counted here: after a value that is not finite their numbers go back.
         first, last = self.slowed or (step, step)
         self.slowed = min(first, step), max(last, step)
