@@ -126,9 +126,7 @@ def test_what_is_optional_may_be_absent_and_nothing_else(installed):
 def test_a_torchvision_of_another_torch_is_said_in_a_sentence(installed, requirement):
     installed["torchvision requires"] = ["numpy", requirement]
     installed["torch"], installed["torchvision"] = "2.14.1+cpu", "0.28.0"
-    with pytest.raises(
-        UserError, match=r"torchvision: 0\.28\.0, which was built for torch 2\.13, with torch 2\.14\.1"
-    ):
+    with pytest.raises(UserError, match=r"torchvision: 0\.28\.0, which was built for torch 2\.13, with torch 2\.14\.1"):
         min_versions.check()
     installed["torch"] = "2.13.0a0+git1234"
     min_versions.check()

@@ -421,8 +421,8 @@ def _keys(result: Result) -> set[str]:
 def drift(start: Start, reference: Start | None) -> tuple[float | None, float | None]:
     """Return how far losses and outputs are from the reference.
 
-    Greatest difference of a loss, as a share of the mean loss; and the root mean square of the difference of outputs, as
-    a share of the outputs', of the column where it is greatest. None where there is nothing to compare. Infinite where
+    Greatest difference of a loss, as a share of the mean loss; and root mean square of the difference of outputs, as a
+    share of the outputs', of the column where it is greatest. None where there is nothing to compare. Infinite where
     one is not a number and the other is.
     """
     if reference is None:

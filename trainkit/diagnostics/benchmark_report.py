@@ -88,15 +88,15 @@ class Result:
         if self.failed:
             return self.failed
         if (found := self.interval) is None:
-            return f"computed; not chosen: {self.gives_up}"
+            return f"computed; not kept: {self.gives_up}"
         if found.high < 1:
             return "slower"
         if found.low <= 1:
             return "no difference" if found.high / found.low < _ALIKE else "inconclusive"
         if self.gives_up:
-            return f"faster; not chosen: {self.gives_up}"
+            return f"faster; not kept: {self.gives_up}"
         if self.drifts:
-            return "faster; not chosen: numerical drift"
+            return "faster; not kept: numerical drift"
         return "faster" if self.helps else f"faster by less than {100 * (LEAST - 1):.0f} %"
 
 
@@ -210,7 +210,7 @@ def rows(state: BenchmarkState, kept: Result | None) -> list[dict[str, Any]]:
                 "loss_drift": r.loss_drift,
                 "output_drift": r.output_drift,
                 "words": " ".join([*r.words, *(f"{k}={v}" if v is not None else f"-{k}" for k, v in r.environment)]),
-                "verdict": "chosen" if chosen and r.choosable else r.verdict,
+                "verdict": "kept" if chosen and r.choosable else r.verdict,
             }
         )
     return table
@@ -267,4 +267,4 @@ def outcome(kept: Result | None) -> str:
     """Return what a benchmark has chosen, as a line."""
     if kept is None:
         return "no setting is significantly faster without a trade-off: keep the recipe as shipped"
-    return f"chosen: {kept.title}, {kept.interval}: {' '.join(kept.words) or 'environment variables only'}"
+    return f"kept: {kept.title}, {kept.interval}: {' '.join(kept.words) or 'environment variables only'}"

@@ -66,7 +66,7 @@ def check_processes(world: int) -> None:
         raise UserError(
             "launch",
             f"{world} process started" if world == 1 else f"{world} processes started",
-            f"{asked}, as asked of the launcher",
+            f"{asked}, as set in the launcher",
             "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process without a message",
         )
 

@@ -109,7 +109,7 @@ def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
                 return None  # before Ampere bf16 is emulated
             fast = tensor if tf32 and tensor is not None else single
             word = precision if precision != "no" else "TF32" if fast != single else "float32"
-            return 1e12 * (fast if precision == "no" else half), f"the data sheet peak ({word}, without sparsity)"
+            return 1e12 * (fast if precision == "no" else half), f"the data sheet peak for {word} without sparsity"
     return None
 
 
