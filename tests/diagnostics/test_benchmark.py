@@ -825,7 +825,8 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 
     code = (
         "import time; from pathlib import Path\n"
-        "from trainkit.config.run_request import RunRequest; from trainkit.diagnostics.stepped_process import SteppedProcess\n"
+        "from trainkit.config.run_request import RunRequest\n"
+        "from trainkit.diagnostics.stepped_process import SteppedProcess\n"
         f"child = SteppedProcess(RunRequest(Path({str(TOY)!r}), ('loader.workers=1',), ('toy',)))\n"
         "print(child._child.pid, flush=True); time.sleep(600)"
     )

@@ -112,8 +112,8 @@ def test_settings_that_cost_are_named(settings, device, said):
     ("seconds", "said"),
     [
         (90, None),
-        (240, "resident memory 1.1 -> 1.9 GB in 4 minutes; median step time"),
-        (3600, "resident memory 1.1 -> 1.9 GB in 60 minutes, 1 GB/h; median step time"),
+        (240, "(1.1 -> 1.9 GB resident in 4 minutes); median step time"),
+        (3600, "(1.1 -> 1.9 GB resident in 60 minutes, 1 GB/h); median step time"),
     ],
 )
 def test_growing_memory_is_reported_after_minutes_and_its_rate_after_ten(seconds, said):

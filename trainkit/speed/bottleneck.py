@@ -117,7 +117,7 @@ def _data(e: Evidence) -> Finding | None:
     disk, faults = _median(e, "read_mb_s"), _median(e, "major_faults_s")
     decoding = c is not None and c.fetch.get("decode", 0.0) + c.fetch.get("augment", 0.0) >= 0.5
     if not decoding and (disk >= _FROM_DISK_MB_S or faults >= _FAULTS_S):
-        text = f"Data loading from disk ({_of_time(lost)}): {disk:.0f} MB/s read, {faults:.0f} major page faults/s."
+        text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read, {faults:.0f} major page faults/s."
         return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", "cache"),))
     options = (*_more_workers(e), ("decoding the data once", "cache"))
     return Finding("data", lost, f"Data loading ({_of_time(lost)}).{more}", options)
@@ -157,7 +157,7 @@ def _recompiles(e: Evidence) -> Finding | None:
     lost, c = e.compiled.seconds / _total(e), e.compiled
     why = f": {c.reasons[0]}" if c.reasons else ""
     times = number_of(c.recompiles, "times")
-    text = f"Recompilation ({_of_time(lost)}): torch.compile recompiled the model {times} after the warm-up{why}."
+    text = f"Recompilation ({_of_time(lost)}). torch.compile recompiled the model {times} after the warm-up{why}."
     return Finding("recompile", lost, text, (("`train.compile=off`", "compile"),))
 
 
@@ -168,7 +168,7 @@ def _waits(e: Evidence) -> Finding | None:
     lost = idle / step * _training(e) / _total(e) if step else 0.0
     at = f", most often at {e.waits.places[0]}" if e.waits.places else ""
     text = (
-        f"Device synchronization (the device is idle for {_of_time(lost)}): the host waits for the device "
+        f"Device synchronization (device idle for {_of_time(lost)}). The host waits for the device "
         f"{number_of(round(e.waits.per_step), 'times')} per step{at}. `trainkit syncs` lists the lines."
     )
     return Finding("sync", lost, text)
@@ -177,18 +177,18 @@ def _waits(e: Evidence) -> Finding | None:
 def _throttled(e: Evidence) -> Iterable[Finding]:
     share = _mean(e, "throttled_share")
     if share >= NOTABLE / 2:
-        text = f"CPU quota ({_of_time(share)}): the container (control group) had used up its CPU time."
+        text = f"CPU quota ({_of_time(share)}). The container (control group) had used up its CPU time."
         yield Finding("throttled", share, text)
     before, after = _ends(e, "cpu_mhz")
     if before and after < _FALLEN * before:
         # Compute-bound work takes longer in proportion to the clock.
         lost = (1 - after / before) * _compute_share(e)
-        text = f"CPU clock: it fell from {before / 1e3:.1f} to {after / 1e3:.1f} GHz during the run."
+        text = f"CPU clock fell from {before / 1e3:.1f} to {after / 1e3:.1f} GHz during the run."
         yield Finding("throttled", lost, text)
     reasons = [g.throttled for r in e.load for g in r.gpus]
     named = sorted({word for some in reasons for word in some})
     if named and (often := sum(bool(some) for some in reasons) / len(reasons)) >= NOTABLE:
-        text = f"GPU clock: a GPU ran below its clock in {_percent(often)} of the readings ({', '.join(named)})."
+        text = f"GPU clock throttled in {_percent(often)} of the readings ({', '.join(named)})."
         yield Finding("throttled", often * _compute_share(e), text)
 
 
@@ -201,7 +201,7 @@ def _other_processes(e: Evidence) -> Finding | None:
     others = busy * processors - own
     if busy < 0.9 or others < 0.25 * processors:
         return None
-    text = f"Other processes: they used {others:.1f} of {processors:g} CPU cores, this run {own:.1f}."
+    text = f"Other processes used {others:.1f} of {processors:g} CPU cores, this run {own:.1f}."
     return Finding("other_processes", others / processors * _compute_share(e), text)
 
 
@@ -218,7 +218,7 @@ def _memory(e: Evidence) -> Finding | None:
     lost = max(0.0, 1 - first / last) * _training(e) / _total(e) if last else 0.0
     # From the middle of the first quarter to that of the last.
     rate = f", {(after - before) / (0.75 * seconds / 3600):.2g} GB/h" if seconds >= _RATE_S else ""
-    text = f"Memory growth: resident memory {before:.1f} -> {after:.1f} GB in {seconds / 60:.0f} minutes{rate}; "
+    text = f"Growing memory ({before:.1f} -> {after:.1f} GB resident in {seconds / 60:.0f} minutes{rate}); "
     text += f"median step time {_ms(1e3 * first)} in the first quarter, {_ms(1e3 * last)} in the last."
     return Finding("memory", lost, text)
 
@@ -235,7 +235,7 @@ def _slow_rank(e: Evidence) -> Finding | None:
     if lost < NOTABLE:
         return None
     text = (
-        f"Slow rank ({_of_time(lost)}): rank {slowest} takes {_ms(1e3 * own[slowest])} per step before its backward "
+        f"Slow rank ({_of_time(lost)}). Rank {slowest} takes {_ms(1e3 * own[slowest])} per step before its backward "
         f"pass, the others {_ms(1e3 * float(np.median(np.delete(own, slowest))))} (median); they wait for it."
     )
     return Finding("slow_rank", lost, text)
