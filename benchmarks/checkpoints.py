@@ -216,13 +216,13 @@ def _ours(wait_for_it: bool) -> Sample:
 
 
 CONTEST = Contest(
-    title="A training that saves 300 MB",
-    unit="ms held up",
+    title="Saving a 300 MB checkpoint",
+    unit="ms blocked",
     baseline="torch.save",
     sides={"torch.save": torch_save, "dcp": dcp, "at once": at_once, "trainkit": trainkit},
     targets=(
-        Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),
-        Target("", "trainkit", 50, "first", words="ms, the first save"),
+        Target("", "trainkit", 0.1, words="blocked time relative to torch.save"),
+        Target("", "trainkit", 50, "first", words="first save, ms blocked"),
     ),
     share=0.34,
 )

@@ -45,7 +45,7 @@ def eager(case: str) -> Sample:
 def trainkit(case: str) -> Sample:
     if case == "help":
         return started("-c", "from trainkit.cli.main import main; main(['--help'])")
-    if case == "mistake":
+    if case == "recipe error":
         recipe = str(ROOT / "recipes" / "adadistill.yaml")
         return started(str(ROOT / "trainkit" / "run.py"), recipe, "task.alpha=none", "optim.rate=1", code=2)
     return first_step()
@@ -86,15 +86,17 @@ CONTEST = Contest(
     unit="s",
     baseline="torch",
     sides={"torch": torch, "eager": eager, "trainkit": trainkit},
-    cases=("help", "mistake", "first step"),
-    only={"mistake": ("torch", "trainkit"), "first step": ("trainkit",)},
+    cases=("help", "recipe error", "first step"),
+    only={"recipe error": ("torch", "trainkit"), "first step": ("trainkit",)},
     targets=(
         Target("help", "trainkit", 0.2, of="value", words="help, s,"),
-        Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),
-        Target("first step", "trainkit", 2.0, of="value", words="the first step after imports, s,"),
+        Target("recipe error", "trainkit", 0.3, of="difference", words="recipe error, s beyond importing torch,"),
+        Target("first step", "trainkit", 2.0, of="value", words="first step after imports, s,"),
     ),
-    bounds="Beyond importing torch, a mistake costs what makes the blocks of a recipe strict: importing pydantic and "
-    "the modules of task and data, and building the schema.",
+    bounds=(
+        "Beyond importing torch, a recipe error takes the time of strict validation: importing pydantic and the "
+        "modules of task and data, and building the schema."
+    ),
     share=0.67,
 )
 

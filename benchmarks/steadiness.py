@@ -169,16 +169,16 @@ def slope(own: np.ndarray, hand: np.ndarray) -> float:
 
 
 CONTEST = Contest(
-    title="Steadiness",
-    unit="us a step, median",
+    title="Stability of step time and memory",
+    unit="us per step, median",
     baseline="bare",
     sides={"bare": bare, "trainkit": trainkit},
     targets=(
         Target("", "trainkit", 1.0, of="slope / interval", words="slope / interval,"),
-        Target("", "trainkit", 1.1, of="p99 / p50, / by hand", words="p99 / p50, / the loop's beside it,"),
+        Target("", "trainkit", 1.1, of="p99 / p50, / by hand", words="p99 / p50, relative to the bare loop,"),
         Target("", "trainkit", 8.0, of="MB grown", words="MB grown over 17,500 steps"),
         Target("", "trainkit", 0.0, of="descriptors grown", words="descriptors grown"),
-        Target("", "trainkit", 50.0, of="waited us", words="us a step that other threads or a disk held up"),
+        Target("", "trainkit", 50.0, of="waited us", words="us per step waiting for other threads or a disk"),
     ),
     timeout=600,
     share=0.34,

@@ -194,17 +194,17 @@ def _gather(home: Path) -> float:
 
 
 CONTEST = Contest(
-    title="A teacher's outputs from the store",
-    unit="CPU ms a step",
+    title="Cached teacher outputs",
+    unit="CPU ms per step",
     baseline="stored",
     sides={"stored": lambda case: side("disk"), "online": lambda case: side("false")},
     tolerance=2e-4,
     timeout=900.0,
     targets=(
-        Target("", "stored", 8, "flops", least=True, words="operations, teacher and student over student"),
-        Target("", "stored", 1.1, "parts", words="a step with stored outputs over the student alone"),
-        Target("", "online", 1.1, "parts", words="a step with the teacher over teacher and student"),
-        Target("", "stored", 0.01, "gather_share", words="looking up rows, as a share of the step"),
+        Target("", "stored", 8, "flops", least=True, words="operations, teacher and student / student"),
+        Target("", "stored", 1.1, "parts", words="step with cached outputs / student alone"),
+        Target("", "online", 1.1, "parts", words="step with the teacher / teacher and student"),
+        Target("", "stored", 0.01, "gather_share", words="row lookup, share of the step"),
     ),
     share=0.67,
 )

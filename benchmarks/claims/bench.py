@@ -60,9 +60,7 @@ GUIDES = {
         small=("adadistill_lfw", "adadistill", "face_teacher"),
     ),
     "eyes": Guide(title="Open and closed eyes (ConvNeXt and baseline)", small=("eye_state",)),
-    "people": Guide(
-        title="People found again over modalities (re-identification)", large=("reid_orbench",), small=("reid",)
-    ),
+    "people": Guide(title="Cross-modal person re-identification", large=("reid_orbench",), small=("reid",)),
     "scenes": Guide(title="Segmentation of scenes (BiSeNet)", large=("cityscapes",), small=("camvid", "segment")),
     "organs": Guide(title="Segmentation of organs (TOM500)", large=("tom500_full",), small=("tom500",)),
 }
@@ -301,11 +299,11 @@ class Bench:
 
 
 def cost(bench: Bench, guide: str, before: Sequence[float], after: Sequence[float], what: str) -> Found:
-    """A cost per update, set against the update."""
+    """Return a cost per step, relative to the step."""
     ratio = bench.against(guide, before, after)
     update = float(np.median(bench.updates(guide)))
-    said = f"{what} {short(np.median(before))} an update as the guide had it, {short(np.median(after))} here"
-    return found_ratio(ratio, f"{said}; an update takes {short(update)}")
+    said = f"{what} {short(np.median(before))} per step as in the guide, {short(np.median(after))} here"
+    return found_ratio(ratio, f"{said}; a step takes {short(update)}")
 
 
 def short(seconds: float) -> str:
