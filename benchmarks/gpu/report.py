@@ -96,8 +96,8 @@ Equality with the CPU, memory, speed against other implementations, and the guid
 `make gpu`. A part that has not been run says so.
 
 To run it: `make gpu PART=equality` (or `memory`, `speed`, `claims`) runs one part in about 8 minutes; if it stops
-before the end, run the same command again to continue. Without `PART` it runs all parts. Results of the same machine, versions
-and code are kept in `build/gpu/` until you delete that folder. It uses the Python you give it
+before the end, run the same command again to continue. Without `PART` it runs all parts. Results of the same machine,
+versions and code are kept in `build/gpu/` until you delete that folder. It uses the Python you give it
 (`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's dependencies), installs nothing,
 and needs neither a network nor data. A missing package, such as that of another implementation, is reported in its row.
 Without a GPU it measures nothing. This page is generated; do not edit.

@@ -140,7 +140,7 @@ def test_without_a_gpu_nothing_is_measured_and_said(capsys, monkeypatch):
         command.main(["memroy"]) == 2 and "expected one of equality, memory, speed, claims" in capsys.readouterr().err
     )
     monkeypatch.setattr(command, "NEEDED", ("no_such_package",))
-    assert command.main([]) == 2 and "no_such_package; give another one" in capsys.readouterr().err
+    assert command.main([]) == 2 and "no_such_package; use another one" in capsys.readouterr().err
 
 
 def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):

@@ -249,7 +249,7 @@ def test_the_tests_that_the_page_names_are_there():
 
 
 def test_the_word_is_in_the_table_of_messages():
-    assert "or newer is needed" in (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text()
+    assert "or newer is required" in (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text()
 
 
 # Other surroundings

@@ -93,7 +93,7 @@ def test_what_is_not_known_is_not_spoken_of():
         ({"deterministic": True}, "cuda", "Deterministic kernels (`device.deterministic`) are on"),
         ({"cudnn_benchmark": False}, "cuda", "`device.cudnn_benchmark`) is off"),
         ({"anomaly": True}, "cpu", "anomaly detection"),
-        ({"cores": 8, "threads": 1, "processes": 1}, "cpu", "1 of 8 CPU cores train (1 process, 1 thread)."),
+        ({"cores": 8, "threads": 1, "processes": 1}, "cpu", "Few threads: 1 on 8 CPU cores (1 process, 1 thread)."),
         (
             {"cores": 8, "threads": 8, "processes": 4},
             "cpu",

@@ -259,7 +259,7 @@ def _settings(e: Evidence) -> Iterable[Finding]:
     cores, threads, processes = s.get("cores") or 1, s.get("threads") or 1, s.get("processes") or 1
     options = ((f"`device.threads={max(1, int(cores // processes))}`", "threads"),)
     if e.device == "cpu" and threads * processes <= cores / 2:
-        text = f"Idle cores: {threads * processes} of {cores:g} CPU cores train ({_threads(processes, threads)})."
+        text = f"Few threads: {threads * processes} on {cores:g} CPU cores ({_threads(processes, threads)})."
         yield Finding("setting", 0.0, text, options)
     if threads * processes > 2 * cores:
         text = f"Too many threads: {processes * threads} on {cores:g} CPU cores ({_threads(processes, threads)})."
@@ -311,7 +311,7 @@ def _throughput(e: Evidence) -> str:
         p10, p50, p99 = (_ms(1e3 * s) for s in np.percentile(e.steps.seconds, [10, 50, 99]))
         text += f" Step time: p10 {p10}, p50 {p50}, p99 {p99}."
     if c is not None and (used := mfu(rate, c)) is not None:
-        text += f" Model FLOP utilization: {_percent(used)} of {c.peak_source}."
+        text += f" Model FLOP utilization: {_percent(used)} (peak: {c.peak_source})."
     return text
 
 
