@@ -1,4 +1,4 @@
-"""What the contests share: sides that do the same work, each in a process of its own, round after round in turns.
+"""Shared by the benchmarks against other implementations: the same work, a process each, alternating in rounds.
 
 A benchmark states its `Contest` and calls `main`:
 
@@ -15,7 +15,7 @@ A benchmark states its `Contest` and calls `main`:
     python benchmarks/step.py                     3 rounds
     ... --rounds 7 --sides trainkit fabric --cases tiny --json FILE
 
-A round starts a process for each side in an order of its own, so that what else goes on in the machine falls on all of
+A round starts a process for each side in an order of its own, so that what else runs on the machine falls on all of
 them alike. A ratio is the median over rounds of side / baseline within one round, with the range of these. Sides that
 claim to do the same work prove it: their `proof` must be equal, or the contest ends with an error and prints no table.
 A side whose package is not there raises ModuleNotFoundError and stands in the table as absent.

@@ -1,9 +1,9 @@
-"""Whether a step, its memory or a start-up grows with what it should not grow with.
+"""Measure how step time, memory and start-up grow with the size of data, runs and metrics.
 
     python benchmarks/growth.py
     ... --rounds 7 --cases "samples 1e4, 1e8"
 
-Sides are the two sizes of a case, which take turns, and the ratio is to the least. `samples`: a step of a tiny network
+Sides are the two sizes of a case, which take turns, and the ratio is to the least. `samples`: a step of a tiny model
 on a set of so many samples in an order of its own, whose images are made when they are asked for. `identities`: the
 same on batches of 8 people x 4, of 10 images each. `metrics`: a step whose task logs so many, with a line of their
 means every 50 steps: that grows, as it must, and `us a metric` is what each of them adds to a step in processor time of

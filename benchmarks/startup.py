@@ -1,10 +1,10 @@
-"""How long one waits: for `trainkit --help`, for the message about a mistake in a recipe, for the first step.
+"""Measure start-up: `trainkit --help`, the message about an error in a recipe, the first step.
 
     python benchmarks/startup.py
-    ... --rounds 7 --cases help mistake
+    ... --rounds 7 --cases help "recipe error"
 
 `torch` is `python -c "import torch"`. `eager` imports what a script with this project's libraries imports at its head:
-torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for a mistake, the command behind
+torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for an error, the command behind
 `accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, after one that
 is not counted. The first step is that of the sample set's face teacher, in a process that has trained it for a step
 before: from the order to the journal's first line, with the store, the run and the data opened.

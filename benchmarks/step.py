@@ -3,14 +3,14 @@
     python benchmarks/step.py
     ... --rounds 7 --sides trainkit accelerate fabric
 
-A small network of three linear layers, data in memory in the same order, AdamW in one kernel, gradients clipped, a
+A small model of three linear layers, data in memory in the same order, AdamW in one kernel, gradients clipped, a
 cosine schedule, eight metrics written every 50 steps. Sides take turns of 100 steps, from the loss of step 300 to that
 of step 2,300; of each the last 50 are timed, a log line among them: the first bring back what others drove out of the
 caches. The weights must end equal.
 
 `bare` is the loop that one writes by hand: it clips, sets the learning rate, sums loss and accuracy, and appends the
 metrics to a file. `trainkit` is `trainkit train` with what it has by default: journal and MLflow store, clock and
-observer, gates for an evaluation and checkpoints, a signal to stop, a check of every update for values that are not
+observer, gates for an evaluation and checkpoints, a signal to stop, a check of every step for values that are not
 finite, a progress bar in a terminal. `accelerate` and `fabric` are loops as their documents show them, `transformers`
 and `lightning` their trainers; all with their progress bar, and with the cheapest writer of metrics that they have.
 """
@@ -81,7 +81,7 @@ def network() -> nn.Module:
 
 
 def factor(step: int) -> float:
-    """The share of the learning rate that the update after `step` others has."""
+    """The share of the learning rate that the step after `step` others has."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, step / STEPS)))
 
 

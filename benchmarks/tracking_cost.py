@@ -1,4 +1,4 @@
-"""What it costs a training to log 8 metrics in every step, into MLflow on SQLite.
+"""Measure the cost of logging 8 metrics per step, into MLflow on SQLite.
 
     python benchmarks/tracking_cost.py
     ... --rounds 7 --sides log_metrics trainkit

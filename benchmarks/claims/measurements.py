@@ -1,7 +1,7 @@
 """Measurements of claims: parts of a training timed alone, and arithmetic.
 
-Something that costs little is timed by itself, as the guide had it and as it is here, and set against the seconds of
-an update of the recipe it was said of: `(update + cost as the guide had it) / (update + cost as it is here)`. What
+Something that costs little is timed on its own, as the guide had it and as it is here, and set against the seconds of
+a step of the recipe it was said of: `(update + cost as the guide had it) / (update + cost as it is here)`. What
 follows from numbers alone is computed.
 """
 
@@ -27,7 +27,7 @@ from trainkit.diagnostics import stepped_process
 
 
 class _Callback:
-    """An evaluation that is asked at every update and mostly goes back at once, as the guide describes it."""
+    """An evaluation that is asked at every step and mostly goes back at once, as the guide describes it."""
 
     def __init__(self, every: int):
         self.every, self.rank, self.held = every, 0, 0
@@ -38,7 +38,7 @@ class _Callback:
 
 
 def callbacks_that_return(bench: Bench, guide: str) -> Found:
-    """Three callbacks at every update, none of which has anything to do."""
+    """Three callbacks at every step, none of which has anything to do."""
     calls = [_Callback(10**9), _Callback(10**9 + 1), _Callback(10**9 + 2)]
 
     def ask() -> None:
@@ -51,7 +51,7 @@ def callbacks_that_return(bench: Bench, guide: str) -> Found:
 
 
 def switching_modes(bench: Bench, guide: str) -> Found:
-    """The network set to evaluation and back to training at every update."""
+    """The model set to evaluation and back to training at every step."""
     net = bench.parts(guide).net
 
     def switch() -> None:
@@ -93,7 +93,7 @@ def sampler_alone(bench: Bench, guide: str) -> Found:
 
 
 def sampler_in_training(bench: Bench, guide: str) -> Found:
-    """The same, as a part of updates."""
+    """The same, as a part of steps."""
     return cost(bench, guide, *_sampling(bench, guide), "selecting a batch takes")
 
 
@@ -110,7 +110,7 @@ def index_seconds(bench: Bench, guide: str) -> Found:
 
 
 def debug_lines(bench: Bench, guide: str) -> Found:
-    """A line of figures printed at every update, and one every hundred."""
+    """A line of figures printed at every step, and one every hundred."""
     import torch
 
     size = len(bench.parts(guide).rows)
@@ -149,7 +149,7 @@ def gradient_norms(bench: Bench, guide: str) -> Found:
 
 
 def progress_bar(bench: Bench, guide: str) -> Found:
-    """A progress bar redrawn every 5 updates, and every 10."""
+    """A progress bar redrawn every 5 steps, and every 10."""
     from tqdm import tqdm
 
     bar = tqdm(total=10**9, file=io.StringIO(), mininterval=0, miniters=1)
@@ -236,7 +236,7 @@ def spawned_workers_that_stay(bench: Bench, guide: str) -> Found:
 
 
 def distance_maps(bench: Bench, guide: str) -> Found:
-    """Distance maps computed in every update, and read (which is part of an update)."""
+    """Distance maps computed in every step, and read (which is part of a step)."""
     from trainkit.data.storage import boundary_distance
 
     parts = bench.parts(guide)
@@ -262,7 +262,7 @@ def scales(bench: Bench, guide: str) -> Found:
 
 
 def compiled_inference(bench: Bench, guide: str) -> Found:
-    """What the network predicts, compiled and as it is."""
+    """What the model predicts, compiled and as it is."""
     import torch
 
     parts = bench.parts(guide)
@@ -414,7 +414,7 @@ def shares_of_time(bench: Bench, guide: str) -> Found:
 
 
 def half_to_three_quarters(bench: Bench, guide: str) -> Found:
-    """Lines of a training of 10,000 updates, before and after."""
+    """Lines of a training of 10,000 steps, before and after."""
     spared = [1 - (10_000 // after) / (10_000 // 50) for after in (100, 200)]
     text = (
         f"one line in 100 instead of 50 steps saves {100 * spared[0]:.0f} % of the lines, "

@@ -1,4 +1,4 @@
-"""Measure what trainkit does on a GPU, and write docs/project/gpu.md.
+"""Measure trainkit on a GPU, and write docs/project/gpu.md.
 
 python -m benchmarks.gpu                 all parts
 python -m benchmarks.gpu equality        one: equality, memory, speed, claims

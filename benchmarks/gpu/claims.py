@@ -16,7 +16,7 @@ from trainkit.tracking.store import Store
 
 TITLE = "Claims of guides to faster training that need a GPU"
 SECONDS = 440.0
-"""After so many no further claim is begun: the next call goes on."""
+"""After so many no further claim is begun: the next call continues."""
 RESULTS: dict[str, Literal["fails", "skipped"]] = {ledger.FAILED: "fails", ledger.CANNOT: "skipped"}
 """A claim that does not hold is the guide's failure and not this program's: it has no goal here."""
 

@@ -1,4 +1,4 @@
-"""What a GPU computes against what a CPU does: losses, networks, scores, precisions, equal bits; steps that never wait.
+"""Compare a GPU with a CPU: losses, models, metrics, precisions, bitwise equality; steps that never wait.
 
 Inputs are random, small and the same everywhere; trainings are those of the built-in recipes on data that trainkit
 draws. On a CPU, in tests, the same rows compare the CPU with itself.
@@ -35,7 +35,7 @@ from trainkit.training.trainer import Trainer
 TITLE = "Equality: same results as on a CPU, bitwise reproducible, no waits"
 CPU = torch.device("cpu")
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference from float64 on the CPU, as a share of the length of all values. Parts of losses and networks are
+"""Largest difference from float64 on the CPU, as a share of the length of all values. Parts of losses and models are
 computed in float32 whatever their input, and few values near 0 make what batch norm divides by."""
 DRIFT = 0.05
 """Largest difference of the mean loss of the last fifth of a short training from that in float32, as a share of it."""
@@ -211,7 +211,7 @@ def _waits(scale: Scale, task: str) -> tuple[bool, str]:
 
 
 def _bits(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
-    """Compare a training with its repeat, and with one that saves half-way, goes on, is left, and is resumed there."""
+    """Compare a training with its repeat, and with one that saves half-way, continues, stops, and resumes there."""
     needs(task)
     if words:
         require_cuda(scale, "fp16 is refused on a CPU")

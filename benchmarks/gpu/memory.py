@@ -67,7 +67,7 @@ def _runs_out(scale: Scale, task: str) -> tuple[bool, str]:
     with training(task, scale, *words) as trainer, _measured(scale, trainer) as took:
         advance(trainer, 2)
     before, portion, losses = trainer.plan.micro_batch, None, []
-    del trainer  # its networks take memory
+    del trainer  # its models take memory
     for share in SPARED:
         with training(task, scale, *words) as trainer, _limited(scale, trainer, share * took()):
             losses = advance(trainer, 3)

@@ -75,7 +75,7 @@ def studies() -> Iterator[Study]:
 
 
 def equality(scale: Scale) -> Measured:
-    """The first losses of one process, of DDP and of FSDP2; and a network with synchronised batch norm."""
+    """The first losses of one process, of DDP and of FSDP2; and a model with synchronised batch norm."""
     with tempfile.TemporaryDirectory() as folder:
         one = launched(scale, "equal", Path(folder), 1)
         several = {kind: launched(scale, "equal", Path(folder), processes(scale), kind) for kind in ("DDP", "FSDP2")}

@@ -31,7 +31,7 @@ from trainkit.paths import recipe_file
 
 TITLE = "Speed, side by side"
 SECONDS = 440.0
-"""After so many no further row is begun: the next call goes on."""
+"""After so many no further row is begun: the next call continues."""
 Result = Literal["ok", "fails", "skipped", "no goal"]
 Measured = Iterator[tuple[str, Result]]
 NETWORKS = {"mobilefacenet": (0.221e9, 9.17e6), "iresnet50": (6.31e9, 18.1e6), "convnext_tiny": (4.45e9, 48.9e6)}

@@ -174,7 +174,7 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _T.backward:
-            with self:  # what a backward pass written in Python calls is seen by itself
+            with self:  # what a backward pass written in Python calls is seen too
                 given = dict(kwargs or {})
                 return torch.autograd.backward(*args, grad_tensors=given.pop("gradient", None), **given)
         return self._following.call(func, args, kwargs or {})

@@ -162,7 +162,7 @@ def _cores() -> float:
 
 
 def _updates(recipe: Recipe, data: Dataset, world: int) -> int:
-    """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
+    """Steps of a training; 0 where its numbers do not fit, which the training itself will say."""
     batch = samples_per_update(recipe.train.batch_size, world)
     per_epoch = data.train.size // batch
     return recipe.train.length.steps(per_epoch, batch) if per_epoch else 0
@@ -202,7 +202,7 @@ def measure(
     share: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> ThroughputLimits:
-    """Time the network, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
+    """Time the model, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
 
     With `share`, for at most that share of the expected training time. Called on every process.
     `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
@@ -353,7 +353,7 @@ class _Alone:
     # ---- the loader
 
     def _loader(self) -> float:
-        """Seconds in which this process reads its share of an update."""
+        """Seconds in which this process reads its share of a step."""
         self._refuse_features()
         plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
         stream = loading.training(

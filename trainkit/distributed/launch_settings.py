@@ -25,13 +25,13 @@ _WAIT_SECONDS = 20.0
 """Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
 
 COMPILE_SECONDS = 60
-"""Time that torch.compile takes for a network and its backward pass on a GPU: an estimate, not measured."""
+"""Time that torch.compile takes for a model and its backward pass on a GPU: an estimate, not measured."""
 _STEP_SECONDS, _SAVED = 0.1, 0.1
-"""Time of an update, and the share of it that compiling saves: estimates (published are gains of 10 to 20 %)."""
+"""Time of a step, and the share of it that compiling saves: estimates (published are gains of 10 to 20 %)."""
 LEAST_UPDATES = round(COMPILE_SECONDS / (_STEP_SECONDS * _SAVED))
-"""A training of fewer updates saves less time than compiling takes."""
+"""A training of fewer steps saves less time than compiling takes."""
 LEAST_FORWARDS = 3 * LEAST_UPDATES
-"""The same for forward passes alone, about a third of an update."""
+"""The same for forward passes alone, about a third of a step."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def compile_mode(recipe: Recipe, device: str, updates: int | None = None, record
     """Return the compile mode of a run: the recipe's, or where that is `auto` the one that pays off.
 
     `device` is the type of the device, `updates` how many the training has (None: many), `recorded` the mode in the
-    checkpoint that it goes on from, which is kept where this machine can compile.
+    checkpoint that it continues from, which is kept where this machine can compile.
     """
     if recipe.train.compile != "auto":
         return Setting(recipe.train.compile, "train.compile")

@@ -37,7 +37,7 @@ def _note(folder: Path, rank: int) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete the files of all processes: the run goes on."""
+    """Delete the files of all processes: the run continues."""
     for path in (*folder.glob(_NOTES), *folder.glob(_STACKS)):
         path.unlink(missing_ok=True)
 

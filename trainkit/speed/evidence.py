@@ -25,7 +25,7 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Synchronisations of the host with the device, counted over a few updates with CUDA's sync debug mode."""
+    """Synchronisations of the host with the device, counted over a few steps with CUDA's sync debug mode."""
 
     per_step: float = 0.0
     places: tuple[str, ...] = ()
