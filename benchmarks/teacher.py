@@ -9,7 +9,7 @@ differ by 2e-4 of themselves: those of the first step by 1e-6, and then two trai
     ms a step     of the processor, since nothing else is waited for: median of single steps, the first left out; the
                   teacher's outputs were computed before
     parts         a step over its parts, each timed alone in the same process: the student's share (loss, backward
-                  pass, optimizer step) and, on the side `online`, the teacher's forward. 1.1: at most a tenth goes elsewhere
+                  pass, optimizer step) and, on the side `online`, the teacher's forward. 1.1: at most 10 % is overhead
     ratio         what the side `online` should take, teacher and student over student
     flops         the same ratio of operations (`trainkit.speed.flops`: in torch's own counter the gradient of a
                   depthwise convolution has as many times too many as it has channels)

@@ -59,11 +59,11 @@ class Stop:
     def listen(self) -> None:
         """Install the handlers of signals; to be called once, in the main thread.
 
-        SIGHUP is ignored: a lost terminal or connection is not a reason to stop. A second signal, a second or more after
-        the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the SIGTERM of
-        `die_with_parent`, which does not count as a second request. Nor does the signal that torch's launcher of several
-        processes passes on after all were signalled already, as on a machine that shuts down: under it a third signal
-        counts.
+        SIGHUP is ignored: a lost terminal or connection is not a reason to stop. A second signal, a second or more
+        after the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the SIGTERM
+        of `die_with_parent`, which does not count as a second request. Nor does the signal that torch's launcher of
+        several processes passes on after all were signalled already, as on a machine that shuts down: under it a third
+        signal counts.
         """
         self._parent, self._later = os.getppid(), 0
         self._excused = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
