@@ -232,9 +232,7 @@ def test_what_differs_between_processes_is_named_on_each():
     others = [{"recipe": "a", "torch": "1"}, {"recipe": "a", "torch": "1"}, {"recipe": "b", "torch": "2"}]
     for main in (True, False):
         runtime = SimpleNamespace(world=3, main=main, all_gather=lambda thing: others)
-        with pytest.raises(
-            UserError, match=r"process 2 differs from process 0 in: recipe, torch; .*recipe: a and b"
-        ) as no:
+        with pytest.raises(UserError, match=r"rank 2 differs from rank 0 in: recipe, torch; .*recipe: a and b") as no:
             Runtime.check_equal(runtime, others[0])
         assert no.value.told is not main
     others[2] = others[0]
@@ -243,7 +241,7 @@ def test_what_differs_between_processes_is_named_on_each():
 
 def test_processes_that_read_other_data_do_not_train(store):
     done = spawn(2, str(TOY), "--plugin", "toy", TOY_DIFFERS="1")
-    assert done.returncode != 0 and "process 1 differs from process 0 in: data;" in done.stderr
+    assert done.returncode != 0 and "rank 1 differs from rank 0 in: data;" in done.stderr
     assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr and not list((store / "runs").iterdir())
 
 

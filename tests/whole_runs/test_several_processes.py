@@ -135,7 +135,7 @@ def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
     config.write_text(yaml.safe_dump({**content, "distributed_type": "MULTI_CPU"}))
     done = launch("--config_file", str(config), str(ROOT / "trainkit" / "run.py"), *TRAIN)
     text, _ = done.communicate(timeout=200)
-    assert done.returncode != 0 and "1 process came up; expected 2, as the launcher was told" in text
+    assert done.returncode != 0 and "1 process started; expected 2, as set in the launcher" in text
 
 
 @pytest.mark.slow
