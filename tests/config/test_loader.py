@@ -210,7 +210,7 @@ extra: 1
         "optim.lr (line 4): found 'fast', expected a number",
         "optim.betas.1 (line 5): found nothing, expected a number; this key is required",
         "sets (line 6): found a list, expected a block",
-        "extra (line 7): unknown key; there are name, task, optim, sets, note",
+        "extra (line 7): unknown key; the keys here are name, task, optim, sets, note",
         "optim.clip (override 'optim.clip=high'): found 'high', expected a number or null",
     ]
 
@@ -243,13 +243,15 @@ def test_a_problem_says_its_parts_separately():
         ("optim", "rate: 0", "optim.rate (line 7): found 0, expected a value above 0"),
         ("optim", "rate: 2.5", "optim.rate (line 7): found 2.5, expected a value at most 1"),
         ("optim", "even: 3", "optim.even (line 7): 3 is odd; an even number is needed"),
-        ("optim", "leraning: 3", "optim.leraning (line 7): unknown key; there are lr, betas, groups, even, rate, "
-                                 "workers, nesterov, clip"),
+        ("optim", "leraning: 3",
+         "optim.leraning (line 7): unknown key; the keys here are lr, betas, groups, even, rate, workers, nesterov, "
+         "clip"),
         ("optim", "LR: 3", "optim.LR (line 7): unknown key, did you mean 'lr'?"),
         ("optim", "classes: 3", "optim.classes (line 7): unknown key; it belongs in task"),
         ("optim", "note: x", "optim.note (line 7): unknown key; it belongs at the top level"),
         ("task", "match: x", "task.match (line 5): unknown key; it belongs in optim.groups.*"),
-        ("task", "depth: x", "task.depth (line 5): unknown key; there are name, classes, margin, net, low, high"),
+        ("task", "depth: x",
+         "task.depth (line 5): unknown key; the keys here are name, classes, margin, net, low, high"),
         ("task", "low: 2", "task (line 2): low 2.0 is above high 1.0"),
         ("task", "margin: {kind: arcc}",
          "task.margin.kind (line 5): found 'arcc', expected one of arc, cos, adaptive; did you mean 'arc'?"),
@@ -259,7 +261,8 @@ def test_a_problem_says_its_parts_separately():
          "task.net.name (line 5): found 'lrge', expected one of small, large, huge; did you mean 'large'?"),
         ("task", "net: {}",
          "task.net.name (line 5): found nothing, expected one of small, large, huge; this key is required"),
-        ("task", "net: {name: small, depth: 3}", "task.net.depth (line 5): unknown key; there are name, width"),
+        ("task", "net: {name: small, depth: 3}",
+         "task.net.depth (line 5): unknown key; the keys here are name, width"),
         ("task", "net: {name: small, width: x}", "task.net.width (line 5): found 'x', expected a whole number"),
         ("task", "net: small",
          "task.net (line 5): found 'small', expected a block whose name is one of small, large, huge or null; "
