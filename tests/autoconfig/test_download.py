@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainkit.autoconfig import archive, download
-from trainkit.config.schema import Download
+from trainkit.config.downloads import Download
 from trainkit.data import hub
 from trainkit.errors import UserError
 

@@ -12,7 +12,7 @@ from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
-from trainkit.config.schema import Targets, targets_reached, targets_with_modes
+from trainkit.config.targets import Targets, targets_reached, targets_with_modes
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost

@@ -13,7 +13,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from trainkit.config.schema import is_code, is_plain_path
+from trainkit.config.downloads import is_code, is_plain_path
 from trainkit.errors import UserError
 
 MOST_FILES = 5_000_000

@@ -14,7 +14,8 @@ from typing import Any
 from trainkit.autoconfig import archive
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.schema import Download, Recipe
+from trainkit.config.downloads import Download
+from trainkit.config.schema import Recipe
 from trainkit.data.storage.hashed_folder import sha256
 from trainkit.errors import UserError
 

@@ -30,10 +30,12 @@ _SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
 
 @dataclass(frozen=True)
 class Span:
-    """An amount of training: steps, epochs or samples; or of wall-clock: seconds."""
+    """A length of training in steps, epochs or samples, or of wall-clock time."""
 
     amount: float
+    """Number of units."""
     unit: str
+    """Unit: steps, epochs, samples, seconds, minutes or hours."""
 
     @staticmethod
     def parse(text: object) -> Span:
@@ -74,9 +76,10 @@ class Span:
 
 @dataclass(frozen=True)
 class PerProcess:
-    """A batch size for each process: the samples of an update are so many times the processes."""
+    """A batch size per process: the samples of a step are this number times the processes."""
 
     samples: BatchSize
+    """Samples of each process per step."""
 
     @staticmethod
     def parse(text: str) -> PerProcess:
@@ -145,18 +148,19 @@ UpdateSize = Annotated[
 
 @dataclass(kw_only=True)
 class Warmup:
-    """The climb to the full learning rate at the start.
+    """Warm-up of the learning rate at the start of the training.
 
-    Over W updates, the update that follows t finished ones has the share (t + 1) / W of the climb behind it: the first
-    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1.
-    docs/reference/recipe-file.md compares this with published codes.
+    Over W steps, step t (counted from 0) uses the fraction (t + 1) / W of the climb: the first step uses 1 / W, step W
+    the full rate, and the schedule begins with the step after it. docs/reference/recipe-file.md compares this with
+    published code.
     """
 
     over: TrainingSpan
-    """Not longer than the training."""
+    """Length of the warm-up; not longer than the training."""
     kind: Literal["linear", "exponential", "quadratic"] = "linear"
+    """Shape of the climb."""
     start: FractionBelowOne = 0.0
-    """Factor from which the climb begins, before the first update; an exponential climb needs one above 0."""
+    """Factor of the full rate before the first step. `exponential` needs a value above 0."""
 
     def __post_init__(self) -> None:
         if self.kind == "exponential" and self.start == 0:
@@ -174,28 +178,32 @@ _HASHED_IF_SET = {"hash": "set"}
 
 @dataclass(kw_only=True)
 class Curve:
-    """Learning rate over the training, as a factor of `optim.lr`."""
+    """Learning rate schedule: the factor on `optim.lr` over the training."""
 
     name: Literal["constant", "steps", "cosine", "poly", "plateau"] = "constant"
+    """Shape of the schedule."""
     at: list[TrainingSpan] = field(default_factory=list)
-    """For `steps`: when the rate is multiplied by `gamma`."""
+    """For `steps`: the points at which the rate is multiplied by `gamma`."""
     gamma: FractionBetween = 0.1
-    """For `steps` and `plateau`: what the rate is multiplied by."""
+    """For `steps` and `plateau`: the factor of each reduction."""
     power: Annotated[float, Field(gt=0, le=100)] = 0.9
-    """For `poly`: (1 - share of training)^power."""
+    """For `poly`: the exponent in (1 - fraction of training)^power."""
     floor: FractionBelowOne = 0.0
-    """Factor at the end of `cosine` and `poly`, and the least of `plateau`."""
+    """Final factor of `cosine` and `poly`, and smallest factor of `plateau`."""
     warmup: Warmup | None = None
+    """Warm-up at the start. null: none."""
     metric: str | None = field(default=None, metadata=_HASHED_IF_SET)
-    """For `plateau`: the full name of the score that is watched, such as `val/miou`."""
+    """For `plateau`: full name of the watched metric, such as `val/miou`."""
     mode: Literal["max", "min"] = field(default="max", metadata=_HASHED_IF_SET)
+    """For `plateau`: `max` if higher is better, `min` if lower is better."""
     patience: Count | None = field(default=None, metadata=_HASHED_IF_SET)
-    """For `plateau`: evaluations without an improvement before the rate is reduced. PyTorch's ReduceLROnPlateau reduces
-    it one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not counted."""
+    """For `plateau`: number of evaluations without an improvement after which the rate is reduced. PyTorch's
+    ReduceLROnPlateau reduces one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not
+    counted."""
     cooldown: Whole = field(default=0, metadata=_HASHED_IF_SET)
-    """For `plateau`: evaluations after a reduction that are not counted."""
+    """For `plateau`: number of evaluations after a reduction that are not counted."""
     min_delta: Annotated[float, Field(ge=0, le=1e12)] = field(default=0.0, metadata=_HASHED_IF_SET)
-    """For `plateau`: smallest change of the score that counts as an improvement."""
+    """For `plateau`: smallest change of the metric that counts as an improvement."""
 
     def __post_init__(self) -> None:
         if (self.name == "plateau") != (self.metric is not None) or (self.metric is None) != (self.patience is None):
@@ -264,12 +272,15 @@ class Gate:
     """
 
     every: Span | None
-    """None: never by itself."""
+    """Interval; None: never due."""
     steps_per_epoch: int
+    """Steps of an epoch."""
     batch_size: int
+    """Samples of a step."""
     budget: float | None = None
-    """Largest share of wall-clock that the events may take."""
+    """Largest fraction of wall-clock time that the events may take."""
     due: int = 0
+    """Step at which to ask next."""
     spent: float = 0.0
     """Seconds that past events took."""
     cost: float = 0.0
