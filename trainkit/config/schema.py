@@ -412,7 +412,7 @@ class Recipe:
     """Name of the recipe: letters, digits, `-` and `_`. It begins the names of runs and is the default MLflow
     experiment."""
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 0
-    """Seed of weights, data order, augmentation and sampling."""
+    """Seed of weights, data order, augmentation and class centres."""
     task: Annotated[Task, Named("task", TABLES["task"])]
     """Training objective: network, losses and metrics. `name` selects the task."""
     data: Annotated[Data, Named("data", TABLES["data"])]
@@ -424,7 +424,7 @@ class Recipe:
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Evaluations by name; each runs on a split of `data.evaluate`, by its schedule."""
     best: Best | None = None
-    """Metric that selects the best checkpoint. null: the last checkpoint is the result."""
+    """Metric that selects the best checkpoint. null: no best checkpoint is kept."""
     stop_when: StopWhen | None = None
     """Early stopping. null: train for `train.length`."""
     time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)

@@ -36,30 +36,33 @@ SAMPLE = "sample"
 
 @dataclass(kw_only=True)
 class Faces:
-    """Faces of known people, aligned to squares; scored on verification or identification sets."""
+    """Aligned face images with identities; evaluated on verification or identification sets."""
 
     train: str
-    """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
-    train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
+    """Training set: a folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace
+    folder with train.rec, or `sample`. A set that is not packed is packed once, into the cache
+    (`packing.cache_root`)."""
     columns: dict[Literal["image", "label", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
-    `split` and `name`. A field of a column of structs is `json.label`."""
+    """Columns of a table, where their names are not recognised: `{image: img, label: fine_label}`; also `split` and
+    `name`. A field of a struct column is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
-    """Side of an image in pixels; larger images are made smaller when they are packed."""
+    """Side of an image in pixels. Larger images are scaled down when they are packed."""
     fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
-    """How images get to their size when they are packed. `square`: they are aligned squares, which are made smaller.
-    `align`: they are warped by the five points of `landmarks5.json` beside the people, or beside pairs.csv, to the
-    ArcFace template. `crop`: the largest middle square, also made larger; for faces that lie in the middle alike."""
+    """Preparation of images when they are packed. `square`: aligned square images, scaled down. `align`: warped to the
+    ArcFace template by the five points of `landmarks5.json` beside the identities or beside pairs.csv. `crop`: the
+    largest centre square, scaled up or down; for faces that are centred and of one size."""
     hold_out: str | None = field(default=None, metadata={"hash": "set"})
-    """File of pairs (`path_a,path_b,same`) of images in `train`, by their paths there, as `trainkit cp --data` draws
-    them. Everybody whom it names is kept from training, and `held_out` in `evaluate` stands for these pairs."""
+    """File of pairs (`path_a,path_b,same`) of images in `train`, with paths relative to it, as `trainkit cp --data`
+    writes them. Every person named in it is excluded from training, and `held_out` in `evaluate` stands for these
+    pairs. null: no held-out split."""
     flip: bool = True
-    """Mirror half of the training images, others in each epoch."""
+    """Mirror half of the training images, a different half in each epoch."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
+    """Evaluation sets by name: a pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
     name: Literal["faces"] = "faces"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if HELD_OUT in self.evaluate.values() or self.hold_out is not None:

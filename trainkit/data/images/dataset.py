@@ -47,51 +47,57 @@ Kind = Literal["classes", "separation", "inspection", "retrieval"]
 
 @dataclass(kw_only=True)
 class Images:
-    """Labelled images. Every set NAME that is scored offers the splits NAME (as classes), NAME.separation,
+    """Images with class labels. Every evaluation set NAME offers the splits NAME (classification), NAME.separation,
     NAME.inspection and NAME.retrieval, and so does `train`, without augmentation."""
 
     train: str
-    """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
-    or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths (`.csv`,
-    `.jsonl`), webdataset shards (`.tar`, or a folder of them). What is not packed is packed once, into the cache."""
+    """Training set: a folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`,
+    packed folder, or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths
+    (`.csv`, `.jsonl`), or webdataset shards (`.tar`, or a folder of them). A set that is not packed is packed once,
+    into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
+    """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
+    training."""
     columns: dict[Literal["image", "label", "split", "name", "group"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
-    `split`, `name` and `group`. A field of a column of structs is `json.label`."""
+    """Columns of a table, where their names are not recognised: `{image: img, label: fine_label}`; also `split`, `name`
+    and `group`. A field of a struct column is `json.label`."""
     image_size: Side | tuple[Side, Side] = 224
-    """Side of an image, or height and width, in pixels."""
+    """Side of an image in pixels, or [height, width]."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
-    """How images get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
-    `keep`: they stay encoded at their own sizes and are cut when they are read, by `augment: {name: timm}`."""
+    """Preparation of images when they are packed. `crop`: the largest centre crop of that shape. `stretch`: the whole
+    image, resized. `keep`: images stay encoded at their own sizes and are cropped when they are read, by `augment:
+    {name: timm}`."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
-    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
-    """What the difference is divided by."""
+    """Standard deviation per channel by which pixels are divided after `mean` is subtracted. Default: ImageNet's."""
     augment: Augment = field(default_factory=Plain)
+    """Augmentation of training images: `none`, `light` (on the device) or `timm` (in workers)."""
     group: str | None = None
-    """Regular expression with one part in parentheses, which finds in the id of an image (its relative path, or its
-    `image_path`) what must not be in two splits: person, video, alphabet. `each`: every image is its own group.
-    None: what the source says, if it does."""
+    """Regular expression with one part in parentheses that finds the group of an image in its id (its relative path, or
+    its `image_path`): a person, video or alphabet that must not be in two splits. `each`: every image is its own group.
+    null: the groups that the source names, if any."""
     hold_out: HoldOut | None = None
-    """Groups that are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
-    of their names."""
+    """Held-out split: groups that are excluded from training and evaluated as `held_out`; a percentage of them, chosen
+    by name and seed, or a list of their names. null: none."""
     stratify: bool = field(default=False, metadata={"hash": "set"})
-    """Hold out the same share of each class, where `group` is `each`."""
+    """Hold out the same percentage of each class, where `group` is `each`."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a group or an image that is both trained on and scored does: end the run, or warn."""
+    """Action when a group or an image is in both training and evaluation data. `refuse`: end the run. `allow`: warn."""
     open_set: bool = False
-    """What is scored is of other classes than those that are trained: only retrieval is offered. Groups that are held
-    out take their classes with them."""
+    """The evaluation data has other classes than the training data: only retrieval is offered. Held-out groups take
+    their classes with them."""
     sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
-    """Each image once an epoch; or draws with replacement: classes alike often, or an image of a class as often as
-    its weight here says (others: 1). An image drawn twice in an epoch is augmented alike."""
+    """Sampling of training images. `uniform`: each image once per epoch. `balanced`: with replacement, every class
+    equally often. A block of weights per class (others: 1): with replacement, in proportion to the weight. An image
+    drawn twice in an epoch is augmented the same way."""
     cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
-    """Most images that separation, inspection and scores of `train` look at: a fixed random subset, in the
-    proportions of the classes."""
+    """Largest number of images used for separation, inspection and the evaluation of `train`: a fixed random subset
+    with the class proportions of the set."""
     name: Literal["images"] = "images"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if self.fit == "keep" and not isinstance(self.augment, Timm):

@@ -47,9 +47,9 @@ class _Blocks:
     """Keys of every sampler."""
 
     people: Annotated[int, Field(ge=2, le=100000)]
-    """P: different people in a block, which is one micro-batch."""
+    """P: number of different people in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)]
-    """K: records of each of them."""
+    """K: records of each person."""
 
     @property
     def block(self) -> int:
@@ -62,32 +62,36 @@ class PK(_Blocks):
     """P people with K records each, of any modality."""
 
     short: Literal["repeat", "drop"] = "repeat"
-    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
+    """People with fewer than K records. `repeat`: records repeat within a draw. `drop`: the person is not drawn."""
     epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
+    """Length of an epoch. `people`: every eligible person once. `records`: as many draws as there are records."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pk"] = "pk"
+    """Kind of sampler."""
 
 
 @dataclass(kw_only=True)
 class ModalPK(_Blocks):
-    """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
+    """P people with K records each, of several modalities; each person has an RGB record and one of another
+    modality."""
 
     ensure_rgb: bool = True
-    """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
+    """true: one of the K records is RGB and the others are of other modalities. false: RGB is treated like the other
+    modalities."""
     prefer_complete: bool = True
-    """One of each modality that the person has before a second of any; without it, any of the records."""
+    """true: one record of each modality of the person before a second of any. false: any of the records."""
     half: bool = False
-    """K/2 of RGB and K/2 of other modalities, strictly."""
+    """K/2 records of RGB and K/2 of other modalities, strictly."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
-    """Of people with too few records of other modalities (with `half`, or of RGB): these come more than once in a draw;
-    more of RGB, none twice while there are others; or the people are not drawn."""
+    """People with too few records of other modalities (with `half`, or of RGB). `repeat`: records repeat within a draw.
+    `fill`: more RGB records, without repetition while there are others. `drop`: the person is not drawn."""
     epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as they have records."""
+    """Length of an epoch. `people`: every eligible person once. `records`: as many draws as they have records."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["modal_pk"] = "modal_pk"
+    """Kind of sampler."""
 
     def __post_init__(self) -> None:
         if self.half and self.each % 2:
@@ -101,23 +105,26 @@ class ModalPK(_Blocks):
 
 @dataclass(kw_only=True)
 class Pairs(_Blocks):
-    """P RGB records with K-1 of the same person from other modalities each; people may meet themselves in a block.
+    """P RGB records with K-1 records of the same person from other modalities each; a person may occur twice in a
+    block.
 
-    With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
+    With K = 2, pairs of two modalities. Each pass takes every RGB record once.
     """
 
     people: Annotated[int, Field(ge=2, le=100000)]
-    """P: RGB records in a block, which is one micro-batch."""
+    """P: number of RGB records in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)] = 2
-    """K: an RGB record and its K-1 partners, one of each modality that the person has before a second of any."""
+    """K: an RGB record and its K-1 partners, one of each modality of the person before a second of any."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
-    """Of people with fewer than K-1 records of other modalities: these come more than once in a draw; more of RGB, none
-    twice while there are others; or the people are not drawn."""
+    """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
+    records, without repetition while there are others. `drop`: the person is not drawn."""
     epoch: Literal["anchors", "people", "records"] = "anchors"
-    """How long an epoch is: as many draws as RGB records, as people, or so many that records come out alike."""
+    """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: so many that
+    as many records are drawn as there are."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pairs"] = "pairs"
+    """Kind of sampler."""
     # Of `modal_pk` these would be settings; an anchor is one RGB record.
     ensure_rgb: ClassVar[bool] = True
     half: ClassVar[bool] = False

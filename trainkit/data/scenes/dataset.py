@@ -36,58 +36,63 @@ EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
 
 @dataclass(kw_only=True)
 class Scenes:
-    """Images and their masks. Every set NAME that is scored offers the splits NAME (at one scale), NAME.flip (and
-    mirrored), NAME.crop (through windows), NAME.msf (at several scales, and mirrored), NAME.mscf (so, through windows),
-    NAME.few and NAME.overlays (images of predictions), and so does `train`."""
+    """Images and their masks, for semantic segmentation. Every evaluation set NAME offers the splits NAME (one scale),
+    NAME.flip (and mirrored), NAME.crop (sliding windows), NAME.msf (several scales, and mirrored), NAME.mscf (the same,
+    with sliding windows), NAME.few and NAME.overlays (images of predictions), and so does `train`."""
 
     train: str
-    """A list of images and masks (`.txt`, `.csv`: `image,label` a line), folders as CamVid, Cityscapes, ADE20K,
-    Pascal VOC and COCO-Stuff have them (`cityscapes#train`), folders of images and masks side by side, a table or
-    `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
+    """Training set: a list of images and masks (`.txt`, `.csv`: `image,label` per line), folders in the layout of
+    CamVid, Cityscapes, ADE20K, Pascal VOC or COCO-Stuff (`cityscapes#train`), folders of images and masks side by side,
+    a table or `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`."""
+    """Evaluation sets by name, in the forms of `train`."""
     columns: dict[Literal["image", "mask", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: image, mask: classes}`."""
+    """Columns of a table, where their names are not recognised: `{image: image, mask: classes}`."""
     root: str | None = None
-    """Folder from which the paths in a list start; None: the one that the list is in."""
+    """Folder at which the paths in a list begin. null: the folder of the list."""
     names: list[str] | None = None
-    """Names of the classes, where mask files hold 0, 1, ...; None: what the layout says."""
+    """Names of the classes, where masks hold 0, 1, ... null: the names of the layout."""
     palette: dict[str, Colour] | None = None
-    """Names of the classes and their colours, where mask files are coloured: `road: [128, 64, 128]`."""
+    """Names of the classes and their colours, where masks are coloured: `road: [128, 64, 128]`. null: masks hold
+    numbers, or the layout's colours."""
     ignore: list[Annotated[int, Field(ge=0, le=65535)] | Colour] = field(default_factory=list)
-    """Numbers, or with `palette` colours, in mask files that stand for no class, 255 beside them."""
+    """Numbers, or with `palette` colours, in masks that are not labelled, beside 255."""
     size: tuple[SceneSide, SceneSide] | None = None
-    """Height and width to which images and masks are brought, once, when they are packed; None: as in their files."""
+    """Height and width to which images and masks are resized once, when they are packed. null: as in the files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
-    """How images are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
-    a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
+    """Storage of packed images. `decoded`: as pixels; all must be of one size. `encoded`: as files; a crop of a 1024 x
+    2048 PNG then takes 0.1 s instead of 0.02. `auto`: decoded where that takes less than 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
-    """Shorter side at which each image is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
-    as packed. Predictions are scored at the packed size, or with `score_at: file` at the file's, in any case."""
+    """Shorter side to which each image is resized when it is read, a factor beside those of `augment.scales` and
+    `eval_scales`. null: as packed. Predictions are evaluated at the packed size, or with `score_at: file` at the
+    file's, in any case."""
     score_at: Literal["prepared", "file"] = field(default="prepared", metadata={"hash": "set"})
-    """Size at which predictions are scored where `size` is given. `file`: masks of sets that are scored keep the size
-    of their files, and the network's scores are resized to it, bilinear, before the best class is taken: scores of
-    networks that see other sizes are then of the same pixels."""
+    """Resolution at which predictions are evaluated where `size` is given. `prepared`: the packed size. `file`: masks
+    of evaluation sets keep the size of their files, and the network's outputs are resized to it (bilinear) before the
+    argmax, so that networks with different input sizes are compared on the same pixels."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
-    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
-    """What the difference is divided by."""
+    """Standard deviation per channel by which pixels are divided after `mean` is subtracted. Default: ImageNet's."""
     crop: tuple[SceneSide, SceneSide]
-    """Height and width of what is trained on. Where the scaled image is smaller, `mean` is around it, unlabelled."""
+    """Height and width of a training crop. A smaller scaled image is padded with `mean`, and the padding is not
+    labelled."""
     augment: SceneAugment = field(default_factory=SceneAugment)
+    """Augmentation of training crops."""
     distance: Distance | None = None
-    """Distances to boundaries between classes, for losses and points that ask for them; None: batches have none."""
+    """Distances to class boundaries, for losses and points that use them. null: none."""
     eval_scales: list[EvalScale] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
-    """Factors on the size of an image over which NAME.msf and NAME.mscf average."""
+    """Scale factors over which NAME.msf and NAME.mscf average."""
     eval_crop: tuple[SceneSide, SceneSide] | None = None
-    """Height and width of the windows of NAME.crop and NAME.mscf; None: `crop`."""
+    """Height and width of the windows of NAME.crop and NAME.mscf. null: `crop`."""
     few: Annotated[int, Field(ge=1, le=1000)] = 6
-    """Images of NAME.few and NAME.overlays, spread evenly over the set."""
+    """Number of images in NAME.few and NAME.overlays, spread evenly over the set."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What an image that is both trained on and scored does: end the run, or warn."""
+    """Action when an image is in both training and evaluation data. `refuse`: end the run. `allow`: warn."""
     name: Literal["scenes"] = "scenes"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         for name, most in (("size", image_decode.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):

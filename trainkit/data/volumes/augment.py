@@ -36,30 +36,40 @@ Flip = Literal["left_right", "back_front", "down_up"]
 
 @dataclass(kw_only=True)
 class VolumeAugment:
-    """Changes of patches while training; none where a block is not given. `p` of a block is the share of the samples
-    that it changes.
+    """Augmentation of training patches; a block that is null is off. `p` of a block is the fraction of the samples that
+    it changes.
 
     Lengths are in mm and angles are true, whatever the spacing. Where slices are thick (`FLAT`), rotation, scale,
     elastic deformation and low resolution stay within them.
     """
 
     rotate: Rotate | None = None
+    """Rotation about the centre of the patch. null: off."""
     scale: Scale | None = None
+    """Scaling about the centre of the patch. null: off."""
     elastic: Elastic | None = None
+    """Smooth deformation. null: off."""
     flips: list[Flip] = field(default_factory=list)
     """Anatomical axes along which a patch is mirrored, each for half of the samples."""
     swap: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of labels that a flip of left_right exchanges, such as [left kidney, right kidney]."""
     bias_field: BiasField | None = None
+    """Smooth factor on intensities. null: off."""
     blur: Blur | None = None
+    """Gaussian blur. null: off."""
     low_resolution: LowResolution | None = None
+    """Simulated low resolution. null: off."""
     noise: Noise | None = None
+    """Gaussian noise. null: off."""
     gamma: Gamma | None = None
+    """Power of the intensities. null: off."""
     contrast: Contrast | None = None
+    """Factor on the intensities. null: off."""
     brightness: Brightness | None = None
+    """Shift of the intensities. null: off."""
     reach: Annotated[float, Field(ge=0, le=2)] = 0.25
-    """Most that is read beyond the patch on either side for turning and scaling it, as a share of its side. Farther
-    out the outermost voxel is repeated."""
+    """Largest margin that is read beyond the patch on either side for rotation and scaling, as a fraction of its side.
+    Beyond it, the outermost voxel is repeated."""
 
     def __post_init__(self) -> None:
         if len(set(self.flips)) < len(self.flips):

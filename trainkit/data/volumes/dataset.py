@@ -49,49 +49,53 @@ Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
 
 @dataclass(kw_only=True)
 class Volumes:
-    """NIfTI volumes and their label maps. Every set NAME that is scored offers the splits NAME (all cases, whole),
+    """NIfTI volumes and their label maps. Every evaluation set NAME offers the splits NAME (all cases, whole),
     NAME.few, NAME.mirrored, NAME.overlays and NAME.patches, and so does `train`."""
 
     train: str
-    """`{train,val}/{image,label}` as TOM500 has it (`tom500#train`), a folder with the Decathlon's `dataset.json`, a
-    folder with a folder of images and one of labels, an imported set, or the built-in `sample:orbits`."""
+    """Training set: `{train,val}/{image,label}` in TOM500's layout (`tom500#train`), a folder with the Decathlon's
+    `dataset.json`, a folder with one subfolder of images and one of labels, an imported set, or the built-in
+    `sample:orbits`."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`; `held_out`: the fold that is kept from training."""
+    """Evaluation sets by name, in the forms of `train`; `held_out` is the fold that is excluded from training."""
     names: list[str] | None = None
-    """Names of the labels 1, 2, ...; None: what the source says."""
+    """Names of the labels 1, 2, ... null: the names in the source."""
     labels: dict[str, Whole] | None = field(default=None, metadata={"hash": "set"})
-    """In place of `names`, where label maps hold other values than 1, 2, ...: names of the classes, in the order in
-    which they are numbered, with their values, as {kidney: 205, tumour: 420}. 0 is the background."""
+    """Classes and their values, where label maps hold other values than 1, 2, ...; use it instead of `names`: {kidney:
+    205, tumour: 420}. Classes are numbered in this order; 0 is the background. null: as `names`."""
     channels: list[str] | None = field(default=None, metadata={"hash": "set"})
-    """Names of the channels, in the order in which networks see them: ends of file names (`T1w`, `FLAIR`), of which
-    some may be chosen, or names for those that files number; None: all, as the source says."""
+    """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), of
+    which you can select some, or names for numbered channels. null: all, as in the source."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
-    """mm from voxel to voxel along depth, height and width, to which volumes are resampled once; None: as they are."""
+    """Voxel spacing in mm along depth, height and width, to which volumes are resampled once. null: as in the files."""
     patch: tuple[Side, Side, Side]
-    """Depth, height and width of a training patch, and of a window in evaluations, in voxels. Depth is the axis
-    across slices: the one with the largest spacing."""
+    """Depth, height and width of a training patch and of an evaluation window, in voxels. Depth is the axis across
+    slices: the one with the largest spacing."""
     patches: Annotated[int, Field(ge=1, le=100000)] = 4
-    """Patches of each case in an epoch, and in NAME.patches, half of which are centred on organs in any case."""
+    """Patches per case in an epoch, and in NAME.patches, where half of them are always centred on organs."""
     foreground: Fraction = 0.5
-    """Share of the patches that are centred on a voxel of an organ, each organ of a case as likely as another."""
+    """Fraction of the patches that are centred on a labelled voxel; all labels of a case are equally likely."""
     augment: VolumeAugment = field(default_factory=VolumeAugment)
+    """Augmentation of training patches. Default: none."""
     patient: str | None = None
-    """Regular expression with one part in parentheses, which finds the patient in the name of a file; None: the name
-    is the patient."""
+    """Regular expression with one part in parentheses that finds the patient in a file name. null: the name is the
+    patient."""
     folds: Annotated[int, Field(ge=2, le=1000)] = 5
-    """Parts into which patients are divided, by a hash of their names, where one is held out."""
+    """Number of folds into which patients are divided, by a hash of their names, where one is held out."""
     fold: Annotated[int, Field(ge=0, lt=1000)] | None = None
-    """Number of the part that is kept from training, 0 .. folds-1."""
+    """Number of the held-out fold, 0 .. folds-1. null: none."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """A patient or a volume that is both trained on and scored ends the run, or is warned of."""
+    """Action when a patient or a volume is in both training and evaluation data. `refuse`: end the run. `allow`:
+    warn."""
     clinical: str | None = None
-    """Table (CSV with a column of patients) whose columns stand beside the scores of each case."""
+    """Table (CSV with a column of patients) whose columns are listed beside the scores of each case. null: none."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Cases of NAME.few and NAME.overlays, spread over the sizes."""
+    """Number of cases in NAME.few and NAME.overlays, spread over the sizes."""
     cache: Literal["auto", "disk", "ram", "device"] = "auto"
-    """Where volumes are while training: memory-mapped, in memory, or on the GPU, all with the same patches. `auto`: the
-    fastest for which there is room, by what is free when the run begins."""
+    """Location of volumes during training: `disk` (memory-mapped), `ram`, or `device` (on the GPU); the patches are the
+    same. `auto`: the fastest that has room when the run starts."""
     name: Literal["volumes"] = "volumes"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if math.prod(self.patch) > PATCH_LIMIT:
