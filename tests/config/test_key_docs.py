@@ -52,7 +52,9 @@ def docstrings(cls: type) -> dict[str, str]:
 def sentences() -> Iterator[tuple[str, str]]:
     for name, cls in BLOCKS.items():
         yield name, cls.__doc__ or ""
-        for field, text in docstrings(cls).items():
+        told = docstrings(cls)
+        for field in (f.name for f in dataclasses.fields(cls) if f.init):
+            text = told[field]
             yield f"{name}.{field}", str(text)
 
 

@@ -51,7 +51,7 @@ def test_an_epoch_is_shuffled_and_no_batch_larger_than_the_split():
     assert order.shape == (2, 5) and sorted(np.concatenate([order[0, 0:5], order[1, 0:5]])) == list(range(10))
     with pytest.raises(UserError, match="1 to 10"):
         Numbers().order(0, 11)
-    with pytest.raises(ValueError, match="to be scored"):
+    with pytest.raises(ValueError, match="is an evaluation split"):
         type("Scored", (EvalSplit,), {"name": "val", "fetch": None, "on_device": None})().order(0, 1)
 
 
@@ -67,7 +67,7 @@ def test_groups_are_held_out_by_share_or_name_and_samples_of_none_are_trained():
     assert len(Holdout(0.5).choose(names, 0)) == 2 and len(Holdout(0.01).choose(names, 0)) == 1
     with pytest.raises(UserError, match=r"people that are not there: x"):
         Holdout(["x"], "person", "people").divide(group, names, 0)
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         Holdout(names).divide(group[:5], names, 0)
     with pytest.raises(UserError, match="holds nothing out"):
         Holdout(["d"]).divide(np.asarray([0, 1]), names, 0)

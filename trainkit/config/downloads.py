@@ -26,20 +26,20 @@ class Download:
 
     def __post_init__(self) -> None:
         if not self.url.startswith("https://"):
-            raise ValueError(f"url is {self.url!r}; an https address is needed")
+            raise ValueError(f"url is {self.url!r}; use an https address")
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
             raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
         # Whoever wrote the recipe chooses where on this machine a file of theirs is put: not in `~/.ssh`.
         for key, place in {"to": self.to, "unpack": self.unpack}.items():
             if place is not None and not is_plain_path(place):
                 raise ValueError(
-                    f"{key} is {place!r}; a plain path below the data is needed, without .. ~ or hidden names"
+                    f"{key} is {place!r}; use a plain path below the data folder, without .. ~ or hidden names"
                 )
         name = self.to.rpartition("/")[2]
         if "." not in name or is_code(name):
-            raise ValueError(f"to is {self.to!r}; the name of a file of data is needed, such as teacher.pth")
+            raise ValueError(f"to is {self.to!r}; use the name of a data file, such as teacher.pth")
         if self.unpack is not None and not self.to.lower().endswith(ARCHIVES):
-            raise ValueError(f"unpack is given, and to is {self.to!r}; an archive is needed: {', '.join(ARCHIVES)}")
+            raise ValueError(f"unpack is set, but to is {self.to!r}; expected an archive: {', '.join(ARCHIVES)}")
 
 
 def is_plain_path(path: str) -> bool:

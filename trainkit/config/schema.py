@@ -135,11 +135,11 @@ class Optim:
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and self.clip_agc is not None:
-            raise ValueError("clip_norm and clip_agc are two ways to clip; give one")
+            raise ValueError("clip_norm and clip_agc are both set; keep one")
         if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
-            raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
+            raise ValueError(f"unknown optimizer {self.name!r}; use sgd, adam, adamw or timm:NAME")
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov is true and momentum 0; Nesterov's step needs a momentum above 0, such as 0.9")
+            raise ValueError("nesterov is true and momentum is 0; set a momentum above 0, such as 0.9")
 
 
 @dataclass(kw_only=True)
@@ -257,7 +257,7 @@ class Loader:
 
     def __post_init__(self) -> None:
         if not self.timeout.timed:
-            raise ValueError(f"timeout is '{self.timeout}'; a time is needed, such as 5 min")
+            raise ValueError(f"timeout is '{self.timeout}'; expected a time, such as 5 min")
 
 
 @dataclass(kw_only=True)
@@ -276,7 +276,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("hang", "collective", "stop"):
             if (span := getattr(self, name)) is not None and not span.timed:
-                raise ValueError(f"{name} is '{span}'; a time is needed, such as 10 min")
+                raise ValueError(f"{name} is '{span}'; expected a time, such as 10 min")
 
 
 @dataclass(kw_only=True)
@@ -319,7 +319,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.lose_at_most is not None and not self.lose_at_most.timed:
-            raise ValueError(f"lose_at_most is {self.lose_at_most}; a time is needed, such as 10 min")
+            raise ValueError(f"lose_at_most is {self.lose_at_most}; expected a time, such as 10 min")
 
 
 @dataclass(kw_only=True)
@@ -364,13 +364,13 @@ class Log:
 
     def __post_init__(self) -> None:
         if not self.progress.timed:
-            raise ValueError(f"progress is '{self.progress}'; a time is needed, such as 2 s")
+            raise ValueError(f"progress is '{self.progress}'; expected a time, such as 2 s")
         if self.system_every is not None and not self.system_every.timed:
-            raise ValueError(f"system_every is '{self.system_every}'; a time is needed, such as 10 s")
+            raise ValueError(f"system_every is '{self.system_every}'; expected a time, such as 10 s")
         wrong = [word for word in self.metrics if not re.fullmatch(r"[a-z0-9_./*-]+", word)]
         if isinstance(self.metrics, list) and wrong:
-            found = f"metrics has {wrong[0]!r}, which no metric can match"
-            raise ValueError(f"{found}; a pattern is of a-z 0-9 _ . - / and *, such as val/iou.*")
+            found = f"metrics has {wrong[0]!r}, which cannot match a metric"
+            raise ValueError(f"{found}; use a-z 0-9 _ . - / and * in patterns, such as val/iou.*")
 
 
 @dataclass(kw_only=True)
@@ -399,9 +399,9 @@ class Promote:
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
-            raise ValueError(f"name is {self.name!r}; a name without / : @ and quotes is needed")
+            raise ValueError(f"name is {self.name!r}; use a name without / : @ and quotes")
         if not re.fullmatch("[A-Za-z0-9_-]+", self.alias) or re.fullmatch("(?i)latest|v[0-9]+", self.alias):
-            raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
+            raise ValueError(f"alias is {self.alias!r}; use letters, digits, - and _, but not `latest` or `v1`")
 
 
 @dataclass(kw_only=True)
@@ -449,11 +449,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
-            raise ValueError(f"name is {self.name!r}; letters, digits, - and _ are allowed")
+            raise ValueError(f"name is {self.name!r}; use letters, digits, - and _")
         for name in self.evaluations:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
-                raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
+                raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
         from trainkit.interfaces import (  # imports torch, as blocks of tasks and data do
             CountsViews,
             DrawsBlocks,
@@ -462,11 +462,11 @@ class Recipe:
 
         if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:
             if not isinstance(self.data, CountsViews):
-                raise ValueError("data is of another kind; task.net.frozen needs that of images or faces")
+                raise ValueError("task.net.frozen needs data of kind images or faces; change data or remove frozen")
             if not self.data.views:
                 raise ValueError(
-                    "data.augment changes images beyond mirroring, and task.net.frozen computes the features of each "
-                    "once: take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
+                    "data.augment does more than mirror, but task.net.frozen computes the features of each image "
+                    "once; use {name: none} or {name: light, flip: 0.5}, or remove frozen"
                 )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         # Of a size per process nobody knows yet how many processes share a block.
@@ -488,19 +488,23 @@ class Recipe:
             evaluation, slash, _ = metric.partition("/")
             if not slash or evaluation not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
-                raise ValueError(f"{key} is {metric!r}, of no evaluation here; there are: {known}")
+                raise ValueError(f"{key} is {metric!r}, but there is no such evaluation; expected one of: {known}")
         if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
-            raise ValueError(f"train.schedule.metric is {watched!r}, and evaluations.{name} has no `every`; set it")
+            raise ValueError(f"train.schedule.metric is {watched!r}, but evaluations.{name} has no `every`; set it")
         for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
-                raise ValueError(f"{key} is of EMA weights, and train.ema is not set")
+                raise ValueError(f"{key} is a metric of EMA weights, but train.ema is not set; set it")
         if self.promote is not None:
             metrics = {key.partition(".")[0]: metric for key, metric in named}
             chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
             if not chosen:
-                raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
+                raise ValueError("promote has no deciding metric; set promote.metric or best.metric")
             if len(set(chosen.values())) > 1:
                 both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
-                raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")
+                raise ValueError(
+                    f"{both}; the weights that best selects are promoted, so use a metric of the same weights"
+                )
             if "best" not in chosen and chosen["promote"].endswith("/ema"):
-                raise ValueError("promote.metric is of EMA weights, which are promoted where best.metric is too")
+                raise ValueError(
+                    "promote.metric is a metric of EMA weights, but best.metric is not; set best.metric to one"
+                )

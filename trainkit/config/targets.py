@@ -55,7 +55,7 @@ class Targets:
 
     def __post_init__(self) -> None:
         if not self.at:
-            raise ValueError("at is empty; give a value to be reached, such as [0.9]")
+            raise ValueError("at is empty; give a target value, such as [0.9]")
         texts = [_number_in_name(value) for value in self.at]
         twice = [text for n, text in enumerate(texts) if text in texts[:n]]
         if twice:

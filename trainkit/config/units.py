@@ -45,10 +45,12 @@ class Span:
         # A millionth is the least that is written, so that the text of a span reads back as the same span.
         amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
         if match is None or unit is None or not 0 < amount < 1e12:
-            raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
+            raise ValueError(
+                f"{text!r} is not a length; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min"
+            )
         span = Span(amount, unit)
         if span.timed and span.seconds > _LONGEST:
-            raise ValueError(f"{text!r} is longer than the {_LONGEST / 3600:g} h that a time can be")
+            raise ValueError(f"{text!r} is longer than the maximum of {_LONGEST / 3600:g} h")
         if unit in ("steps", "samples") and amount != int(amount):
             raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
         return span
@@ -86,7 +88,7 @@ class PerProcess:
         """Read `4 per process`. Raises ValueError."""
         match = re.fullmatch(r"(\d{1,7})\s+per\s+process", text.strip())
         if match is None or not 1 <= int(match[1]) <= 1 << 20:
-            raise ValueError(f"{text!r} is no batch size; write a number, such as 64, or '4 per process'")
+            raise ValueError(f"{text!r} is not a batch size; write a number, such as 64, or '4 per process'")
         return PerProcess(int(match[1]))
 
     def __str__(self) -> str:
@@ -101,7 +103,7 @@ def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
 def read_batch_size(value: object) -> Any:
     """Return what `4 per process` says, and a number as it is. Raises ValueError for other text, and for blocks."""
     if isinstance(value, dict | list):
-        raise ValueError("a block is no batch size; write a number, such as 64, or '4 per process'")
+        raise ValueError("a block is not a batch size; write a number, such as 64, or '4 per process'")
     return PerProcess.parse(value) if isinstance(value, str) else value
 
 
@@ -112,7 +114,7 @@ def _read_span(value: object) -> Span:
 def _read_untimed(value: object) -> Span:
     span = _read_span(value)
     if span.timed:
-        raise ValueError(f"'{span}' is a time; here a length of training is needed: steps, epochs or samples")
+        raise ValueError(f"'{span}' is a time; expected a length of training in steps, epochs or samples")
     return span
 
 
@@ -123,7 +125,7 @@ def _read_share(value: object) -> float:
     # Eight digits are what a percentage with six says, so that the text of a share reads back as the same share.
     if isinstance(share, float) and 0 < round(share, 8) < 1:
         return round(share, 8)
-    raise ValueError(f"{value!r} is no share; write a percentage between 0% and 100%, such as 5%")
+    raise ValueError(f"{value!r} is not a percentage; write one between 0% and 100%, such as 5%")
 
 
 def _write_share(share: float) -> str:
@@ -207,9 +209,9 @@ class Curve:
 
     def __post_init__(self) -> None:
         if (self.name == "plateau") != (self.metric is not None) or (self.metric is None) != (self.patience is None):
-            raise ValueError("a `plateau` curve needs `metric` and `patience`, which belong to that curve alone")
+            raise ValueError("a `plateau` schedule needs `metric` and `patience`, and other schedules take neither")
         if (self.name == "steps") != bool(self.at):
-            raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
+            raise ValueError("a `steps` schedule needs `at`, and other schedules do not take it")
 
     def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
         """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.

@@ -116,7 +116,7 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
     source = reader.source
     if bad := FORBIDDEN.search(text):
         line = text.count("\n", 0, bad.start()) + 1
-        found = f"found character U+{ord(bad[0]):04X}, which does not belong in a text file"
+        found = f"found character U+{ord(bad[0]):04X}, which is not allowed in a text file"
         reader.problem(prefix, line, *(("found a tab", "use spaces") if bad[0] == "\t" else (found, "remove it")))
         return source
     # The parser in C, where PyYAML has it, is 20 times faster; both are state machines and do not recurse.
@@ -132,7 +132,7 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
         next(reader.events)
         more = next(reader.events)
         if not isinstance(more, yaml.StreamEndEvent):
-            reader.stop(prefix, more, "found a second document", "one file is one recipe")
+            reader.stop(prefix, more, "found a second document", "write one recipe per file")
         source.tree = tree
     except _Stop:
         pass
@@ -221,7 +221,7 @@ class _Reader:
 
 def _text(text: str) -> str:
     if _SURROGATE.search(text):
-        raise ValueError("an escape that stands for no character")
+        raise ValueError("an escape without a character")
     return text
 
 
@@ -230,7 +230,9 @@ def scalar(text: str) -> Tree:
     if text in _WORDS:
         return _WORDS[text]
     if _LEADING_ZERO.fullmatch(text):
-        raise ValueError(f"{cut(text)} starts with 0, which some read as octal; leave the 0 out, or quote the text")
+        raise ValueError(
+            f"{cut(text)} starts with 0, which some readers take for octal; remove the 0, or quote the text"
+        )
     if _NOT_FINITE.fullmatch(text):
         raise ValueError(f"{text} is not a finite number")
     if _INT.fullmatch(text):

@@ -57,5 +57,5 @@ def _packed(path: Path) -> tuple[Source, Protocol]:
     data = Packed(path)
     protocol = data.protocol()
     if protocol is None:
-        raise UserError(str(path), "a set to train on", "an evaluation set")
+        raise UserError(str(path), "a training set", "an evaluation set")
     return repacked(data), protocol

@@ -106,7 +106,7 @@ def test_a_recipe_with_held_out_people_passes_the_check_of_its_data(people, tmp_
     ("lines", "words"),
     [
         (["ben/0.png,nobody/1.png,0"], r"1 image that the training set does not have: nobody/1\.png"),
-        (["ben/0.png,ben/1.png,0"], r"1 pair that the folders contradict:\n  line 2: ben/0\.png and ben/1\.png, 0"),
+        (["ben/0.png,ben/1.png,0"], r"1 pair that contradict the folders:\n  line 2: ben/0\.png and ben/1\.png, 0"),
         (["ben/0.png,cleo/1.png,1"], "that the folders contradict"),
         (["ben/0.png,cleo/1.png,0", "anna/0.png,dora/1.png,0"], "names 4 of 5 people, which leaves 1 to train on"),
         (["ben/0.png,ben/0.png,1"], "with itself"),

@@ -117,7 +117,7 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
             data.open(0)
         assert str(error.value).splitlines()[:-1] == [
             f"{root}: 5 unusable images:",
-            f"  {root}/cat/gone.png: a link that leads nowhere; expected an image file",
+            f"  {root}/cat/gone.png: a broken link; expected an image file",
             f"  {root}/cat/round.png: cannot be read (Too many levels of symbolic links); expected an image file",
             f"  {root}/dog/folder.png: a folder; expected an image file",
             f"  {root}/dog/pipe.JPG: a named pipe; expected an image file",
@@ -244,7 +244,7 @@ def test_a_split_of_one_class_is_refused(root, tmp_path):
 
 
 def test_a_weight_for_a_class_that_is_not_there_is_named(root):
-    with pytest.raises(UserError, match=r"data\.sampling: weights for classes that are not there: cow.*cat, dog"):
+    with pytest.raises(UserError, match=r"data\.sampling: weights for unknown classes: cow.*cat, dog"):
         opened(root, sampling={"cow": 2.0, "cat": 1.0})
 
 

@@ -279,7 +279,7 @@ def test_groups_are_held_out_by_name(eyes):
     with pytest.raises(UserError, match=r"groups that are not there: p99; expected some of: p0, p1"):
         data.open(0)
     data.hold_out = [f"p{i}" for i in range(10)]
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         data.open(0)
 
 

@@ -280,7 +280,7 @@ def test_people_are_held_out_by_share_or_by_name(home):
     assert named.evaluations["held_out"].persons() == {"p01", "p04"}
     with pytest.raises(UserError, match="people that are not there: p9; expected some of: p00"):
         block(home, hold_out=["p9"]).open(0)
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)
 
 
@@ -498,7 +498,7 @@ def test_people_and_pictures_in_two_splits_are_refused(home, tmp_path, caplog):
         block(home, evaluate={"val": str(tmp_path / "same")}).open(0)
     with caplog.at_level(logging.WARNING):
         loose = block(home, evaluate={"val": str(tmp_path / "same")}, leakage="allow").open(0)
-    assert "scores on it are too good" in caplog.text
+    assert "its metrics are too optimistic" in caplog.text
     labels = loose.evaluations["val"].label
     assert set(labels.tolist()) == {-1, 1}
     sets.index(tmp_path / "copied", ["x", "y"], (2, 1, 1, 1, 1), seed=9)
@@ -583,7 +583,7 @@ def test_the_digest_follows_pictures_words_and_people(home, tmp_path):
         ({"modalities": ["nir", "text"]}, "rgb is needed"),
         ({"evaluate": {"v": "held_out"}}, "hold_out does not say which people"),
         ({"evaluate": {"held_out": "b"}, "hold_out": "50%"}, "choose another name"),
-        ({"evaluate": {"train": "b"}}, "`train` is not"),
+        ({"evaluate": {"train": "b"}}, "but not `train`"),
     ],
 )
 def test_contradictions_in_the_block_are_refused(wrong, message):

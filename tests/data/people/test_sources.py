@@ -181,7 +181,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("/etc/b.png", "p", "c", "rgb", ""), "the path '/etc/b.png'"),
         (("sub\\b.png", "p", "c", "rgb", ""), "folders divided by /"),
         (("b\n.png", "p", "c", "rgb", ""), "a path in one line"),
-        (("index.csv", "p", "c", "rgb", ""), "index.csv is no image"),
+        (("index.csv", "p", "c", "rgb", ""), "index.csv is not an image"),
         (("b.png", "p\nq", "c", "rgb", ""), "a name in one line"),
         (("b.png", "p", "c\x85d", "rgb", ""), "1 name not in UTF-8, or with control characters:\n  c\\u0085d\n"),
         (("b.png", "p", "c", "rgb"), "4 cells"),
@@ -434,7 +434,7 @@ def test_a_folder_of_an_unknown_person_of_orbench(tmp_path):
     people_sets.orbench(tmp_path, train=2, test=0, lists=())
     people_sets.picture(tmp_path / "nir" / "0077" / "x.jpg")
     (tmp_path / "nir" / "notes.txt").write_text("a file is no person")
-    assert "folders of persons of whom vis has none: 0077" in str(refused(tmp_path))
+    assert "folders of persons that vis does not have: 0077" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '"x"', "[" * 5000, "\udcff"])
@@ -464,7 +464,7 @@ def test_sysu(tmp_path):
 def test_mistakes_in_sysu(tmp_path):
     people_sets.sysu(tmp_path)
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,5,9")
-    assert "person 0009, of whom there are no images" in str(refused(f"{tmp_path}#test"))
+    assert "person 0009, without images" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
     for split in ("train", "test"):
         assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
@@ -509,7 +509,7 @@ def test_mistakes_in_market(tmp_path):
     assert refused(tmp_path).where == str(wrong)
     wrong.unlink()
     people_sets.picture(tmp_path / "query" / "0000_c1s1_000001_00.jpg")
-    assert "a distractor outside the gallery" in str(refused(f"{tmp_path}#test"))
+    assert "a distractor outside of the gallery" in str(refused(f"{tmp_path}#test"))
     for file in (tmp_path / "query").iterdir():
         file.unlink()
     assert "no images" in str(refused(f"{tmp_path}#test"))

@@ -545,7 +545,7 @@ def test_a_recipe_states_it():
         ({"rotate": {"p": 1.5}}, "p"),
         ({"rotate": {"in_plane": 200.0}}, "in_plane"),
         ({"scale": {"factor": [1.2, 0.8]}}, r"factor is \[1.2, 0.8\]"),
-        ({"elastic": {"every": 10.0, "shift": 6.0}}, "up to 4.03 mm are possible, or tissue folds"),
+        ({"elastic": {"every": 10.0, "shift": 6.0}}, "up to 4.03 mm are allowed; above that, tissue folds"),
         ({"flips": ["left_right", "left_right"]}, "each axis once"),
         ({"flips": ["sideways"]}, "left_right"),
         ({"bias_field": {"log": -1.0}}, "log"),

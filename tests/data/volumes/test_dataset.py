@@ -695,7 +695,7 @@ def test_patients_and_volumes_in_two_splits_are_refused(tmp_path, train, caplog)
         block(train, evaluate={"val": str(same_volume)}).open(0)
     with caplog.at_level(logging.WARNING):
         block(train, evaluate={"val": str(same_volume)}, leakage="allow").open(0)
-    assert "q1_1 = p3_1; scores on it are too good" in caplog.text
+    assert "q1_1 = p3_1; its metrics are too optimistic" in caplog.text
     clean = pack(tmp_path / "clean", people(2, "q"), first=90)
     block(train, evaluate={"val": str(clean)}).open(0)
 

@@ -79,7 +79,7 @@ class Faces:
             raise UserError("data.image_size", str(self.image_size), "at least 1")
         faces = self._packed_train()
         if faces.classes < 2:
-            raise UserError(self.train, f"{faces.classes} people", "at least 2 to tell apart")
+            raise UserError(self.train, f"{faces.classes} people", "at least 2")
         train, held = FaceSplit("train", faces, seed, mirror=self.flip), None
         if self.hold_out is not None:
             found = held_out.divide(faces, locate(self.hold_out))
@@ -113,7 +113,7 @@ class Faces:
         if is_packed(path):
             faces = Packed(path)
             if faces.manifest["protocol"] is not None:
-                raise UserError(str(path), "an evaluation set", "a set to train on")
+                raise UserError(str(path), "an evaluation set", "a training set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
         return self._pack(sources.open_source(path, nested=False, columns=self.columns))
@@ -124,7 +124,7 @@ class Faces:
         if is_packed(path):
             faces = Packed(path)
             if faces.manifest["protocol"] is None:
-                raise UserError(str(path), "a set to train on", "an evaluation set")
+                raise UserError(str(path), "a training set", "an evaluation set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
         # Sets of other forms are aligned already, or bring landmarks of their own and are aligned in any case.

@@ -257,7 +257,7 @@ class Timm:
     def __post_init__(self) -> None:
         check_order(self, "scale", "ratio")
         if self.scale[1] == 0:
-            raise ValueError("scale is [0, 0]; a crop takes a share above 0 of the image")
+            raise ValueError("scale is [0, 0]; a crop needs a fraction above 0")
 
     def training(
         self, side: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
@@ -505,4 +505,4 @@ def check_order(block: object, *names: str) -> None:
     for name in names:
         low, high = getattr(block, name)
         if low > high:
-            raise ValueError(f"{name} is [{low}, {high}]; two numbers are needed, the smaller first")
+            raise ValueError(f"{name} is [{low}, {high}]; give two numbers, the smaller first")

@@ -101,10 +101,10 @@ class Images:
 
     def __post_init__(self) -> None:
         if self.fit == "keep" and not isinstance(self.augment, Timm):
-            raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
+            raise ValueError("fit: keep needs augment: {name: timm}; with another augment use crop or stretch")
         Holdout(self.hold_out).check(self.evaluate)
         if self.stratify and (self.group != EACH or not isinstance(self.hold_out, float)):
-            raise ValueError(f"stratify is true; it needs group: {EACH} and a share as hold_out, such as 20%")
+            raise ValueError(f"stratify is true; set group: {EACH} and a percentage as hold_out, such as 20%")
 
     @property
     def side(self) -> tuple[int, int]:
@@ -168,8 +168,8 @@ class Images:
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:
-            found, expected = "images of which nothing says what they have in common", "groups to hold out"
-            remedy = f"name them with data.group, a regular expression; `group: {EACH}` splits by image"
+            found, expected = "images without groups", "groups to hold out"
+            remedy = f"set data.group to a regular expression; `group: {EACH}` splits by image"
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
@@ -195,27 +195,33 @@ class Images:
         if not self.open_set:
             new, absent = sorted(set(present) - set(trained)), sorted(set(trained) - set(present))
             if split.name == "train" and absent:
-                found = f"no images of {few(absent)} are left to train on, all are held out"
-                raise UserError("data.hold_out", found, "groups that leave some of each class", "name other groups")
+                found = f"no training images of {few(absent)} remain, all are held out"
+                raise UserError("data.hold_out", found, "groups that leave images of each class", "name other groups")
             if new:
-                found = f"classes that are not trained: {few(new)}"
+                found = f"classes that are not in the training set: {few(new)}"
                 expected = f"those of data.train: {few(sorted(trained))}"
                 missing = f"; of those it has no {few(absent)}" if absent else ""
-                raise UserError(place, found, expected + missing, "open_set: true scores other classes by retrieval")
+                raise UserError(
+                    place, found, expected + missing, "set open_set: true to evaluate other classes by retrieval"
+                )
             if absent:
-                _log.warning("%s: no images of %d classes that are trained: %s", place, len(absent), few(absent))
+                _log.warning("%s: no images of %d training classes: %s", place, len(absent), few(absent))
         if len(present) < 2:
-            raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2 to tell apart")
+            raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
         both = {name: sorted(set(train.names) & set(one.names)) for name, one in scored.items() if self.open_set}
         classes = [
-            (name, f"{len(some)} of its {len(scored[name].names)} classes are trained, with open_set on: {few(some)}")
+            (
+                name,
+                f"{len(some)} of its {len(scored[name].names)} classes are in the training set, but open_set is on: "
+                f"{few(some)}",
+            )
             for name, some in both.items()
             if some
         ]
         held = {name: one.held() for name, one in scored.items()}
-        remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
+        remedy = "divide the sets by group (data.hold_out can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each group and each image in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
@@ -244,7 +250,7 @@ class Images:
             return (1.0 / np.maximum(counts, 1))[train.label]
         absent = sorted(set(self.sampling) - set(train.names))
         if absent:
-            found = f"weights for classes that are not there: {few(absent)}"
+            found = f"weights for unknown classes: {few(absent)}"
             raise UserError("data.sampling", found, f"some of: {few(sorted(train.names), 20)}")
         return np.asarray([self.sampling.get(name, 1.0) for name in train.names])[train.label]
 

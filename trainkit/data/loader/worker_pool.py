@@ -157,7 +157,7 @@ def tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None
     """Report that a worker was lost and another one reads. Raises UserError once that has been done RESTARTS times."""
     if times > RESTARTS:
         again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
-        remedy = "loader.workers=0 reads in the process itself; --resume continues the run"
+        remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
         raise UserError(f"loader, {reading}", f"{lost}{again}", remedy=remedy) from None
     said = f"loader, {reading}: {lost}; replaced ({times} of {RESTARTS} times)"
     _log.warning("%s", said)
@@ -219,7 +219,7 @@ class _Worker:
         except ConnectionResetError:
             message = None
         except OSError as error:
-            raise Lost(f"a worker process cannot be read from ({error.strerror or error})") from None
+            raise Lost(f"cannot read from a worker process ({error.strerror or error})") from None
         if message is None:
             self.process.join(GRACE)
             raise Lost(f"a worker process {ended(self.process.exitcode)}")

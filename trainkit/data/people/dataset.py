@@ -109,7 +109,7 @@ class People:
 
     def __post_init__(self) -> None:
         if self.modalities is not None and "rgb" not in self.modalities:
-            raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
+            raise ValueError(f"modalities are {self.modalities}; add rgb, the modality of the gallery")
         self._holdout.check(self.evaluate)
 
     @property
@@ -150,7 +150,7 @@ class People:
             asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
-                told.append(f"{name}: its records of {words} are left out, for none are trained on")
+                told.append(f"{name}: its records of {words} are left out, since the training set has none")
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}
         for name, (index, every) in asked.items():
@@ -234,7 +234,7 @@ class People:
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
         held = {name: one.held() for name, one in scored.items()}
-        remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
+        remedy = "divide the sets by person (data.hold_out can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each person and each image in one split", remedy)
 
 
@@ -518,7 +518,7 @@ def searches(
     asking = sum(len(some) for some in queries.values())
     if not asking or not len(gallery):
         found = f"{asking} queries and {len(gallery)} gallery images"
-        raise UserError(f"{where} ({index.where})", found, "some of either", "look at its modalities and roles")
+        raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
     if index.trials == "sysu":
         # Another set with such trials (LLCM) has them of single images, and no part of it is indoors.
         settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}

@@ -153,7 +153,7 @@ class PeopleIndex(HashedFolder):
         for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
             self.refuse_entries(manifest, {key: manifest[key] not in words}, " or ".join(words))
         if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
-            raise self.damaged("manifest.json", "lists of another form", "names and counts")
+            raise self.damaged("manifest.json", "lists of an unknown form", "names and counts")
         return _FILES
 
     def __len__(self) -> int:
@@ -255,7 +255,7 @@ class PeopleIndex(HashedFolder):
             # A query has a record in the place of its modality, or none.
             sound = sound and np.all((asked < 0) | (self.modality[asked] == np.arange(len(MODALITIES))))
         if not sound or not np.all(self.modality[1:] >= self.modality[:-1]):
-            raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
+            raise UserError(str(self.path), "arrays of inconsistent sizes", remedy=REBUILD)
 
 
 def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:

@@ -95,12 +95,12 @@ class ModalPK(_Blocks):
 
     def __post_init__(self) -> None:
         if self.half and self.each % 2:
-            raise ValueError(f"each is {self.each}; half needs an even number, K/2 of RGB and K/2 of other modalities")
+            raise ValueError(f"each is {self.each}; half needs an even number: K/2 of RGB and K/2 of other modalities")
         if self.half and not self.ensure_rgb:
-            raise ValueError("half takes K/2 of RGB, and ensure_rgb is off; leave out one of the two")
+            raise ValueError("half takes K/2 of RGB, but ensure_rgb is off; remove one of the two")
         if self.short == "fill" and (self.half or not self.ensure_rgb):
             what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
-            raise ValueError(f"short: fill takes more of RGB, and {what}; take repeat or drop")
+            raise ValueError(f"short: fill takes more RGB records, but {what}; use repeat or drop")
 
 
 @dataclass(kw_only=True)
@@ -222,9 +222,9 @@ class Draw:
         people = np.flatnonzero(able)
         self.persons, self.records = len(people), int(counts[people].sum())
         if not self.persons:
-            raise UserError(WHERE, f"nobody among {cells.persons} people can be drawn", _needed(spec), _remedy(spec))
+            raise UserError(WHERE, f"none of {cells.persons} people can be sampled", _needed(spec), _remedy(spec))
         if self.persons < 2:
-            raise UserError(WHERE, f"1 of {cells.persons} people can be drawn", f"2 to tell apart, {_needed(spec)}")
+            raise UserError(WHERE, f"1 of {cells.persons} people can be sampled", f"at least 2, {_needed(spec)}")
         self._people = None if self.persons == cells.persons else people.astype(np.int32)
         self._ends = None
         if isinstance(spec, Pairs):
@@ -311,7 +311,7 @@ class Draw:
         if (needed := together * self.spec.people) > self.units:
             what = "people" if self._ends is None else "RGB records"
             blocks = f", {together} blocks of {self.spec.people}" if together > 1 else ""
-            found = f"{needed} {what} in an update{blocks}, and {self.units} can be drawn"
+            found = f"{needed} {what} in a step{blocks}, but only {self.units} can be sampled"
             raise UserError(f"{WHERE}.people", found, f"{self.units // together} at most", "or a smaller batch_size")
 
     # ---- which records: places in `cells.rows`
@@ -496,5 +496,5 @@ def _needed(spec: AnySampler) -> str:
 
 def _remedy(spec: AnySampler) -> str:
     if spec.short == "drop":
-        return "`short: repeat` draws some of their records twice"
-    return "" if isinstance(spec, PK) else "`name: pk` draws records of any modality"
+        return "set `short: repeat` to sample some of their records twice"
+    return "" if isinstance(spec, PK) else "set `name: pk` to sample records of any modality"

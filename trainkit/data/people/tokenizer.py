@@ -165,7 +165,7 @@ class Captions:
 
     def __post_init__(self) -> None:
         if (self.tokenizer == "clip") != (self.file is not None):
-            raise ValueError("tokenizer: clip needs its file of pairs, and words need none")
+            raise ValueError("tokenizer: clip needs `file`, and words takes none")
 
     def missing(self) -> str | None:
         """Return a sentence about the file where it is not there yet."""

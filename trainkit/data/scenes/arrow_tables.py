@@ -46,9 +46,9 @@ def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), co
     place = path if isinstance(path, Path) else table.path
     where = str(place) if split is None and value is None else f"{place}#{value or split}"
     if size is None:
-        raise UserError(where, f"{table.kind}, which is read in one go", "a table", "import it as parquet first")
+        raise UserError(where, f"{table.kind}, which cannot be read in parts", "a table", "import it as parquet first")
     if not size:
-        raise UserError(where, "no rows", "an image and its mask a row")
+        raise UserError(where, "no rows", "an image and its mask per row")
     return Rows(table, where, size, value, image, mask)
 
 

@@ -98,16 +98,16 @@ class Scenes:
         for name, most in (("size", image_decode.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):
             sides = getattr(self, name)
             if sides is not None and sides[0] * sides[1] > most:
-                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are possible")
+                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are allowed")
         if not self.eval_scales:
-            raise ValueError("eval_scales is empty; one factor at least is needed, such as [1.0]")
+            raise ValueError("eval_scales is empty; give at least one factor, such as [1.0]")
         if self.names is not None and self.palette is not None:
-            raise ValueError("names are those of numbers in mask files, and palette has names of its own; give one")
+            raise ValueError("names and palette are both set; keep one")
         if self.ignore and self.names is None and self.palette is None:
-            raise ValueError("ignore goes with names or palette; what a layout leaves out, it says itself")
+            raise ValueError("ignore needs names or palette; layouts define their own ignored values")
         if strange := [one for one in self.ignore if isinstance(one, int) == (self.palette is not None)]:
-            kind = "colours, as palette has" if self.palette is not None else "numbers, as names have"
-            raise ValueError(f"ignore has {strange[0]}; {kind}, are needed")
+            kind = "colours, since palette is set" if self.palette is not None else "numbers, since names is set"
+            raise ValueError(f"ignore has {strange[0]}; expected {kind}")
         self.labels(None)
         check_names(self.evaluate)
 
@@ -149,13 +149,13 @@ class Scenes:
             for error in self.size_errors(key(name), one.ids, one.shapes):
                 raise error
             if not one.counts[:-1].sum():
-                raise UserError(f"{key(name)} ({found[name].where})", "no pixel with a class", "some labelled pixels")
+                raise UserError(f"{key(name)} ({found[name].where})", "no labelled pixel", "some labelled pixels")
         train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
         audits = {
             name: audit.audit_packed(key(name), one.masks, one.pictures, one.shapes) for name, one in packed.items()
         }
         held = {name: one.held() for name, one in packed.items()}
-        remedy = "take them out of one of the sets, or go on with `leakage: allow`"
+        remedy = "remove them from one of the sets, or set `leakage: allow`"
         check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
         for name, one in scored.items():
@@ -194,8 +194,8 @@ class Scenes:
         """Return the error of a set of a key whose classes nothing names, or that differ from those of the `first`."""
         place = f"{where} ({source.where})"
         if labels is None:
-            found = "nothing says what the values in its masks stand for"
-            return UserError(place, found, "names of classes", "name them in data.names, or data.palette")
+            found = "the values in its masks have no class names"
+            return UserError(place, found, "names of classes", "set data.names or data.palette")
         if first is None or labels.names == first.names:
             return None
         expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
@@ -220,8 +220,8 @@ class Scenes:
         if size is None and (masks.shapes == masks.shapes[0]).all():
             size = tuple(masks.shapes[0].tolist())
         if size is None and self.store == "decoded":
-            found = f"decoded, and images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
-            raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
+            found = f"decoded, but images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
+            raise UserError("data.store", found, "one size", "set data.size, or use `encoded`")
         fit = "no" if self.size is None else "stretch"
         images = cache.pack_once(source.pictures(), size, fit, store=self.store)
         if len(masks) != len(images):
@@ -265,7 +265,7 @@ class Scenes:
         if (padded := int((covered < 1).sum())) > 0:
             yield (
                 f"{padded} of {train.size} crops of the first epoch are larger than their scaled image; "
-                f"{1 - covered.mean():.1%} of what is trained on is padding"
+                f"{1 - covered.mean():.1%} of the training pixels are padding"
             )
 
     def _notes(self, audits: Mapping[str, Audit]) -> Iterator[str]:
@@ -273,7 +273,7 @@ class Scenes:
         for name, seen in audits.items():
             share = seen.counts[:, -1].sum() / seen.counts.sum()
             if 0 < share < audit.MUCH:
-                yield f"{key(name)}: {share:.1%} of the pixels have no class"
+                yield f"{key(name)}: {share:.1%} of the pixels are not labelled"
             yield from (f"{key(name)}: {text}" for text in audit.oddities(seen))
             if name != "train":
                 yield from size_checks.odd_scales(

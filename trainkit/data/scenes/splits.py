@@ -272,7 +272,7 @@ class WholeScenes(_OfScenes, EvalSplit):
         indices = np.array(indices, dtype=np.int64)
         shapes, mask_shapes, count = self.scenes.shapes[indices], self.scenes.mask_shapes[indices], len(indices)
         if (shapes != shapes[0]).any() or (mask_shapes != mask_shapes[0]).any():
-            raise ValueError(f"{self.name}: images of several sizes at once; they are read one by one")
+            raise ValueError(f"{self.name}: images of several sizes at once; read them one by one")
         image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
         mask = torch.empty((count, *mask_shapes[0].tolist()), dtype=torch.uint8)
         for i, place in enumerate(indices.tolist()):

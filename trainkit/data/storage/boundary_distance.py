@@ -172,7 +172,9 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     def make() -> None:
         begin = time.perf_counter()
         _write(folder, masks, settings)
-        _log.info("distances of %d masks of %s, once: %.1f s", len(masks), masks.path, time.perf_counter() - begin)
+        _log.info(
+            "computed distances of %d masks of %s in %.1f s, once", len(masks), masks.path, time.perf_counter() - begin
+        )
 
     cache.make_once(folder, is_packed, make)
     found = Distances(folder)

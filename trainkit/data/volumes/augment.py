@@ -73,7 +73,7 @@ class VolumeAugment:
 
     def __post_init__(self) -> None:
         if len(set(self.flips)) < len(self.flips):
-            raise ValueError(f"flips has {', '.join(self.flips)}; each axis once")
+            raise ValueError(f"flips has {', '.join(self.flips)}; give each axis once")
 
     @property
     def spatial(self) -> bool:
@@ -84,23 +84,23 @@ class VolumeAugment:
         """Raise UserError where the labels do not fit: `names` are those of all labels, the background first, `axes`
         the stored order such as `yzx`."""
         if sorted(axes) != ["x", "y", "z"]:
-            raise ValueError(f"axes {axes!r}: x, y and z in some order are needed")
+            raise ValueError(f"axes {axes!r}: expected x, y and z in some order")
         said = [name for pair in self.swap for name in pair]
         if wrong := [name for name in said if name not in names[1:]]:
-            raise UserError("data.augment.swap", f"no label is named {wrong[0]!r}", f"pairs of {', '.join(names[1:])}")
+            raise UserError("data.augment.swap", f"unknown label {wrong[0]!r}", f"pairs of {', '.join(names[1:])}")
         if twice := [name for name in said if said.count(name) > 1]:
-            raise UserError("data.augment.swap", f"{twice[0]!r} stands in it twice", "each label once")
+            raise UserError("data.augment.swap", f"{twice[0]!r} is in it twice", "each label once")
         if self.swap and "left_right" not in self.flips:
             raise UserError(
-                "data.augment.swap", "nothing is flipped from left to right", remedy="add left_right to augment.flips"
+                "data.augment.swap", "flips does not contain left_right", remedy="add left_right to augment.flips"
             )
         if "left_right" in self.flips:
             for left, right in sides(names[1:]):
                 if not {(left, right), (right, left)} & {tuple(pair) for pair in self.swap}:
                     raise UserError(
                         "data.augment.flips",
-                        f"left_right would turn {left!r} into {right!r} with the wrong label",
-                        remedy=f"add [{left}, {right}] to data.augment.swap, or leave out left_right",
+                        f"flipping left_right would leave {left!r} and {right!r} with the wrong label",
+                        remedy=f"add [{left}, {right}] to data.augment.swap, or remove left_right from flips",
                     )
 
     def margin(self, patch: Sequence[int], spacing: Sequence[float]) -> tuple[int, int, int]:

@@ -93,7 +93,7 @@ class Elastic:
         if self.shift > FOLD * self.every:
             raise ValueError(
                 f"shift is {self.shift} mm with control points every {self.every} mm; up to "
-                f"{FOLD * self.every:.3g} mm are possible, or tissue folds"
+                f"{FOLD * self.every:.3g} mm are allowed; above that, tissue folds"
             )
 
 

@@ -104,10 +104,10 @@ class Volumes:
             raise ValueError(f"fold is {self.fold} of {self.folds}; folds are numbered from 0")
         different = {name.lower() for name in self.names or ()}
         if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
-            raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
+            raise ValueError("names must be different names of the labels 1, 2, ..., at least one")
         if self.labels is not None:
             if self.names is not None:
-                raise ValueError("names and labels name the same classes; give one of them")
+                raise ValueError("names and labels are both set; keep one")
             label_names.check_values(self.labels)
         if self.channels is not None and (not self.channels or len(set(self.channels)) < len(self.channels)):
             raise ValueError("channels must be different names, at least one")
@@ -188,10 +188,10 @@ class Volumes:
                 if channels.automatic(source.channels) and like.channel_names:
                     source = replace(source, channels=like.channel_names)
             packed = importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
-            self._check_channels(packed, source.where, "name all channels of the files")
+            self._check_channels(packed, source.where, "list all channels of the files")
             return packed
         where = str(found.path)
-        again = "import the files again with what the recipe says, or name the files in the recipe"
+        again = "import the files again with the recipe's settings, or use the files in the recipe"
         said = self.labels or self.names
         if said is not None and label_names.named_labels(said, "data.names") != found.names:
             key = "data.labels" if self.labels else "data.names"
@@ -222,14 +222,14 @@ class Volumes:
         patients = whole.patients()
         if len(set(patients)) < self.folds:
             found = f"{self.folds} folds of {len(set(patients))} patients ({few(sorted(set(patients)))})"
-            raise UserError("data.folds", found, "a patient or more for each fold")
+            raise UserError("data.folds", found, "at least one patient per fold")
         part = fold_of(patients, self.folds)
         out = np.asarray([part[patient] == self.fold for patient in patients])
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
         held = {name: split.held() for name, split in scored.items()}
-        remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
+        remedy = "divide the sets by patient (data.fold can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each patient and each volume in one split", remedy)
 
     def _patches(
@@ -270,7 +270,7 @@ class Volumes:
                 f"{len(held)} of {patients[1]} held out"
             )
         if any(train.margin):
-            yield f"patches are read with {_by(train.margin)} voxels more on each side, for their augmentation"
+            yield f"patches are read with a margin of {_by(train.margin)} voxels on each side, for the augmentation"
         short = (train.shelf.shapes < self.patch).sum(0)
         if short.any():
             along = [f"{n} along {axis}" for n, axis in zip(short, ("depth", "height", "width"), strict=True) if n]
@@ -280,7 +280,7 @@ class Volumes:
             )
         empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
         if empty:
-            yield f"no voxel of {few(empty, 20)} in any case to train on"
+            yield f"no voxel of {few(empty, 20)} in any training case"
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
@@ -305,18 +305,18 @@ def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
     place = f"{where} ({other.manifest['made_from'] or other.path})"
     if other.names != train.names:
         found, expected = (few(one.names[1:], 20) for one in (other, train))
-        raise UserError(
-            place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
-        )
+        raise UserError(place, f"labels {found}", f"those of data.train: {expected}", "set data.names for both sets")
     if other.axes != train.axes:
         found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
-        raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
+        raise UserError(place, found, f"{expected}, as in data.train", "use the axes of the training set")
     if other.channel_names != train.channel_names:
         found, expected = (few(one.channel_names, 20) or "none" for one in (other, train))
-        raise UserError(place, f"channels {found}", f"those of data.train: {expected}", "data.channels names them")
+        raise UserError(
+            place, f"channels {found}", f"those of data.train: {expected}", "set data.channels for both sets"
+        )
     if not _same(other.preparation.spacing, train.preparation.spacing):
         found, expected = (_grid(one.preparation.spacing) for one in (other, train))
-        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
+        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets in the same way")
 
 
 def _by(numbers: Iterable[int]) -> str:

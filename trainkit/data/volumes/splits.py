@@ -119,13 +119,13 @@ class CaseSplit(_Cases):
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
         """Raise ValueError: a split that is scored is not trained on."""
-        raise ValueError(f"{self.name} is a split to be scored")
+        raise ValueError(f"{self.name} is an evaluation split")
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the case at the one index. Raises UserError where it was damaged, ValueError for several indices."""
         indices = np.array(indices, dtype=np.int64)
         if len(indices) != 1:
-            raise ValueError(f"{self.name}: {len(indices)} cases at once; whole volumes are read one by one")
+            raise ValueError(f"{self.name}: {len(indices)} cases at once; read whole volumes one by one")
         case = int(self.cases[indices[0]])
         if case not in self._checked:
             self.packed.check(case)
