@@ -81,7 +81,7 @@ def test_sets_of_the_hub_are_streamed_and_downloaded_alike_and_mistakes_are_told
     refused = {
         "no config": (["hf://o/card"], "several configurations: there is a, b; expected one; as in hf://o/card/a"),
         "other config": (["hf://o/card/c"], "no configuration 'c': there is a, b"),
-        "code": (["hf://o/code"], "needs its own code to be read (code.py); expected files of data; no code is"),
+        "code": (["hf://o/code"], "needs its own code to be read (code.py); expected data files; no code is"),
         "code, streamed": (["hf://o/code", "--stream"], "refs/convert/parquet"),
         "split": (["hf://o/plain#val", "--stream"], "hf://o/plain#val: no such split; available: test, train"),
         "none": (["hf://o/none"], "is not on the hub, or requires a login"),

@@ -137,13 +137,13 @@ def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(", "no regular expression"),
-        ("[a-", "no regular expression"),
-        ("(?P<a>x)(?P=b)", "no regular expression"),
+        ("(", "not a regular expression"),
+        ("[a-", "not a regular expression"),
+        ("(?P<a>x)(?P=b)", "not a regular expression"),
         ("s[0-9]+", "0 parts in parentheses"),
         ("(s)([0-9]+)", "2 parts in parentheses"),
         ("(a)" + "b" * 200, "203 characters"),
-        ("(a{99999999999999999999})", "no regular expression"),
+        ("(a{99999999999999999999})", "not a regular expression"),
     ],
 )
 def test_an_expression_that_names_no_group_is_refused_before_anything_is_read(tmp_path, pattern, words):
@@ -275,7 +275,7 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
         ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
         ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),
         ({"image_bytes": [b"", b"", png(2), b"", b""]}, "", r"row 0 .*0 bytes"),
-        ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*not an image"),
+        ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*no image"),
         ({"label": [True] * 5}, "", r"row 0 .*label: True"),
     ],
 )

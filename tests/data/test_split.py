@@ -65,7 +65,7 @@ def test_groups_are_held_out_by_share_or_name_and_samples_of_none_are_trained():
     kept, held = Holdout(["b", "d"]).divide(group, names, 0)
     assert kept.tolist() == [0, 2, 4, 5] and held.tolist() == [1, 3]
     assert len(Holdout(0.5).choose(names, 0)) == 2 and len(Holdout(0.01).choose(names, 0)) == 1
-    with pytest.raises(UserError, match=r"people that are not there: x"):
+    with pytest.raises(UserError, match=r"unknown people: x"):
         Holdout(["x"], "person", "people").divide(group, names, 0)
     with pytest.raises(UserError, match="leaves no training data"):
         Holdout(names).divide(group[:5], names, 0)
@@ -74,7 +74,7 @@ def test_groups_are_held_out_by_share_or_name_and_samples_of_none_are_trained():
 
 
 def test_names_of_evaluation_sets_are_checked_and_completed():
-    with pytest.raises(ValueError, match="does not say which patients"):
+    with pytest.raises(ValueError, match="is not set; set it to the patients"):
         check_evaluate({"v": "held_out"}, False, "fold", "patients")
     with pytest.raises(ValueError, match="another set than the patients of fold"):
         check_evaluate({"held_out": "b"}, True, "fold", "patients")

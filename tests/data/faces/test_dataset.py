@@ -326,7 +326,7 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
     assert (name, options["revision"], options["repo_type"]) == ("some/faces", "v1", "dataset")
     assert all(pattern.endswith(".parquet") for pattern in options["allow_patterns"])
     assert faces.missing() == [] and faces.open(0).meta.class_names == ("zoe", "adam")
-    with pytest.raises(UserError, match="no name"):
+    with pytest.raises(UserError, match="not the name of a data set"):
         hub.download("hf://../../x")
 
 

@@ -197,7 +197,7 @@ def test_folders_without_pictures_are_named_in_every_run(root, caplog):
         caplog.clear()
         opened(root)
         assert f"{root}: left out: 2 folders without images: cow, dog/small" in caplog.messages
-        assert f"{root}: left out: 1 image in no folder of a class: title.png" in caplog.messages
+        assert f"{root}: left out: 1 image outside of class folders: title.png" in caplog.messages
 
 
 def test_of_faces_what_lies_deeper_is_named(root, caplog):
@@ -231,7 +231,7 @@ def test_class_names_that_differ_are_named(root, tmp_path):
     with pytest.raises(UserError) as error:
         opened(root, evaluate={"val": str(val)})
     text = str(error.value)
-    assert text.startswith("data.evaluate.val") and "classes that are not trained: cats" in text
+    assert text.startswith("data.evaluate.val") and "classes that are not in the training set: cats" in text
     assert "those of data.train: cat, dog; of those it has no cat" in text
 
 

@@ -166,7 +166,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
     [
         (("gone.png", "p", "c", "rgb", ""), "gone.png is not in"),
         (("sub/gone.png", "p", "c", "rgb", ""), "sub/gone.png is not in"),
-        (("A.png", "p", "c", "rgb", ""), "there is a.png: the case of letters counts"),
+        (("A.png", "p", "c", "rgb", ""), "there is a.png; names are case-sensitive"),
         (("b.png", "", "c", "rgb", ""), "no person"),
         (("b.png", "p", "c", "", ""), "no modality"),
         (("b.png", "p", "c", "thermo", ""), "modality 'thermo'"),
@@ -174,7 +174,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("", "p", "c", "text", " "), "no caption"),
         (("", "p", "c", "rgb", ""), "no path"),
         (("b.png", "p", "c", "nir", "words"), "a caption beside an image of modality nir"),
-        (("a.png", "p", "c", "rgb", ""), "a.png again, as in"),
+        (("a.png", "p", "c", "rgb", ""), "a.png, a duplicate of"),
         (("../b.png", "p", "c", "rgb", ""), "the path '../b.png'"),
         (("sub/../b.png", "p", "c", "rgb", ""), "the path 'sub/../b.png'"),
         (("./b.png", "p", "c", "rgb", ""), "the path './b.png'"),
@@ -211,7 +211,7 @@ def test_a_caption_of_something_else(tmp_path, of, person, said):
     index(tmp_path, *lines, columns=columns)
     assert said in str(refused(tmp_path))
     index(tmp_path, ("a.png", "p", "rgb", "", "n.png"), columns=columns)
-    assert "an image of the image" in str(refused(tmp_path))
+    assert "an image that refers to the image" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_damaged_indexes(tmp_path, text, said):
 def test_persons_that_differ_in_the_case_of_letters_alone(tmp_path):
     index(tmp_path, ("a.png", "P1", "", "rgb", ""), ("b.png", "p1", "", "rgb", ""))
     rows = read(tmp_path)
-    with pytest.raises(UserError, match="line 3: the person 'p1' beside 'P1'"):
+    with pytest.raises(UserError, match="line 3: the person 'p1' as well as 'P1'"):
         records.check_persons(rows)
 
 
@@ -374,7 +374,7 @@ def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
         (lambda a: a[1].update(file_path="nir/0001/0001_0_nir.jpg"), "expected vis/<person>/<image>"),
         (lambda a: a[1].update(file_path="../vis/0001/x.jpg"), "the path"),
         (lambda a: a[1].update(file_path=None), "file_path None"),
-        (lambda a: a[1].update(file_path=a[0]["file_path"]), "again, as in"),
+        (lambda a: a[1].update(file_path=a[0]["file_path"]), ", a duplicate of"),
         (lambda a: a[1].update(caption=""), "an empty caption"),
         (lambda a: a[1].update(caption=["good", " "]), "an empty caption"),
         (lambda a: a[1].update(caption=[]), "caption []"),
@@ -403,7 +403,7 @@ def test_one_number_for_two_folders_of_orbench(tmp_path):
     "change, where, said",
     [
         (lambda k: k["NIR"][1].__setitem__(1, "nir/0002/gone.jpg"), "NIR entry 1", "is not in"),
-        (lambda k: k["NIR"][1].__setitem__(1, "cp/0002/0002_1_cp.jpg"), "NIR entry 1", "nir/<person>/<picture>"),
+        (lambda k: k["NIR"][1].__setitem__(1, "cp/0002/0002_1_cp.jpg"), "NIR entry 1", "nir/<person>/<image>"),
         (lambda k: k["NIR"][1].__setitem__(1, "nir/0003/0003_0_nir.jpg"), "NIR entry 1", "person 0 in the folder 0003"),
         (lambda k: k["NIR"][1].__setitem__(0, 7), "NIR entry 1", "person 7 in 0002; expected 0"),
         (lambda k: k["NIR"][1].__setitem__(0, "0"), "NIR entry 1", "person '0'"),
@@ -411,7 +411,7 @@ def test_one_number_for_two_folders_of_orbench(tmp_path):
         (lambda k: k["NIR+TEXT"][1].pop(), "NIR+TEXT entry 1", "a person and 2 more"),
         (lambda k: k["TEXT"][1].__setitem__(1, ""), "TEXT entry 1", "captions for TEXT"),
         (lambda k: k["TEXT"][1].__setitem__(1, " "), "TEXT entry 1", "an empty caption"),
-        (lambda k: k["RGB_GALLERY"].append(k["RGB_GALLERY"][0]), "RGB_GALLERY entry 6", "again, as in"),
+        (lambda k: k["RGB_GALLERY"].append(k["RGB_GALLERY"][0]), "RGB_GALLERY entry 6", ", a duplicate of"),
         (lambda k: k.update(NIR=[]), "list 'NIR'", "no queries"),
         (lambda k: k.update(NIR={}), "list 'NIR'", "dict"),
         (lambda k: k.update({"NIR+LIDAR": []}), "list 'NIR+LIDAR'", "unknown modalities"),
@@ -467,7 +467,7 @@ def test_mistakes_in_sysu(tmp_path):
     assert "person 0009, without images" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
     for split in ("train", "test"):
-        assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
+        assert "persons that are also in" in str(refused(f"{tmp_path}#{split}"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,five")
     assert "five" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4," + "5" * 5000)
@@ -530,7 +530,7 @@ def test_regdb(tmp_path):
     people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "\nThermal/1/gone.bmp\n")
     assert "line 2: 'Thermal/1/gone.bmp'; expected a path and the number" in str(refused(tmp_path))
     people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "gone.bmp 0\n")
-    assert "<modality>/<person>/<picture>" in str(refused(tmp_path))
+    assert "<modality>/<person>/<image>" in str(refused(tmp_path))
 
 
 def test_llcm(tmp_path):

@@ -314,7 +314,7 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     assert len(open_scenes("lists/train.txt", root="set")) == 6
     assert sources.missing("lists/train.txt", "set") is None
     assert sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
-    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
+    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is not a folder"
     with pytest.raises(UserError, match=r"no folder.*data.root"):
         open_scenes("lists/train.txt", root="sets")
     assert sources.missing("sample:scenes", "sets") is None
@@ -351,7 +351,7 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
             "1 line with a mask that does not exist: line 10 (data/train/gone.png)",
             "4 lines with a path outside of the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
             "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
-            "1 line with an image named before: line 13 (data/train/p000.jpg, as in line 2)",
+            "1 line with an image of an earlier line: line 13 (data/train/p000.jpg, as in line 2)",
             "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
             "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
             "2 lines with a file that is not an image: line 17 (data/train/p004.npy), line 19 (data/train)",

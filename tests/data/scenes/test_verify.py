@@ -203,7 +203,7 @@ def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
 
 def test_scales_at_which_nothing_is_left_to_score_are_told(root):
     (found,) = verify.verify(recipe(root, evals=(0.5, 1.0)))
-    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 images less than 16 pixels", found)
+    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 images with a side below 16 pixels", found)
     assert verify.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
 
 
@@ -230,7 +230,7 @@ def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
     copy(root, "train", "p004", "val", "p001", masks=False)
     (found,) = verify.verify(recipe(root))
     assert re.match(r"data\.evaluate\.val .*: 1 of its 3 images are in data\.train .*: p001.* = p004", found)
-    with pytest.raises(UserError, match="was trained on"):
+    with pytest.raises(UserError, match="train/test leakage"):
         opened(root)
     (found,) = verify.verify(recipe(root, more=", leakage: allow"))
     assert found.startswith("warning: data.evaluate.val")
@@ -298,13 +298,13 @@ def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orient
     found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == told
     for line in found:
-        assert re.match(r"warning: .*#train: 1 of 6 images are turned or mirrored by their EXIF .*: p002\.png$", line)
+        assert re.match(r"warning: .*#train: 1 of 6 images are rotated or mirrored by their EXIF .*: p002\.png$", line)
 
 
 def test_values_count_as_classes_where_nothing_names_them(root):
     found = verify.verify(root)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
-    assert "its 4 values stand for, each counts as a class: 0, 1, 2, 3" in found[0]
+    assert "its 4 values have no class names, so each counts as a class: 0, 1, 2, 3" in found[0]
     found = verify.verify(recipe(root, names=None))
     assert len(found) == 2 and all("the values in its masks have no class names" in line for line in found)
     with pytest.raises(UserError, match="nothing says what the values"):

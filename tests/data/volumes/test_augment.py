@@ -290,7 +290,7 @@ def test_flips_go_along_anatomical_axes_and_exchange_the_labels_of_the_sides(axe
 def test_labels_of_sides_must_be_exchanged_where_sides_are():
     paired = ("background", "Left kidney", "right kidney", "LR", "SR", "hippocampus_l", "hippocampus_r", "liver")
     flips = VolumeAugment(flips=["left_right"])
-    with pytest.raises(UserError, match=r"turn 'Left kidney' into 'right kidney'.*add \[Left kidney, right kidney\]"):
+    with pytest.raises(UserError, match=r"leave 'Left kidney' and 'right kidney'.*add \[Left kidney, right kidney\]"):
         flips.checked(paired, "zyx")
     swap = [("right kidney", "Left kidney"), ("hippocampus_l", "hippocampus_r")]
     VolumeAugment(flips=["left_right"], swap=swap).checked(paired, "zyx")

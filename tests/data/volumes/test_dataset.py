@@ -282,7 +282,7 @@ def test_labels_axes_and_grids_that_differ_are_refused(tmp_path, train):
         block(train, clinical="table.csv").open(0)
     # What the import did already may be said again.
     block(train, names=["a", "b", "c"], patient=r"(p\d+)_").open(0)
-    with pytest.raises(UserError, match="no label is named 'x'"):
+    with pytest.raises(UserError, match="unknown label 'x'"):
         block(train, augment=VolumeAugment(flips=["left_right"], swap=[("a", "x")])).open(0)
     with pytest.raises(UserError, match=r"no built-in set.*sample:orbits"):
         Volumes(train="sample:moon", patch=(8, 8, 8)).open(0)

@@ -57,7 +57,7 @@ def divide(data: Packed, file: Path) -> Divided:
     train = np.flatnonzero(~np.isin(label, held))
     left, numbers = np.unique(label[train], return_inverse=True)
     if len(left) < 2:
-        found = f"names {len(held)} of {data.classes} people, so {len(left)} remain for training"
+        found = f"names {len(held)} of {data.classes} people, leaving {len(left)} for training"
         raise UserError(str(file), found, "at least 2 left", "remove the pairs of some people")
     called = data.class_names
     return Divided(
@@ -78,5 +78,5 @@ def _check_same(file: Path, names: list[str], shown: np.ndarray, pairs: Pairs) -
             f"line {row + 2}: {names[pairs.first[row]]} and {names[pairs.second[row]]}, {int(pairs.same[row])}"
             for row in wrong.tolist()
         ]
-        found = f"{number_of(len(wrong), 'pairs')} that contradict the folders:{listing(said)}\n"
+        found = f"{number_of(len(wrong), 'pairs')} in conflict with the folders:{listing(said)}\n"
         raise UserError(str(file), found, "1 for two images of one person, else 0", "correct these lines")
