@@ -76,7 +76,7 @@ def test_groups_are_held_out_by_share_or_name_and_samples_of_none_are_trained():
 def test_names_of_evaluation_sets_are_checked_and_completed():
     with pytest.raises(ValueError, match="is not set; set it to the patients"):
         check_evaluate({"v": "held_out"}, False, "fold", "patients")
-    with pytest.raises(ValueError, match="another set than the patients of fold"):
+    with pytest.raises(ValueError, match="is not the patients of fold"):
         check_evaluate({"held_out": "b"}, True, "fold", "patients")
     with pytest.raises(ValueError, match="the name 'a/b'"):
         check_evaluate({"a/b": "c"}, False, "fold", "patients")

@@ -195,9 +195,9 @@ class ToySplit:
 
     def fetch(self, indices, epoch, view=None):
         if self.damaged in indices and os.environ.get("RANK", "0") != "0":
-            raise UserError(f"pictures/{self.damaged}", "damaged on the other machine")
+            raise UserError(f"images/{self.damaged}", "damaged on the other machine")
         if self.damaged in indices:
-            raise UserError(f"pictures/{self.damaged}", "damaged")
+            raise UserError(f"images/{self.damaged}", "damaged")
         if "TOY_SEEN" in os.environ and self.name == "train" and view is None:
             with open(os.environ["TOY_SEEN"], "a") as file:
                 file.writelines(f"{epoch} {index}\n" for index in indices)

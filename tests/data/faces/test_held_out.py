@@ -121,7 +121,7 @@ def test_pairs_that_do_not_fit_the_set_are_refused(people, lines, words):
 def test_the_words_of_a_recipe_have_to_fit_each_other(people):
     with pytest.raises(ValueError, match="hold_out is not set; set it to the people"):
         Faces(train="x", evaluate={"val": "held_out"})
-    with pytest.raises(ValueError, match=r"evaluate\.held_out is another set"):
+    with pytest.raises(ValueError, match=r"evaluate\.held_out is not the"):
         Faces(train="x", evaluate={"held_out": "pairs.csv"}, hold_out="mine.csv")
     opened = Faces(
         train=str(people), image_size=SIZE, hold_out=pairs(people, *GOOD), evaluate={"val": "held_out"}

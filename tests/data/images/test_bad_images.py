@@ -208,7 +208,7 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
     Faces(train=str(root), image_size=SIZE).open(0)
     said = [message.removeprefix(f"{root}: left out: ") for message in caplog.messages if "left out" in message]
     assert said == [
-        f"1 image in folders within those of classes: {root}/dog/2020/9.png",
+        f"1 image in subfolders of class folders: {root}/dog/2020/9.png",
         "1 folder without images: eve",
     ]
 

@@ -75,7 +75,7 @@ def test_the_report_in_words():
     whole = report(drawn(Pairs(people=3, batches_per_epoch=5), COUNTS[:2]), NAMES[:2]).sentences()
     assert whole == (
         "44 records of 2 people; the sampler's index takes 5.2 bytes a record",
-        "pairs can draw 2 of 2 people (100.0%)",
+        "pairs can sample 2 of 2 people (100.0%)",
         "an epoch is 5 blocks of 3 x 2, 30 draws for 44 records; every person once is 1, "
         "as many draws as records is 7, every RGB record once is 4",
     )

@@ -376,7 +376,7 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
     rgb_only = full(6, (4, 0, 0, 0, 0))
     with pytest.raises(UserError, match=r"none of 6 people can be sampled.*an RGB record and one or more.*name: pk"):
         drawn(ModalPK(people=2, each=4), rgb_only)
-    with pytest.raises(UserError, match=r"nobody.*two modalities"):
+    with pytest.raises(UserError, match=r"none of.*two modalities"):
         drawn(ModalPK(people=2, each=4, ensure_rgb=False), rgb_only)
     with pytest.raises(UserError, match=r"nobody.*4 or more of other modalities.*short: repeat"):
         drawn(ModalPK(people=2, each=5, short="drop"), full(6, (4, 1, 1, 1, 0)))
@@ -409,7 +409,7 @@ def test_a_batch_must_be_made_of_blocks_of_different_people():
         UserError, match=r"12 people in a step, 3 blocks of 4, but only 10 can be sampled; expected 3 at"
     ):
         draw.order(0, 36)
-    with pytest.raises(UserError, match=r"12 people in an update"):
+    with pytest.raises(UserError, match=r"12 people in a step"):
         draw.rows(0, 0, 3, 3)
     short, _, _ = drawn(PK(people=4, each=3, batches_per_epoch=1), full(10))
     with pytest.raises(UserError, match=r"24, 2 blocks of data.sampler, of which an epoch has 1; expected 12 at most"):

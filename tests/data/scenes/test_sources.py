@@ -306,7 +306,7 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     lists = tmp_path / "lists"
     lists.mkdir()
     (tmp_path / "set" / "train.txt").rename(lists / "train.txt")
-    with pytest.raises(UserError, match="12 mistakes in 6 lines"):
+    with pytest.raises(UserError, match="12 errors in 6 lines"):
         open_scenes(str(lists / "train.txt"))
     assert len(open_scenes(str(lists / "train.txt"), root=str(tmp_path / "set"))) == 6
     # Both are below the data root.
@@ -343,10 +343,10 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
         open_scenes(str(file))
     assert raised.value.where == str(file)
     lines = raised.value.found.strip().split("\n")
-    assert lines[0] == "18 mistakes in 19 lines:"
+    assert lines[0] == "18 errors in 19 lines:"
     assert sorted(line.strip() for line in lines[1:]) == sorted(
         [
-            "7 lines with an image that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "7 lines with an image that does not exist: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
             "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
             "1 line with a mask that does not exist: line 10 (data/train/gone.png)",
             "4 lines with a path outside of the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "

@@ -188,7 +188,7 @@ def test_sets_that_are_not_there_are_all_named(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, more than each of 6 .*at most 29"),
+        ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, larger than all 6 .*at most 29"),
         ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, larger than all 6 images"),
         ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 images with a side below 16 pixels at scale 0\.6: .*p000"),
     ],
@@ -307,7 +307,7 @@ def test_values_count_as_classes_where_nothing_names_them(root):
     assert "its 4 values have no class names, so each counts as a class: 0, 1, 2, 3" in found[0]
     found = verify.verify(recipe(root, names=None))
     assert len(found) == 2 and all("the values in its masks have no class names" in line for line in found)
-    with pytest.raises(UserError, match="nothing says what the values"):
+    with pytest.raises(UserError, match="the values in its masks"):
         opened(root, names=None)
 
 

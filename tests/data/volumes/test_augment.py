@@ -299,7 +299,7 @@ def test_labels_of_sides_must_be_exchanged_where_sides_are():
     flips.checked(("background", "Anterior", "Posterior", "left ventricle"), "yzx")
     with pytest.raises(UserError, match="hippocampus_l"):
         VolumeAugment(flips=["left_right"], swap=swap[:1]).checked(paired, "zyx")
-    with pytest.raises(UserError, match=r"no label is named 'kidney'.*SR"):
+    with pytest.raises(UserError, match=r"unknown label 'kidney'.*SR"):
         VolumeAugment(flips=["left_right"], swap=[("kidney", "SR")]).checked(paired, "zyx")
     with pytest.raises(UserError, match="no label is named 'background'"):
         VolumeAugment(flips=["left_right"], swap=[("background", "SR")]).checked(paired, "zyx")

@@ -256,9 +256,9 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
         importer.import_volumes(root, tmp_path / "set")
     for number in range(2):
         put(root / "label" / f"p{number:02d}.nii.gz", labels * np.uint8(0))
-    with pytest.raises(UserError, match="no voxel is labelled"):
+    with pytest.raises(UserError, match="no labelled voxel"):
         importer.import_volumes(root, tmp_path / "set")
-    assert any("no voxel is labelled" in line for line in verify.verify(root))
+    assert any("no labelled voxel" in line for line in verify.verify(root))
 
 
 def test_patients_and_their_table_stand_beside_the_cases(tmp_path):

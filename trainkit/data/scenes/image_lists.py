@@ -52,7 +52,7 @@ class _Mistakes:
         bad = sum(map(len, self.lines.values()))
         listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in self.lines.items())
         remedy = f"correct them; paths begin at {root} (data.root changes that)"
-        found = f"{number_of(bad, 'mistakes')} in {number_of(lines, 'lines')}:{listing}\n"
+        found = f"{number_of(bad, 'errors')} in {number_of(lines, 'lines')}:{listing}\n"
         raise UserError(str(file), found, remedy=remedy)
 
 

@@ -521,4 +521,4 @@ def _sample(text: str, part: str) -> SceneSource:
     drawn = importlib.import_module("trainkit.data.synthetic.scenes")
     source = open_scenes(f"{drawn.folder()}#{split or part}")
     labels = label_maps.numbered(drawn.NAMES, colours=drawn.COLOURS)
-    return SceneSource("drawn scenes", source.where, source.scenes, labels, source.files, source.left_out)
+    return SceneSource("synthetic scenes", source.where, source.scenes, labels, source.files, source.left_out)
