@@ -1,7 +1,7 @@
 """Fitting a recipe to other data: what follows from the data is filled in, what only its owner knows is noted.
 
 The data is looked at with the readers that a training uses. Each kind of data has a module of its own; here is what
-they share: the tree that is changed, splits that are found, evaluations under other names, and lengths in updates.
+they share: the tree that is changed, splits that are found, evaluations under other names, and lengths in steps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Fitted:
     files: dict[Path, str] = field(default_factory=dict)
     """Files that belong to the new recipe, and what is to be in them."""
     scored: dict[str, str] = field(default_factory=dict)
-    """Sets to be scored on, by name."""
+    """Sets to be evaluated on, by name."""
     asked: Asked = Asked()
     start: str = ""
     """How training starts, and why; empty where the recipe says it."""
@@ -202,7 +202,7 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
 
 
 def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) -> tuple[str, dict[str, str]]:
-    """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
+    """The set to train on, and those to be evaluated on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
     and cannot be opened is an error; with images of its own it is a class that is called so.
@@ -226,9 +226,9 @@ def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) 
 
 
 def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> None:
-    """Have the new sets scored in place of the old ones: the first as the old one that mattered most was.
+    """Evaluate on the new sets instead of the old ones: on the first as on the old one that mattered most.
 
-    `like` has another end of the split's name for an end: {"": ".retrieval"} scores by retrieval what was scored whole.
+    `like` maps a suffix of the split's name to another one: {"": ".retrieval"} evaluates retrieval instead of the whole.
     """
     entries = {name: dict(entry or {}) for name, entry in (fitted.get("evaluations") or {}).items()}
     of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}

@@ -50,7 +50,7 @@ class Looked:
     counts: dict[str, int]
     """Images of each class, in the order of their names."""
     grouped: bool
-    """Whether the set itself says what its images have in common."""
+    """True where the set itself names groups of images."""
     shapes: np.ndarray
     """int64 (n, 2), height and width of those that were read, at their own sizes."""
     mean: list[float]

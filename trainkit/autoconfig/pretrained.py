@@ -22,7 +22,7 @@ FOLDER = "pretrained"
 """Folder where its weights are looked for as a file: at the data root, beside the data and one level above."""
 
 BRING = f"run `trainkit download {timm_weights.PREFIX}{NETWORK}`, or pass --weights FILE,"
-"""What to do where the weights of `NETWORK` are not on this machine."""
+"""Remedy where the weights of `NETWORK` are not on this machine."""
 
 FEW_COLOURS = 6
 """Most colours that cover 85 % of a drawing or a character, in the median. Measured medians of 60 images: characters

@@ -137,7 +137,7 @@ def resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tupl
     data = fitted.get("data")
     later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
     fitted.put(key, size if alike else min(size))
-    if alike:  # what is seen at its shorter side is scored at the file's size in any case
+    if alike:  # what is seen at its shorter side is evaluated at the file's size in any case
         fitted.put("data.score_at", "file")
     data |= later
     fitted.decide(key, f"the median image is {height} x {width}{what}: larger crops show more and take longer")

@@ -40,7 +40,7 @@ from trainkit.paths import locate
 from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
-"""Share of the images that is scored where nothing splits a set."""
+"""Share of the images that is evaluated where nothing splits a set."""
 
 COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
@@ -55,7 +55,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at",
 
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
-    """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
+    """Fit a recipe with data `scenes`. Of a set without splits a fifth is evaluated, by lists beside the recipe."""
     fit.refuse(text, "images with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
@@ -142,7 +142,7 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
 
 
 def _beside(text: str) -> str | None:
-    """The list to be scored on that lies beside one to train on: `val.txt` beside `train.txt`."""
+    """The list to be evaluated on that lies beside one to train on: `val.txt` beside `train.txt`."""
     path = PurePosixPath(text)
     if path.suffix.lower() not in (".txt", ".csv") or "train" not in path.stem:
         return None

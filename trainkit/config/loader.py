@@ -1,4 +1,4 @@
-"""YAML -> Recipe: the file, the `key=value` words after it, and every mistake in both at once; and back again.
+"""YAML -> Recipe: the file, the `key=value` words after it, and every error in both at once; and back again.
 
 `yaml_reader` reads and writes the text, `validation` checks the values; this module joins them.
 """
@@ -49,7 +49,7 @@ RECIPES = paths.shipped("recipes")
 
 
 class ConfigError(UserError):
-    """A recipe or override that cannot be used; `problems` are all its mistakes."""
+    """A recipe or override that cannot be used; `problems` are all its errors."""
 
     def __init__(self, where: str, problems: Sequence[Problem]):
         self.problems = list(problems)
@@ -65,7 +65,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
     """Read a recipe, apply `key=value` words to it in their order, and check it.
 
     `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
-    Raises ConfigError with every mistake.
+    Raises ConfigError with every error.
     """
     tables = with_plugins(TABLES, plugins)
     return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
@@ -74,7 +74,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
 def parse(
     cls: type[T], text: str | bytes, where: str, overrides: Sequence[str] = (), tables: Tables | None = None
 ) -> T:
-    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every mistake."""
+    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every error."""
     tables = tables or {}
     source = read(_decode(text, where) if isinstance(text, bytes) else text)
     if source.tree is None and source.problems:

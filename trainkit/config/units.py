@@ -96,7 +96,7 @@ class PerProcess:
 
 
 def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
-    """Return the samples of an update over all processes."""
+    """Return the samples of a step over all processes."""
     return batch_size if isinstance(batch_size, int) else batch_size.samples * processes
 
 
@@ -145,7 +145,7 @@ UpdateSize = Annotated[
     PlainSerializer(lambda size: str(size) if isinstance(size, PerProcess) else size),
     "a whole number, or a text such as '4 per process'",
 ]
-"""Samples of an update: over all processes, or for each."""
+"""Samples of a step: over all processes, or for each."""
 
 
 @dataclass(kw_only=True)
@@ -224,7 +224,7 @@ class Curve:
         if steps_per_epoch is None:
             if (over.unit == "epochs") != (length.unit == "epochs"):
                 return
-            steps_per_epoch = 1_000_000  # an epoch of this many updates compares two spans in epochs exactly
+            steps_per_epoch = 1_000_000  # an epoch of this many steps compares two spans in epochs exactly
         warm, steps = (span.steps(steps_per_epoch, batch_size) for span in (over, length))
         if warm > steps:
             part = length.amount / 10
@@ -292,12 +292,12 @@ class Gate:
 
     NEVER = 1 << 62
     REPEATED: ClassVar[bool] = True
-    """Whether decisions that hang on the clock are noted, and made again by a run that is resumed."""
+    """True where decisions that depend on the clock are recorded and repeated by a resumed run."""
 
     def __post_init__(self) -> None:
         every = self.every
         self.clocked = every is not None and (every.timed or self.budget is not None)
-        """Whether the gate needs to look at the clock."""
+        """True where the gate depends on the clock."""
         self._length = every.steps(self.steps_per_epoch, self.batch_size) if every and not every.timed else 0
         self.due = self.after(0)
 

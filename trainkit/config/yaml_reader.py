@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 Tree = Any
-"""What a text says: None, bool, int, float, str, list, or dict with str keys."""
+"""Values of a text: None, bool, int, float, str, list, or dict with str keys."""
 KeyPath = tuple[str | int, ...]
 
 MAX_DEPTH = 50
@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./%*+-]| (?=[A-Za-z0-9_]))*")
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake."""
+    """One error."""
 
     path: str = ""
     """Dotted key path; empty for the text as a whole."""
@@ -48,7 +48,7 @@ class Problem:
     """The word that was probably meant."""
     remedy: str = ""
     override: str = ""
-    """The override word that the mistake is in."""
+    """The override word that the error is in."""
 
     def __str__(self) -> str:
         place = f"override {shown(self.override)}" if self.override else f"line {self.line}" if self.line else ""
@@ -63,7 +63,7 @@ class Problem:
 
 @dataclass
 class Source:
-    """A document: its values, the line of each, and the mistakes in it."""
+    """A document: its values, the line of each, and the errors in it."""
 
     tree: Tree = None
     places: dict[KeyPath, int | str] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class Evaluation:
     kind: str
     where: str
     files: tuple[Path, ...]
-    """What it is made of, for noticing changes."""
+    """Files and settings it is made of, to detect changes."""
     read: Callable[[], tuple[Source, Protocol]]
 
 

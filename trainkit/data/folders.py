@@ -48,7 +48,7 @@ def check_names(where: str, names: Iterable[str], remedy: str = "") -> None:
 
 
 def _first_bad(path: str) -> str:
-    """Cut a path after its first part that cannot be written: a folder is one mistake, whatever is in it."""
+    """Cut a path after its first part that cannot be written: a folder is one error, whatever is in it."""
     parts = path.split("/")
     end = next(place for place, part in enumerate(parts) if not is_writable(part))
     return "/".join(parts[: end + 1])

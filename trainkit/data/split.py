@@ -34,7 +34,7 @@ class TrainSplit(Split):
     seed: int
     at_once = None
     any_thread = False
-    """Whether `fetch` may run in a thread beside the training: it then draws from no generator of the process."""
+    """True where `fetch` may run in a thread beside the training; it then uses no generator of the process."""
     protocol: object = None
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:

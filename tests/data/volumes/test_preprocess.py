@@ -190,7 +190,7 @@ def test_a_spacing_that_would_fill_the_memory_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", [{"axes": "xyz"}, {"axes": "zzz"}, {"axes": "zyx", "spacing": (1, 0, 1)}])
 def test_a_preparation_that_means_nothing_is_refused(kind):
-    with pytest.raises(ValueError, match="expected|needed"):
+    with pytest.raises(ValueError, match=r"expected|needed"):
         Preparation(**kind)
 
 

@@ -1,4 +1,4 @@
-"""Faces of known people to train on, and sets of pairs, templates or probes to be scored on."""
+"""Faces of known people to train on, and sets of pairs, templates or probes to be evaluated on."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ class Part:
     rows: np.ndarray
     """int64 (size,)."""
     label: np.ndarray
-    """int64 (size,), the person of each as `names` numbers them; -1 where it is scored by pairs."""
+    """int64 (size,), the person of each as `names` numbers them; -1 where it is evaluated by pairs."""
     names: tuple[str, ...]
     """The people."""
     pairs: Pairs | None = None
-    """How it is scored, by places in `rows`; None for training."""
+    """How it is evaluated, by places in `rows`; None for training."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class FaceSplit(TrainSplit):
     mirror: bool = False
     """Mirror half of the images, by a hash of seed, epoch and row."""
     part: Part | None = None
-    """Which rows of the set it is of, where some people are held out; None for all."""
+    """Rows of the set, where some people are held out; None: all."""
     any_thread = True
 
     @property
@@ -186,7 +186,7 @@ class FaceSplit(TrainSplit):
         if part.pairs is None:
             text = "\n".join((self.packed.digest, *part.names)).encode(errors="surrogateescape")
             return hashlib.sha256(text + b"\n" + part.rows.tobytes() + part.label.tobytes()).hexdigest()
-        # Of what is scored and nothing else, so that scores stay comparable when more people are trained on.
+        # Of what is evaluated and nothing else, so that scores stay comparable when more people are trained on.
         pairs = part.pairs
         found = hashlib.sha256(f"pairs {self.packed.image_size}\n".encode())
         for values in (np.asarray(self.packed.contents())[part.rows], pairs.first, pairs.second, pairs.same):
@@ -200,11 +200,11 @@ class FaceSplit(TrainSplit):
 
     @property
     def protocol(self) -> Protocol | None:
-        """How the split is scored; None for training."""
+        """How the split is evaluated; None for training."""
         return self.packed.protocol() if self.part is None else self.part.pairs
 
     def held(self) -> Held:
-        """Return what splits are compared by: people by their names, of a set to be scored by its folders."""
+        """Return what splits are compared by: people by their names, of a set to be evaluated by its folders."""
         if (part := self.part) is not None:
             if part.pairs is not None:
                 return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people")

@@ -1,4 +1,4 @@
-"""People kept from training: those whom a file of pairs names are scored on these pairs, and are not trained on."""
+"""People kept from training: those whom a file of pairs names are evaluated on these pairs, and are not trained on."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class Timm:
         return _of_pixels(transform)
 
     def scoring(self, side: tuple[int, int]) -> Callable[[np.ndarray], Tensor]:
-        """Make the transform of pixels of any size to what is scored, uint8 (3, *side): resized, and cut."""
+        """Make the transform of pixels of any size to what is evaluated, uint8 (3, *side): resized, and cut."""
         interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
         return _of_pixels(_timm_transform(side, interpolation=interpolation, crop_pct=self.crop_pct, normalize=False))
 

@@ -225,7 +225,7 @@ class Images:
         check_leaks(train.held(), held, self.leakage, "each group and each image in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         few = split.some(self.cap)
         plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
         searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
@@ -273,9 +273,9 @@ class ImageSplit(TrainSplit):
     seed: int
     data: Images
     augment: AnyAugment
-    """What is done to images in training; what is scored is only cut, where images keep their own sizes."""
+    """Augmentation in training; evaluation images are only cropped, where images keep their own sizes."""
     kind: Kind | None = None
-    """How it is scored; None for training."""
+    """How it is evaluated; None for training."""
     weights: np.ndarray | None = None
     """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
 
@@ -294,7 +294,7 @@ class ImageSplit(TrainSplit):
 
     @functools.cached_property
     def views(self) -> int:
-        """As `Images.views`; one of what is scored."""
+        """As `Images.views`; one of what is evaluated."""
         return self.data.views if self.kind is None else 1
 
     @functools.cached_property
@@ -315,7 +315,7 @@ class ImageSplit(TrainSplit):
 
     @property
     def protocol(self) -> Classes | Retrieval | None:
-        """How the split is scored; None for training."""
+        """How the split is evaluated; None for training."""
         if self.kind is None:
             return None
         if self.kind == "retrieval":

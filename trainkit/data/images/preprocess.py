@@ -27,12 +27,12 @@ class Preparation:
     mean: tuple[float, float, float]
     """Taken from pixels 0 .. 1, for red, green and blue."""
     std: tuple[float, float, float]
-    """What the difference is divided by."""
+    """Divisor after `mean` is subtracted."""
     pixels: Callable[[np.ndarray, str], np.ndarray]
     """An image, uint8 (h, w, 3), and its place in words, to uint8 (3, *side). Raises UserError where it does not fit.
     """
     normal: Callable[[Tensor], Tensor]
-    """Images, uint8 (B, 3, *side), to float ones, with the bits with which the run was scored."""
+    """Images, uint8 (B, 3, *side), to float ones, with the bits with which the run was evaluated."""
     words: str
     """How images get to their size."""
     crop_pct: float = 1.0

@@ -111,7 +111,7 @@ class TorchWorkers:
         )
         self._processes = [child for child in multiprocessing.active_children() if child not in before]
         if handler is not None and threading.current_thread() is threading.main_thread():
-            # torch's would raise wherever the training stands, within an update or a checkpoint as well.
+            # torch's would raise wherever the training stands, within a step or a checkpoint as well.
             signal.signal(signal.SIGCHLD, handler)
 
     def _taken(self) -> Any:

@@ -3,7 +3,7 @@
 Each has a socket of its own, over which either side hands the other a descriptor of anonymous memory that holds arrays.
 There is no lock that a killed worker could hold, no thread, no file and no /dev/shm; a message comes whole or not at
 all. PyTorch's DataLoader was left for this: one stopped worker (SIGSTOP) kept its process from ever leaving, and one
-that died raised an exception wherever the training stood, within an update or a checkpoint as well.
+that died raised an exception wherever the training stood, within a step or a checkpoint as well.
 
 What a worker reads is a pure function of its key, so another one in its place reads the same bits.
 """

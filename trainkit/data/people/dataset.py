@@ -41,7 +41,7 @@ _SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_m
 _INDOORS = ("1", "2")
 """Cameras of its indoor gallery, by the last character of their names."""
 _FIXED = 0
-"""Seed of the galleries that are drawn: whatever the run's, so that runs are scored on the same ones."""
+"""Seed of the galleries that are drawn: whatever the run's, so that runs are evaluated on the same ones."""
 
 
 @dataclass(kw_only=True)
@@ -139,7 +139,7 @@ class People:
         kept = kept[whole.person[kept] >= 0]
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
         names = tuple(whole.persons[number] for number in numbers.tolist())
-        # All is found, and the sampler tried, before the first image is packed: a mistake should not show after that.
+        # All is found, and the sampler tried, before the first image is packed: an error should not show after that.
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
@@ -267,9 +267,9 @@ class PeopleSplit(TrainSplit):
     seed: int
     data: People
     protocol: Search | None = None
-    """How it is scored; None for training."""
+    """How it is evaluated; None for training."""
     draw: Draw | None = None
-    """What draws the batches of a training split."""
+    """Sampler of the batches of a training split."""
     any_thread = True
 
     def __getstate__(self) -> dict[str, Any]:

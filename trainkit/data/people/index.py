@@ -61,7 +61,7 @@ _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts
 def indexed(text: str, part: str = "train", columns: Columns | None = None) -> PeopleIndex:
     """Return the index of the set that a recipe names, scanned where that is not done yet; see `sources.find`.
 
-    Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
+    Processes that start together scan once. Raises UserError at the first error in the set, naming file and row.
     """
     layout = sources.find(text, part, columns)
     made = [FORMAT, VERSION, layout.kind, layout.where, *([sorted(columns.items())] if columns else [])]

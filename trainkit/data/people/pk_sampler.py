@@ -6,7 +6,7 @@ and what is in a batch is a hash of seed and place, by permutations that need no
 batch of any epoch is there at once, on any process, and resuming needs no more than the number of the next one.
 
 **People** come in passes: each person that can be drawn once, in another order every time; what a pass leaves over,
-fewer people than an update takes, is left out of it. Passes go on from epoch to epoch, so an epoch may be shorter or
+fewer people than a step takes, is left out of it. Passes go on from epoch to epoch, so an epoch may be shorter or
 longer than one. **Records** of a cell come in passes too, so far as a person's draws ask for equally many of them: each
 once before one comes again, in another order every time. Within a draw a record is repeated only where the person has
 too few of what is asked for.
@@ -433,7 +433,7 @@ class DrawnRowOrder:
     """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):
-        """Make the order of an epoch of `together` blocks an update."""
+        """Make the order of an epoch of `together` blocks a step."""
         self.shape = (draw.batches // together, together * draw.block)
         """Updates, and rows of each."""
         self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)

@@ -20,7 +20,7 @@ DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""
 
 EITHER, QUERY, GALLERY = range(3)
-"""What a record is for in a search: as it comes, query only, gallery only."""
+"""Role of a record in a search: default, query only, gallery only."""
 
 LINE_LIMIT = 10_000
 """Longest path, name or caption, in characters."""
@@ -74,7 +74,7 @@ class Rows:
     places: dict[str, int] = field(default_factory=dict)
     """Cameras whose records hide each other, by a number; the others hide nothing."""
     hides: str = "person"
-    """What a query does not meet of its place: records of its own person, or (`place`) any."""
+    """Records of its own camera that a query ignores: those of its own person, or (`place`) any."""
     by_person: bool = False
     trials: str = "none"
     number: dict[str, int] = field(default_factory=dict)

@@ -20,7 +20,7 @@ class Audit:
     """Sizes, classes and fingerprints of a set whose files were all read. Images that cannot be used have no row."""
 
     words: str
-    """Which set it is, for messages."""
+    """Name of the set in messages."""
     names: tuple[str, ...]
     """Of the classes, in the order of their numbers."""
     ids: tuple[str, ...]
@@ -34,7 +34,7 @@ class Audit:
     masks: np.ndarray
     """uint64 (n,), fingerprint of the classes of each."""
     damage: tuple[str, ...]
-    """Sentences about what cannot be used, one for each kind of mistake."""
+    """Sentences about what cannot be used, one for each kind of error."""
     turned: tuple[str, ...] = ()
     """Names of images that an EXIF orientation turns or mirrors without a change of their size."""
 

@@ -5,7 +5,7 @@ resized for a crop of half of one, the region is cut first: nothing but what is 
 distance map are cut by the same numbers, which are a pure function of seed, epoch and row.
 
 Pixels are seen as squares whose centres lie at (i + 1/2): the convention of `align_corners=False`, in which images
-are resized when they are scored.
+are resized when they are evaluated.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 
 SCALE_LIMIT = 16.0
-"""Largest factor on the size of an image that is scored."""
+"""Largest factor on the size of an image that is evaluated."""
 
 SceneSide = Annotated[int, Field(ge=1, le=1 << 14)]
 """Side of an image or a crop, in pixels."""
 EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
-"""Factor on the size of an image that is scored."""
+"""Factor on the size of an image that is evaluated."""
 
 
 @dataclass(kw_only=True)
@@ -214,7 +214,7 @@ class Scenes:
         return agreed
 
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
-        # Masks first: they are quick to pack, and most mistakes are in them.
+        # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
@@ -227,19 +227,19 @@ class Scenes:
         if len(masks) != len(images):
             raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
-        # What is scored needs none.
+        # What is evaluated needs none.
         wanted = self.distance if name == "train" else None
         maps = None if wanted is None else boundary_distance.distances_once(masks, wanted)
         return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
 
     def _scored(self, packed: SceneSet, source: SceneSource, labels: Labels) -> SceneSet:
-        """Return a set with the masks that it is scored by."""
+        """Return a set with the masks that it is evaluated by."""
         if self.score_at == "prepared" or self.size is None:
             return packed
         return replace(packed, masks=mask_store.pack_masks_once(source, labels), distances=None)
 
     def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         several, window = tuple(self.eval_scales), self.window
         plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
         few = plain.some(self.few)

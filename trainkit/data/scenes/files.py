@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
-"""What PIL multiplies grey of 2 and 4 bits by, so that its white is 255."""
+"""Factor of PIL on grey of 2 and 4 bits, so that white is 255."""
 
 
 @dataclass(frozen=True)

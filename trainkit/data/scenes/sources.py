@@ -93,13 +93,13 @@ class SceneSource:
     """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
     them in turn, and hold on to none."""
     labels: Labels | None
-    """What its masks hold, where the layout itself says so."""
+    """Content of its masks, if the layout defines it."""
     files: tuple[Path, ...]
-    """What it is made of, for noticing changes."""
+    """Files and settings it is made of, to detect changes."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Which columns of a table were taken for what, where its user says so."""
+    """Columns of a table that the user assigned."""
 
     def __len__(self) -> int:
         return len(self.scenes)

@@ -51,7 +51,7 @@ class NamedSet:
     """The key of a recipe that names it; else its place."""
     source: SceneSource
     labels: Labels
-    """What its masks hold."""
+    """Content of its masks."""
 
     @property
     def words(self) -> str:
@@ -210,7 +210,7 @@ class _Mistake:
 
 
 def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
-    """Return mistakes of one kind as a sentence, the first of them listed."""
+    """Return errors of one kind as a sentence, the first of them listed."""
     pixels: Counter[str] = Counter()
     for one in mistakes:
         pixels.update(one.codes)

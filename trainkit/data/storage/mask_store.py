@@ -239,7 +239,7 @@ def _write(
 
 
 def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
-    """Raise UserError that counts mistakes as `number_of` does and lists the first; nothing where there are none."""
+    """Raise UserError that counts errors as `number_of` does and lists the first; nothing where there are none."""
     if bad:
         remedy = "`trainkit data verify` lists all of them"
         raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)

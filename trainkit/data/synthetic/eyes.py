@@ -1,4 +1,4 @@
-"""A built-in set of drawn eyes, open and closed, so that an eye-state network can train without a download.
+"""A built-in set of synthetic eyes, open and closed, so that an eye-state network can train without a download.
 
 Crops of one eye, 32 x 64 pixels. A person has the shape of an eye, skin, iris, lashes, brow, folds, makeup
 and perhaps glasses; an image of the person adds how far the eye is open, gaze, light, pose, blur, a coarse sensor,

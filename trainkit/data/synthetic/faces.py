@@ -1,4 +1,4 @@
-"""A built-in set of drawn faces, so that a fresh clone can train and score without a download.
+"""A built-in set of synthetic faces, so that a fresh clone can train and score without a download.
 
 Cartoon portraits. An identity is a latent vector that sets the shape and colour of head, hair, eyes,
 brows, nose, mouth and marks; an image of it adds pose, light, expression, things in the way, blur and noise. What it

@@ -1,4 +1,4 @@
-"""A built-in set of drawn objects in ten classes, so that a classifier can train in a fresh clone without a download.
+"""A built-in set of synthetic objects in ten classes, to train a classifier without a download.
 
 Boats, birds, cars, chairs, fish, houses, mugs, tables, teapots and trucks, each class in several kinds
 (sailing boat, steamer; sedan, car seen from the front). Images differ in pose, scale, colours, pattern, manner

@@ -1,4 +1,4 @@
-"""A built-in set of drawn orbits in 3-D, so that a segmentation network can train and score without a download.
+"""A built-in set of synthetic orbits in 3-D, so that a segmentation network can train and score without a download.
 
 Heads as a coronal T2-weighted MRI of thyroid eye disease shows them, in the layout, the labels and the
 units of TOM500 (Zhang et al., Scientific Data 2025): both eyes with their nine organs, brain, sinuses, bone and the fat
@@ -12,7 +12,7 @@ as each organ. One file in six has two of its axes the other way round.
 
 What it shows: that the code runs, and that a network beats the place where organs usually are. Mean Dice of the nine
 organs on `val`: mean label map 0.11 (0.26 with the best threshold for each organ), a 3-D U-Net of 120 K parameters 0.69
-after 600 updates of two patches of 12 x 64 x 64, still learning (eyeball 0.88, fat 0.80, superior oblique 0.56, optic
+after 600 steps of two patches of 12 x 64 x 64, still learning (eyeball 0.88, fat 0.80, superior oblique 0.56, optic
 nerve 0.46). Unwandered borders score 0.88 against the painted ones (20 patients of `train`), which is about the most
 that there is to reach. What it does not show: that large networks beat small ones (one level more, 493 K parameters:
 0.69 as well, one seed each), or that anything works on patients.

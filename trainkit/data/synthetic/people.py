@@ -1,4 +1,4 @@
-"""A built-in set of drawn people, so that search for a person by images and words can train without a download.
+"""A built-in set of synthetic people, so that search for a person by images and words can train without a download.
 
 People from head to shoe, 64 x 32 pixels, as five kinds of records. A person has a build, skin, hair, a hat
 or none, upper and lower clothes with patterns, shoes and perhaps a bag. A colour image (rgb) adds one of four

@@ -1,4 +1,4 @@
-"""Volumes with a class for every voxel: patches to train on, whole volumes to be scored in millimetres."""
+"""Volumes with a class for every voxel: patches to train on, whole volumes to be evaluated in millimetres."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
 _ALIKE = 1.5
 """Factor between two spacings up to which nothing is said."""
 _FIXED = 0
-"""Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
+"""Seed of the patches that are evaluated: whatever the run's, so that runs are evaluated on the same ones."""
 
 
 Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
@@ -179,7 +179,7 @@ class Volumes:
     def _packed(
         self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
     ) -> PackedVolumes:
-        """Import files where they are not yet; to be scored, as the training set `like` was imported."""
+        """Import files where they are not yet; to be evaluated, as the training set `like` was imported."""
         if not isinstance(found, PackedVolumes):
             (source, names), axes, spacing = found, None, self.spacing
             if like is not None:
@@ -241,7 +241,7 @@ class Volumes:
         )
 
     def _kinds(self, name: str, split: CaseSplit) -> dict[str, CaseSplit | PatchSplit]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         few = split.some(self.few)
         disk = Shelf(split.packed, split.cases, "disk")
         return {
@@ -253,7 +253,7 @@ class Volumes:
         }
 
     def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
-        """Yield sentences about sets to be scored whose voxels are of another shape than in training."""
+        """Yield sentences about sets to be evaluated whose voxels are of another shape than in training."""
         for name, split in scored.items():
             ratio = np.divide(split.packed.spacing, train.spacing)
             if not 1 / _ALIKE <= ratio.min() <= ratio.max() <= _ALIKE:
@@ -301,7 +301,7 @@ def _sample(text: str) -> ModuleType:
 
 
 def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
-    """Raise UserError where a set to be scored differs from the training set in labels, axes or grid."""
+    """Raise UserError where a set to be evaluated differs from the training set in labels, axes or grid."""
     place = f"{where} ({other.manifest['made_from'] or other.path})"
     if other.names != train.names:
         found, expected = (few(one.names[1:], 20) for one in (other, train))

@@ -93,8 +93,8 @@ def import_volumes(
     `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
     None what the source says, or where it says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what
     volumes are resampled to; None leaves them as they are. `patient` and `clinical` as `sources.open_volumes` takes
-    them. `axes` is the order in which axes are stored, None what fits the set: one that is scored must be stored as the
-    one that was trained on.
+    them. `axes` is the order in which axes are stored, None what fits the set: an evaluation set must be stored as the
+    training set.
     `damaged: skip` leaves unusable cases out and names them in the report, up to the share `damaged_most` of all.
 
     Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is

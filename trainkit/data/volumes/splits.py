@@ -1,4 +1,4 @@
-"""Splits of volumes: whole cases that are scored one by one, and patches that are cut from cases."""
+"""Splits of volumes: whole cases that are evaluated one by one, and patches that are cut from cases."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class CaseSplit(_Cases):
         return replace(self, cases=self.cases[chosen])
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Raise ValueError: a split that is scored is not trained on."""
+        """Raise ValueError: a split that is evaluated is not trained on."""
         raise ValueError(f"{self.name} is an evaluation split")
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
@@ -167,10 +167,10 @@ class PatchSplit(_Cases):
     patches: int
     """Of each case in an epoch."""
     foreground: float
-    """Share that is centred on organs; of what is scored always a half."""
+    """Share that is centred on organs; of what is evaluated always a half."""
     augment: VolumeAugment
     kind: Literal["train", "patches"] = "train"
-    """To train on, other ones in each epoch; or to be scored, always the same."""
+    """To train on, other ones in each epoch; or to be evaluated, always the same."""
 
     at_once: None = field(default=None, init=False)
     """Patches are read in batches of any size."""
@@ -185,7 +185,7 @@ class PatchSplit(_Cases):
 
     @property
     def views(self) -> int:
-        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is scored, 1."""
+        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is evaluated, 1."""
         return 0 if self.kind == "train" else 1
 
     @functools.cached_property
