@@ -228,7 +228,7 @@ def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) 
 def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> None:
     """Evaluate on the new sets instead of the old ones: on the first as on the old one that mattered most.
 
-    `like` maps a suffix of the split's name to another one: {"": ".retrieval"} evaluates retrieval instead of the whole.
+    `like` maps a suffix of a split to another one: {"": ".retrieval"} evaluates retrieval instead of the whole.
     """
     entries = {name: dict(entry or {}) for name, entry in (fitted.get("evaluations") or {}).items()}
     of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}
