@@ -117,7 +117,9 @@ def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_anothe
     assert one.examples[0].startswith("cow/again.png = bee/1.png (")
     assert "look like one in data.train: cow/again.png = bee/1.png" in one.said
     (sentence, *_) = report.sentences()
-    assert sentence.startswith(VAL) and sentence.endswith("scores on it are too good: look at figures/look_alikes.png")
+    assert sentence.startswith(VAL) and sentence.endswith(
+        "its metrics are too optimistic: look at figures/look_alikes.png"
+    )
     assert one.places == [[6, 5]]  # of folders in order: ant, ant, bee, bee, cow, cow, cow; four ants, then bee/1
 
 

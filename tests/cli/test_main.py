@@ -319,7 +319,7 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
 
 def test_download_says_when_there_is_nothing_to_download(tmp_path):
     shutil.copy(ROOT / "recipes" / "face_teacher.yaml", tmp_path)
-    assert "names nothing to download" in ask("download", str(tmp_path / "face_teacher.yaml"))
+    assert "no downloads listed" in ask("download", str(tmp_path / "face_teacher.yaml"))
 
 
 # Data

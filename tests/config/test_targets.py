@@ -12,7 +12,7 @@ from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
-from trainkit.config.schema import Targets, targets_reached, targets_with_modes
+from trainkit.config.targets import Targets, targets_reached, targets_with_modes
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost
@@ -94,7 +94,9 @@ def test_targets_that_cannot_be_are_refused(word, said):
 
 
 def test_a_target_of_averaged_weights_needs_an_average():
-    with pytest.raises(loader.ConfigError, match=r"time_to is of EMA weights, and train\.ema is not set"):
+    with pytest.raises(
+        loader.ConfigError, match=r"time_to is a metric of EMA weights, but train\.ema is not set; set it"
+    ):
         loaded("time_to={val/ema/accuracy: [0.9]}", "train.ema=null")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
-from trainkit.config.schema import TIME_TO
+from trainkit.config.targets import TIME_TO
 from trainkit.inference import mlflow_model
 from trainkit.speed import cost
 from trainkit.text_table import aligned, numbers, split

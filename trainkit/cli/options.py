@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,7 +34,8 @@ class Plain(click.Command):
             code = EXIT_CODE
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else self.name
-            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
+            advice = _advice(error, extra.get("args") or (args[0] if args else None))
+            code = _say(advice or f"{error.format_message().rstrip('.')}; see {path} --help")
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
@@ -75,6 +76,19 @@ class Commands(Plain, click.Group):
 
 _OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
 _GONE = {"claims": "run python -m benchmarks.claims"}
+
+
+def _advice(error: click.UsageError, words: Sequence[str] | None) -> str:
+    """Return the overrides to write instead of options of other trainers; empty where the error is another one."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    parameters = error.ctx.command.params
+    known = {option for parameter in parameters for option in parameter.opts}
+    if not any(parameter.name == "overrides" for parameter in parameters):
+        return ""
+    from trainkit.config import field_names
+
+    return field_names.of_options(sys.argv[1:] if words is None else words, known)
 
 
 def _say(message: str, error: Exception | None = None) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.checkpoint import storage
-from trainkit.config.schema import TIME_TO, Recipe, targets_reached
+from trainkit.config.schema import Recipe
+from trainkit.config.targets import TIME_TO, targets_reached
 from trainkit.errors import visible
 from trainkit.files import Json
 from trainkit.interfaces import Columns, Scores

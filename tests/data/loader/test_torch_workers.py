@@ -126,7 +126,7 @@ def test_a_stream_is_closed_whatever_a_process_is_at():
 
 def test_a_way_to_start_processes_that_the_system_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(torch_workers, "multiprocessing", SimpleNamespace(get_all_start_methods=lambda: ["spawn"]))
-    with pytest.raises(UserError, match=r"loader\.start: fork, which this system has not; expected spawn"):
+    with pytest.raises(UserError, match=r"loader\.start: fork, which this platform does not have; expected spawn"):
         torch_workers.workers(Bad(), loader())
 
 

@@ -66,7 +66,7 @@ def test_the_report_in_words():
     lines = report(drawn(ModalPK(people=2, each=4), COUNTS), NAMES, 0.25, 2_000_000).sentences()
     assert lines == (
         "77 records of 7 people, scanned in 0.25 s, 2 MB; the sampler's index takes 6.4 bytes a record",
-        "modal_pk can draw 5 of 7 people (71.4%); 2 have no RGB record, or no other",
+        "modal_pk can sample 5 of 7 people (71.4%); 2 have no RGB record, or no other",
         "people without records of a modality: rgb 1, nir 2, cp 3, sk 4, text 4",
         "people of one modality: 0003 (rgb), 0004 (nir)",
         "15% of draws repeat a record, of 2 people with too few",
@@ -75,7 +75,7 @@ def test_the_report_in_words():
     whole = report(drawn(Pairs(people=3, batches_per_epoch=5), COUNTS[:2]), NAMES[:2]).sentences()
     assert whole == (
         "44 records of 2 people; the sampler's index takes 5.2 bytes a record",
-        "pairs can draw 2 of 2 people (100.0%)",
+        "pairs can sample 2 of 2 people (100.0%)",
         "an epoch is 5 blocks of 3 x 2, 30 draws for 44 records; every person once is 1, "
         "as many draws as records is 7, every RGB record once is 4",
     )
