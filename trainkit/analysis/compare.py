@@ -25,6 +25,7 @@ from trainkit.metrics.bootstrap import Kind
 from trainkit.metrics.significance import Interval, Verdict
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.speed import clock
+from trainkit.environment.record import versions
 from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
 from trainkit.tracking.lineage import CONTENT, DATA
@@ -36,8 +37,7 @@ from trainkit.tracking.upload_queue import waits
 _PLACE = {
     "mlflow.source.git.commit": "git commit",
     "mlflow.source.git.dirty": "git dirty",
-    **{f"trainkit.{name}": name for name in ("version", "python", "torch", "torchvision", "accelerate", "timm")},
-    **{f"trainkit.{name}": name for name in ("datasets", "numpy", "host", "cpu", "cores", "gpus")},
+    **{f"trainkit.{name}": name for name in ("host", "cpu", "cores", "gpus")},
     "trainkit.world_size": "processes",
 }
 _DIGITS = 12
@@ -459,6 +459,7 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     places = []
     for side in (first, second):
         place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
+        place |= {name: version for name, version in versions(side.told[0]).items() if name != "mlflow"}
         if "git commit" in place:
             place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import diff, loader
+from trainkit.environment.record import versions
 from trainkit.errors import UserError, visible
 from trainkit.files import write_aside
 from trainkit.interfaces import IdentifiesContent, Split
@@ -35,13 +36,12 @@ CONTENT = "trainkit.content"
 _COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
 _AROUND = {
     "mlflow.source.git.commit": "git commit",
-    "trainkit.environment.version": "trainkit",
-    **{f"trainkit.{word}": word for word in ("python", "torch", "torchvision", "accelerate", "timm", "numpy")},
     "trainkit.cpu": "processor",
     "trainkit.gpus": "GPUs",
     "trainkit.world_size": "processes",
 }
-"""Tags of sources, versions and hardware, and their readable names."""
+"""Tags of sources and hardware, and their readable names."""
+_VERSIONS = ("trainkit", "python", "torch", "torchvision", "accelerate", "timm", "numpy")
 _DIGITS = 12
 _HEAD = 30
 """Lines at the head of a page."""
@@ -147,7 +147,7 @@ def _varies(run: RunFolder) -> Sequence[str]:
 
 def _around(tags: Mapping[str, str]) -> dict[str, str]:
     """Return data, sources, versions and hardware from the tags of a run, by readable names."""
-    found = {}
+    found = {name: version for name, version in versions(tags).items() if name in _VERSIONS}
     for tag, value in tags.items():
         if tag == DATA or tag.startswith(f"{DATA}."):
             found[f"data of {tag.removeprefix(f'{DATA}.')}" if tag != DATA else "data"] = value[:_DIGITS]
