@@ -19,13 +19,13 @@ from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
 from trainkit.config import diff
 from trainkit.config.diff import Change
+from trainkit.environment.record import versions
 from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.bootstrap import Kind
 from trainkit.metrics.significance import Interval, Verdict
 from trainkit.redact import HIDDEN, is_secret_name
 from trainkit.speed import clock
-from trainkit.environment.record import versions
 from trainkit.tracking import journal, run_folder
 from trainkit.tracking.journal import Point
 from trainkit.tracking.lineage import CONTENT, DATA

@@ -113,17 +113,17 @@ def _followed(
         try:
             run = store.find(above)
         except UserError:
-            return None, None, f"beneath the MLflow run {above}"
-        return run, run.name, f"beneath {run.name}"
+            return None, None, f"child run of the MLflow run {above}"
+        return run, run.name, f"child run of {run.name}"
     if copied := _COPIED.search(loader.header(recipe)):
         run = RunFolder(store.home / "runs" / copied[1])
         if run.recipe.is_file():
-            return run, run.name, f"follows {run.name}, from which its recipe was copied"
-        return None, run.name, f"follows {run.name}, from which its recipe was copied and which is not in this store"
+            return run, run.name, f"compared with {run.name}, from which its recipe was copied"
+        return None, run.name, f"copied from {run.name}, which is not in this store"
     last = store.newest_finished(info.experiment or "", info.started)
     if last is None:
-        return None, None, f"follows no run: none of experiment {info.experiment} had finished before"
-    return last, last.name, f"follows {last.name}, the last run of experiment {info.experiment} that had finished"
+        return None, None, f"nothing to compare with: no run of experiment {info.experiment} had finished before"
+    return last, last.name, f"compared with {last.name}, the last finished run of experiment {info.experiment}"
 
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:

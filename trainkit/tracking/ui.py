@@ -180,7 +180,9 @@ def _run_tables(experiments: list[dict[str, Any]], page: str) -> list[tuple[str,
         keys = {tag["key"] for tag in experiment.get("tags", [])}
         has_view = f"mlflow.sharedViewState.{VIEW}" in keys
         if experiment["name"] != "Default":
-            tables.append((experiment["name"], f"{page}/{page_server.run_table(experiment['experiment_id'], has_view)}"))
+            tables.append(
+                (experiment["name"], f"{page}/{page_server.run_table(experiment['experiment_id'], has_view)}")
+            )
     return tables
 
 
