@@ -1,7 +1,7 @@
 """Checks of the data of a run: train/test leakage, and odd samples.
 
 Looked at once for each data digest, before the training, and kept in `<store>/integrity/`. What is found is said, and
-is among the artifacts of every run: `tables/integrity.json` and `tables/integrity.csv`. `integrity.policy` of the recipe says
+is among the artifacts of every run: `tables/integrity.json` and `.csv`. `integrity.policy` of the recipe says
 what follows from it. `trainkit data check` does the same without a training.
 
 A split takes part by its method `held()`: see `trainkit.data.leakage`, where sets are compared.

@@ -81,9 +81,11 @@ def offer_view(
 
 def charts_of_run(primary_metric: str | None) -> dict[str, Any]:
     """Return the state of the charts of a single run's page: loss, primary score and throughput above all others."""
+    charts = _sections([_line(name) for name in _curves(primary_metric)])
+    charts["compareRunSections"].pop()  # the load of the machine has a page of its own
     return {
         "isAccordionReordered": False,
-        **_sections([_line(name) for name in _curves(primary_metric)]),
+        **charts,
         "autoRefreshEnabled": True,
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }

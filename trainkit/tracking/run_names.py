@@ -92,10 +92,11 @@ def choose(known: Known, word: str, runs: Path, unfinished: bool = False) -> Run
 def title(name: str, overrides: Sequence[str]) -> str:
     """Return the name of a run in MLflow: what its command has changed, then its own: `lr=0.006 · convnext-s0-...`.
 
-    Names then differ where the run table shows them. A key is written as its last part, where that is enough.
+    Names then differ where the run table shows them. The last override comes first, as the one that was added last. A
+    key is written as its last part, where that is enough.
     """
     pairs = [(key.strip(), value.strip()) for key, is_, value in (word.partition("=") for word in overrides) if is_]
-    pairs = [(key, value) for key, value in dict(pairs).items() if key not in _UNTITLED]
+    pairs = [(key, value) for key, value in reversed(dict(pairs).items()) if key not in _UNTITLED]
     last = Counter(key.rpartition(".")[2] for key, _ in pairs)
     shown = []
     for key, value in pairs:
