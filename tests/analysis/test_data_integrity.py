@@ -391,7 +391,7 @@ def artifact(path: str, tmp_path: Path) -> str:
 def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     assert run(*words(leaking), recipe=CONVNEXT).code == 0
     assert f"integrity: {VAL}: 1 of 7 images look like one in data.train" in capsys.readouterr().out
-    kept = json.loads(artifact("integrity.json", tmp_path))
+    kept = json.loads(artifact("tables/integrity.json", tmp_path))
     assert {one["check"] for one in kept["findings"] if one["verdict"] == "leak"} == {"look-alikes"}
     rows = list(csv.DictReader(artifact("tables/integrity.csv", tmp_path).splitlines()))
     assert [row["verdict"] for row in rows if (row["where"], row["check"]) == (VAL, "look-alikes")] == ["leak"]

@@ -75,7 +75,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
         "optim.lr        0.05 -> (several)",
         "optim.momentum  0.9 -> (several)",
     ]
-    assert lineage.read(children[1]).splitlines()[0] == f"beneath {parent.name}"
+    assert lineage.read(children[1]).splitlines()[0] == f"child run of {parent.name}"
 
     values = [best_score(r) for r in children]
     assert len(set(values)) > 1, "nothing to choose from"

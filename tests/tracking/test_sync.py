@@ -20,7 +20,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import Synced, sync
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import left
+from trainkit.tracking.upload_queue import left, rounded
 
 LONG_AGO = 1_700_000_000
 
@@ -77,7 +77,7 @@ def rows(here: Store, run_id: str) -> list[tuple[str, int, float]]:
 
 def in_journal(folder: RunFolder) -> list[tuple[str, int, float]]:
     metrics = journal.read(folder.journal).metrics
-    return sorted((name, point.step, point.value) for name, points in metrics.items() for point in points)
+    return sorted((name, point.step, rounded(point.value)) for name, points in metrics.items() for point in points)
 
 
 def of(here: Store, folder: RunFolder):

@@ -1,7 +1,7 @@
 """Checks of the data of a run: train/test leakage, and odd samples.
 
 Looked at once for each data digest, before the training, and kept in `<store>/integrity/`. What is found is said, and
-is among the artifacts of every run: `integrity.json` and `tables/integrity.csv`. `integrity.policy` of the recipe says
+is among the artifacts of every run: `tables/integrity.json` and `.csv`. `integrity.policy` of the recipe says
 what follows from it. `trainkit data check` does the same without a training.
 
 A split takes part by its method `held()`: see `trainkit.data.leakage`, where sets are compared.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 FOLDER = "integrity"
 """Of the store, where reports and what images look like are kept."""
-ARTIFACT = "integrity.json"
+ARTIFACT = "tables/integrity.json"
 FIGURE = "figures/look_alikes.png"
 UNEVEN = 100
 """How many times as many samples the largest class has as the smallest, from which that is odd."""

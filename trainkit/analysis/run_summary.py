@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainkit.analysis import run_report
 from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
 from trainkit.config.targets import TIME_TO
@@ -26,7 +27,13 @@ _OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
 _TRIVIAL = "trivial baseline"
 
 
-def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
+def write(
+    run: RunLogger,
+    outcome: Outcome,
+    hurried: bool = False,
+    beside: Comparison | None = None,
+    digests: Mapping[str, str] | None = None,
+) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
 
     `hurried`: draw none. A machine that goes away gives seconds, and the run that goes on draws them.
@@ -63,6 +70,7 @@ def write(run: RunLogger, outcome: Outcome, hurried: bool = False) -> None:
     with contextlib.suppress(OSError):  # the table is then of what the disk has taken
         tracker.commit()
     tracker.table("tables/metrics.csv", _last_values(journal.read(journal_file)))
+    run_report.write(run, outcome, beside, digests or {}, hurried)
 
 
 def _last_values(history: journal.History) -> dict[str, list[Any]]:

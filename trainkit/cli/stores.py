@@ -11,13 +11,17 @@ from trainkit.errors import EXIT_CODE
 
 
 @click.command()
+@click.argument("name", required=False, metavar="[EXPERIMENT|RUN]")
 @click.option("--port", default=5000, show_default=True)
-def ui(port: int) -> None:
-    """Serve the MLflow page of this store on this machine alone."""
+def ui(name: str | None, port: int) -> None:
+    """Serve the MLflow page of this store on this machine alone.
+
+    The page opens the run table of EXPERIMENT, or RUN.  [default: the newest experiment]
+    """
     from trainkit.tracking.store import Store
     from trainkit.tracking.ui import serve
 
-    serve(Store.locate(), port)
+    serve(Store.locate(), port, named=name or "")
 
 
 @click.command()

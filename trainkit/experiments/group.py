@@ -24,7 +24,7 @@ from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
 from trainkit.text_table import aligned, chosen, numbers
-from trainkit.tracking import journal, lineage
+from trainkit.tracking import journal, lineage, run_names
 from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending
@@ -230,7 +230,7 @@ def start_tracker(
         folder,
         store,
         experiment=recipe.log.experiment or recipe.name,
-        run_name=folder.name,
+        run_name=run_names.title(folder.name, request.overrides),
         params=params,
         tags={"trainkit.recipe": recipe.name, **tags},
         parent=parent,
