@@ -71,7 +71,7 @@ def test_of_more_processes_than_samples_as_many_train_as_the_update_and_its_norm
     made = plans(recipe, world)
     assert {p.active for p in made} == {active} and made[0].micro_batch == batch // active
     said = described(recipe, made[0])
-    assert (f"{world} processes, {world - active} of them idle" in said) == (active < world)
+    assert (f"Idle        {world - active} of {world} processes: " in said) == (active < world)
 
 
 def test_an_idle_process_counts_nothing_and_is_not_gathered():
