@@ -186,7 +186,7 @@ def _painted_rows(table: Table, stream: TextIO | None) -> Iterable[str]:
     for number, row in enumerate(table.rows[1:], 1):
         rich_table.add_row(*map(_safe, row), style="bold" if number in table.emphasised else "")
     made = console(stream)
-    made.width = max(made.width, made.measure(rich_table).maximum)
+    made.width = _WIDE
     with made.capture() as captured:
         made.print(rich_table)
     return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]

@@ -107,7 +107,7 @@ class RunLogger:
                 self._due = steps + 1
                 return
             self._bar = ProgressBar(stream, steps, seconds, self.label)
-            self._told = (step - 1, now)
+            self._told = (step - 1, now - seconds)
         self._bar.update(step, self._facts)
         done, before = step - self._told[0], self._told[1]
         # Asked again after a quarter of the time between two drawings: in between, a step costs a comparison.
