@@ -183,7 +183,7 @@ def test_a_fold_that_fails_ends_the_parent_too_and_the_data_of_all_is_looked_at_
     [
         (
             ("evaluations={val: {}}", "best=null"),
-            r"--folds: the data of toy, .*, has no `folds` and `fold`; expected data",
+            r"--folds: the data of toy, .*, has no keys `folds` and `fold`; expected data",
         ),
         ((*WORDS, "data.fold=1"), r"--folds: data\.fold=1 is given too"),
         ((*WORDS, "data.folds=1"), r"data\.folds: 1; expected 2 or more"),
@@ -288,7 +288,7 @@ def test_a_score_that_a_fold_has_not_got_is_left_out_of_the_mean_and_without_two
 def test_rows_that_cannot_stand_together_are_said():
     one, two = rows(0, 3, 0), rows(1, 3, 2)
     assert cross_validation.summarise({}, 0, {"v": [one, two]}).notes == (
-        "v: no table of all folds; the same samples are scored in several",
+        "v: no table of all folds; the same samples are evaluated in several folds",
     )
     patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
     assert len(cross_validation.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6

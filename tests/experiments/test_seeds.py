@@ -6,6 +6,7 @@ import math
 import re
 import time
 
+import click_commands
 import numpy as np
 import pytest
 from pyarrow import csv
@@ -61,12 +62,12 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     printed = capsys.readouterr().out
     (parent,), children = runs_of("toy-seeds"), sorted(runs_of("toy"), key=lambda folder: folder.info().seed)
     assert [folder.info().seed for folder in children] == [3, 4, 5] and children[1] == alone.folder
-    rows = printed.split("\n\n")[0].splitlines()[2:]  # one of each child, below the two lines on the parent
+    rows = printed.partition("\nChildren ")[2].split("\n\n")[0].splitlines()[1:]
     assert rows[0].split() == ["val/accuracy", "step", "seconds", "run"] and len(rows) == 4, printed
     assert [row[:6] for row in rows[1:]] == ["seed 3", "seed 4", "seed 5"]
     assert rows[2].endswith(f"  {alone.folder.name} (reused)") and parent.info().status == "FINISHED"
-    last = [line for line in printed.splitlines() if line.startswith("Next: ")]
-    assert last[0].startswith(f"Next:   trainkit compare OTHER_RUN {parent.name}  # ") and len(last) == 2
+    last = click_commands.following(printed)[-2:]
+    assert last[0].startswith(f"Next:   trainkit compare OTHER_RUN {parent.name}  # ")
     assert {shown(r).data.tags["mlflow.parentRunId"] for r in children} == {parent.info().run_id}
     assert run_folder.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
     assert run_folder.members(children[0]) == {}

@@ -107,7 +107,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
         printed
     )
     assert f"\nNext:   trainkit promote {best.name} " in printed
-    rows = printed.split("\n\n")[0].splitlines()[2:]
+    rows = printed.partition("\nChildren ")[2].split("\n\n")[0].splitlines()[1:]
     assert rows[0].split() == ["setting", "val/accuracy", "step", "seconds", "run"] and len(rows) == 5
     assert rows[3].startswith("trial 2     optim.lr=0.05 optim.momentum=0.9") and rows[3].endswith("(reused)")
 
@@ -248,7 +248,7 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
         ({"tpe": 4}, ("loader.workers=0..2",), "is the same experiment"),
         ({}, ("train.precision=no,bf16",), "a sweep is one launch"),
         ({}, ("device.threads=1,2",), "a sweep is one launch"),
-        ({}, ("best.metric=val/accuracy,val/ema/accuracy",), "compared by one `best`"),
+        ({}, ("best.metric=val/accuracy,val/ema/accuracy",), "must have the same `best`"),
         ({"random": 3}, ("optim.lr=0.2..0.1",), "ends where it begins, or before"),
         ({"random": 3}, ("optim.lr=log:0..1",), "logarithm"),
         ({"random": 2}, ("optim.lr=0.1,0.2",), "--random: 2, of 2 settings"),
@@ -368,7 +368,7 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     [
         (train.run, ["x.yaml", "--folds", "--seeds", "3"], "--folds and --seeds at once"),
         (train.run, ["x.yaml", "--random", "3"], "add --sweep"),
-        (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score is of one run, not with --sweep"),
+        (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score evaluates one run; leave out --sweep"),
         (main.main, ["sweep", "x.yaml", "--random", "3", "--tpe", "3"], "--random and --tpe at once"),
         (main.main, ["sweep", "x.yaml", "--random", "0"], "--random"),
         (main.main, ["sweep", "x.yaml", "--pruner", "boldly"], "'boldly' is not one of 'median', 'halving'"),
