@@ -154,10 +154,9 @@ class ProgressBar:
     def above(self, text: str) -> None:
         """Print lines to stdout, above the bar."""
         if self._stream is sys.stdout:
-            self._write("\r\x1b[2K")
-        print(text, flush=True)
-        if self._line and self._stream is sys.stdout:
-            self._write(self._line)
+            self._write(f"\r\x1b[2K{text}\n{self._line}")
+        else:
+            print(text, flush=True)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -174,7 +173,8 @@ class ProgressBar:
 def _drawn(step: int, steps: int, columns: int, stream: TextIO) -> str:
     from rich.progress_bar import ProgressBar as RichBar
 
-    bar = formatted(RichBar(total=max(1, steps), completed=step, width=columns), stream)
+    styles = {"style": "bright_black", "complete_style": "cyan", "finished_style": "green"}
+    bar = formatted(RichBar(total=max(1, steps), completed=step, width=columns, **styles), stream)
     return bar if "\x1b" in bar else bar.ljust(columns)
 
 

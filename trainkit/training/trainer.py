@@ -116,8 +116,8 @@ class Trainer:
         said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
         notes = [planning.plan_line("Note", note) for note in (*self.data.notes, *self.model.networks.notes)]
         device = planning.plan_line("Device", self.runtime.settings(self.recipe).removeprefix("device "))
-        if not self.logger.label:  # a child run has the plan of its parent's other children
-            self.logger.show([device, said, *notes])
+        if not self.logger.label:  # of child runs, which have one plan, no plan is printed
+            self.logger.show([device, said, *notes, ""])
         self.monitor.begin(self.state.step, costs)
         if self.resume.path is None:
             self.evaluator.score_frozen()
