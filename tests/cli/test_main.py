@@ -171,7 +171,9 @@ def test_help_has_a_heading_for_each_group_and_each_command_below_one():
     for heading in ("Train", "Data", "Compare and choose", "Speed", "Use the model", "Store"):
         assert f"\n{heading}:\n" in text
     grouped = [name for names in main.main.headings.values() for name in names]
-    assert sorted(grouped) == sorted(main.main.commands) and "...\n" not in text.partition("Train:")[2], "no sentence is cut off"
+    assert sorted(grouped) == sorted(main.main.commands) and "...\n" not in text.partition("Train:")[2], (
+        "no sentence is cut off"
+    )
 
 
 @pytest.mark.parametrize("words", click_commands.paths(), ids=" ".join)

@@ -164,7 +164,7 @@ def test_processes_share_a_block_where_there_are_too_few(blocks, world, cut):
     [
         (["task.gather=local"], 2, r"1 block of 80, .* over 2 processes; .*train\.batch_size=160 .*task\.gather=all"),
         ([], 3, r"expected equally many of its 16 people on each; take a multiple of 3 people; or .*=240"),
-        (["train.batch_size=30 per process", "train.micro_batch=null"], 2, "60 samples of an update"),
+        (["train.batch_size=30 per process", "train.micro_batch=null"], 2, "a batch of 60 samples in micro-batches"),
     ],
 )
 def test_blocks_that_cannot_be_shared_are_refused_with_what_to_write(words, world, message):

@@ -156,7 +156,7 @@ def nobody(tiny):
         (
             None,
             ["train.length=3 steps", "train.schedule={warmup: {over: 2 epochs}}"],
-            r"train: of \d+ updates an epoch, .*'2 epochs', is longer than the training, length '3 steps'.*"
+            r"train: with \d+ steps per epoch, .*'2 epochs', is longer than the training, length '3 steps'.*"
             r'train\.schedule\.warmup\.over="1 step"',
         ),
         (None, ["data.image_size=8"], r"images of 8 x 8 pixels"),

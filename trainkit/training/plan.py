@@ -160,7 +160,7 @@ def _shared_blocks(recipe: Recipe, data: Dataset, batch: int, world: int) -> tup
         return world, 1
     whole = f"train.batch_size={data.block * world} gives each process a whole block"
     if rest or asked != data.block:
-        found = f"{batch} samples of an update in micro-batches of {asked}"
+        found = f"a batch of {batch} samples in micro-batches of {asked}"
         expected = f"whole blocks of {data.block}, P x K of data.sampler"
         raise UserError("train", found, expected, f"take micro_batch {data.block}; {whole}")
     found = f"{number_of(blocks, 'blocks')} of {data.block}, P x K of data.sampler, over {world} processes"
@@ -192,7 +192,7 @@ def updates(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
     try:
         train.schedule.refuse_short(train.length, per_epoch, batch)
     except ValueError as error:
-        raise UserError("train", f"of {number_of(per_epoch, 'updates')} an epoch, {error}") from None
+        raise UserError("train", f"with {number_of(per_epoch, 'steps')} per epoch, {error}") from None
     return per_epoch, train.length.steps(per_epoch, batch)
 
 
