@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 
 import torch
 from contest import Contest, Sample, Target
@@ -125,17 +125,17 @@ def our_bar() -> Sample:
     from trainkit.config.schema import Log
     from trainkit.training.run_logger import RunLogger
 
-    recipe = SimpleNamespace(log=Log(), train=SimpleNamespace(batch_size=64))
+    recipe = SimpleNamespace(log=Log(), best=None, train=SimpleNamespace(batch_size=64, ema=None))
 
     def act() -> None:
-        run = RunLogger(recipe, main=True)
+        run = RunLogger(recipe, main=True, batch_size=64)
         for step in range(1, STEPS + 1):
             run.progress(step, STEPS)
             if step % LOG == 0:
-                run.line(step, STEPS, {"train/loss": 1 / step}, {"speed/samples_per_s": 64.0})
+                run.line(step, STEPS, 64, {"train/loss": 1 / step}, {"speed/samples_per_s": 64.0})
         run.close()
 
-    with open(os.devnull, "wb") as nowhere, redirect_stderr(Terminal(nowhere, write_through=True)):
+    with open(os.devnull, "wb") as nowhere, redirect_stdout(Terminal(nowhere, write_through=True)):
         return Sample(timed(act, nothing, STEPS, 3))
 
 

@@ -1018,23 +1018,32 @@ def witness_of(tracker, main=True):
 
     from trainkit.training.run_logger import RunLogger
 
-    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None)
+    train = SimpleNamespace(ema=None)
+    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None, train=train)
     return RunLogger(recipe, None, tracker, main)
 
 
 def test_the_terminal_shows_scores_of_all_classes_together(capsys):
     from trainkit.interfaces import Scores
 
-    metrics = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
-    witness_of(Kept()).scored(30, "val", {"val": Scores(metrics, {})}, {}, 1.0, leads=False, elapsed=0.0)
-    assert capsys.readouterr().out == "step 30: val: dice_mean 0.8123  m0 0  m1 1  m2 2  m3 3  m4 4\n"
+    own = {"dice.sr": 0.5, "dice_mean": 0.81234567, "dice.lr": 0.25, **{f"m{k}": float(k) for k in range(9)}}
+    metrics = {f"val/{key}": value for key, value in own.items()}
+    witness_of(Kept()).scored(30, "val", {"val": Scores(own, {})}, metrics, 1.0, leads=False, elapsed=0.0)
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[-1] == "val/dice_mean" and row.split() == ["30", "0.8123"]
 
 
 @pytest.mark.parametrize(
-    ("decides", "first"),
-    [("val/dice_mean", "dice_mean* 0.8123"), ("val/ema/dice_mean", "ema/dice_mean* 0.9"), ("val/m8", "m8* 8")],
+    ("decides", "columns", "values"),
+    [
+        ("val/dice_mean", ["val/dice_mean"], ["0.8123"]),
+        ("val/ema/dice_mean", ["val/dice_mean", "val/ema/dice_mean"], ["0.8123", "0.9000"]),
+        ("val/m8", ["val/m8"], ["8"]),
+    ],
 )
-def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_best(capsys, decides, first):
+def test_the_metric_that_decides_is_the_last_column_and_marked_and_is_alone_under_best(
+    capsys, decides, columns, values
+):
     from types import SimpleNamespace
 
     from trainkit.interfaces import Scores
@@ -1042,13 +1051,12 @@ def test_the_score_that_decides_is_printed_first_and_marked_and_is_alone_under_b
     own = {"dice_mean": 0.81234567, **{f"m{k}": float(k) for k in range(9)}}
     scored = {"val": Scores(own, {}), "val/ema": Scores({"dice_mean": 0.9}, {})}
     metrics = {f"{title}/{key}": value for title, scores in scored.items() for key, value in scores.metrics.items()}
-    others = ["dice_mean 0.8123", "m0 0", "m1 1", "m2 2", "m3 3", "m4 4"]
-    rest = "  ".join(word for word in others if word.split()[0] != decides.removeprefix("val/"))
     for leads in (True, False):
         witness = witness_of(tracker := Kept())
         witness.recipe.best = SimpleNamespace(metric=decides)
         witness.scored(30, "val", scored, metrics, 1.0, leads, 0.0)
-        assert capsys.readouterr().out == f"step 30: val: {first}{' (best so far)' * leads}  {rest}\n"
+        head, row = capsys.readouterr().out.splitlines()
+        assert head.split()[6:] == columns and row.split() == ["30", *values, *["*best"] * leads]
         (logged,) = [given[2] for given in tracker.calls if given[0] == "log"]
         best = {name: value for name, value in logged.items() if name.startswith("best/")}
         at_best = {name: value for name, value in logged.items() if name.startswith("at_best/")}

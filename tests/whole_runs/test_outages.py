@@ -310,14 +310,15 @@ def test_a_training_that_begins_while_its_store_is_locked(
                 ran = run(*WORDS, stopping=meanwhile)
             assert ran.code == 0 and ran.folder.info().status == "FINISHED"
             assert "the run begins all the same" in warned(caplog)[0]
-            last = capsys.readouterr().out.strip().splitlines()[-1]
+            unsent = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Not sent yet: ")]
             if back != "in the middle":
                 assert ran.folder.info().run_id is None and ran.folder.info().unsent
-                assert last.startswith("left   sqlite:") and last.endswith(f"trainkit sync {ran.folder.name}")
+                assert unsent[0].startswith("Not sent yet: sqlite:")
+                assert unsent[0].endswith(f"trainkit sync {ran.folder.name}")
                 refused = CliRunner().invoke(main.main, ["sync"])
                 assert refused.exit_code == 2 and "locked by another program" in refused.output
             else:
-                assert not last.startswith("left")
+                assert not unsent
             held.close()
             if back == "sync":
                 done = CliRunner().invoke(main.main, ["sync", ran.folder.name])
