@@ -540,7 +540,7 @@ def test_a_plug_in_adds_words_for_one_load_and_its_recipe_comes_back(plugin, tmp
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("", "no TABLES in it; expected TABLES = "),
+        ("", "it has no TABLES; expected TABLES = "),
         ("TABLES = {'tsk': {}}", "it adds names to unknown blocks 'tsk'; expected one of task, data"),
         ("TABLES = {'task': {'adadistill': 'a:B'}}", "the task 'adadistill' already exists; choose another name"),
         ("TABLES = {'task': {'mine': 'a.B'}}", "task 'mine' is 'a.B'; expected package.module:Class"),
