@@ -1,4 +1,4 @@
-"""The tutorials: all of their commands run on data of the kind they describe, up to an exported model and predictions."""
+"""The tutorials: every command of theirs runs on data like that which they describe, up to an exported model."""
 
 from __future__ import annotations
 

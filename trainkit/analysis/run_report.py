@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config.schema import TIME_TO
+from trainkit.config.targets import TIME_TO
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.text_table import numbers
