@@ -1,4 +1,4 @@
-"""The tutorials: all of their commands run on data of the kind they describe, up to an exported model and predictions."""
+"""The tutorials: all of their commands run on data of their kind, up to an exported model and predictions."""
 
 from __future__ import annotations
 
