@@ -17,10 +17,10 @@ from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
 from trainkit.terminal import Page, bar_stream, clock_time
 from trainkit.tracking import journal
+from trainkit.tracking.progress import LogTable, ProgressBar, to_stdout
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training.best import kept_rows
-from trainkit.training.progress import LogTable, ProgressBar, to_stdout
 
 ELSEWHERE = "trainkit.elsewhere"
 """Tag of a run that was resumed with other software or hardware: at which step, and what differs."""
