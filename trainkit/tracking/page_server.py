@@ -7,6 +7,7 @@ address names no page, and gives MLflow a default wherever the browser has not k
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -90,11 +91,9 @@ def _with_script(send: _Send) -> _Send:
         body += message.get("body", b"")
         if message.get("more_body"):
             return
-        import anyio.to_thread
-
         page = body
         if head[0]["status"] == 200 and b"<head>" in body:
-            code = await anyio.to_thread.run_sync(script)
+            code = await asyncio.to_thread(script)
             page = body.replace(b"<head>", b"<head><script>" + code.encode() + b"</script>", 1)
         replaced = (b"content-length", b"etag", b"last-modified", b"cache-control")
         kept = [pair for pair in head[0]["headers"] if pair[0].lower() not in replaced]
