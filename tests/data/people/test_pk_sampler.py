@@ -390,7 +390,7 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
         drawn(PK(people=7, each=2), rgb_only)
     mixed = full(6)
     mixed[2:, 1:] = 0
-    with pytest.raises(UserError, match=r"3 people in an update, and 2 can be drawn; expected 2 at most"):
+    with pytest.raises(UserError, match=r"3 people in a step, but only 2 can be sampled; expected 2 at most"):
         drawn(ModalPK(people=3, each=2), mixed)
     with pytest.raises(UserError, match=r"13 RGB records in an update, and 12 can be drawn"):
         drawn(Pairs(people=13), mixed)
