@@ -392,7 +392,7 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
     mixed[2:, 1:] = 0
     with pytest.raises(UserError, match=r"3 people in a step, but only 2 can be sampled; expected 2 at most"):
         drawn(ModalPK(people=3, each=2), mixed)
-    with pytest.raises(UserError, match=r"13 RGB records in an update, and 12 can be drawn"):
+    with pytest.raises(UserError, match=r"13 RGB records in a step, but only 12 can be sampled"):
         drawn(Pairs(people=13), mixed)
     mixed[1, 1:] = 0
     with pytest.raises(UserError, match=r"1 of 6 people can be drawn.*2 to tell apart"):
