@@ -395,7 +395,7 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
     with pytest.raises(UserError, match=r"13 RGB records in a step, but only 12 can be sampled"):
         drawn(Pairs(people=13), mixed)
     mixed[1, 1:] = 0
-    with pytest.raises(UserError, match=r"1 of 6 people can be drawn.*2 to tell apart"):
+    with pytest.raises(UserError, match=r"1 of 6 people can be sampled.*at least 2"):
         drawn(Pairs(people=3), mixed)
 
 
