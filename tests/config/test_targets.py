@@ -76,8 +76,8 @@ def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("time_to={other/accuracy: [0.9]}", "time_to is 'other/accuracy', of no evaluation here; there are: val"),
-        ("time_to={val: [0.9]}", "time_to is 'val', of no evaluation here"),
+        ("time_to={other/accuracy: [0.9]}", "time_to is 'other/accuracy', but there is no such evaluation"),
+        ("time_to={val: [0.9]}", "time_to is 'val', but there is no such evaluation"),
         ("time_to={val/accuracy: []}", "time_to of val/accuracy: at is empty"),
         ("time_to={val/accuracy: [0.9, 0.90]}", "0.9 is given twice; keep one of them"),
         ("time_to={val/accuracy: 0.9}", "found 0.9, expected a list, each entry a number or a block"),

@@ -363,8 +363,8 @@ def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_
         f"{file}: 4 pairs of one image, or duplicates:",
         "  line 4: ben/0.png with anna/0.png, a duplicate of line 3",
         "  line 5: anna/1.png with itself",
-        "  line 6: ./anna/0.png with anna/1.png, as in line 2",
-        "  line 7: anna/0.png with anna/1.png, as in line 2",
+        "  line 6: ./anna/0.png with anna/1.png, a duplicate of line 2",
+        "  line 7: anna/0.png with anna/1.png, a duplicate of line 2",
         "expected each pair of two images once, in either order; remove these lines",
     ]
 

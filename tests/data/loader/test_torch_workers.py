@@ -63,7 +63,7 @@ def test_the_batches_are_those_of_the_process_itself_and_no_random_number_is_dra
     assert torch.equal(torch.get_rng_state(), before)
     assert len(got) == 8 and same(got, read(split, Loader()))
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["loader.workers: this system has no os.memfd_create; torch's DataLoader reads the batches"]
+    assert lines == ["loader.workers: this platform has no os.memfd_create; PyTorch's DataLoader reads the batches"]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_report_in_words():
         "3 of 7 people (42.9%); 2 have no RGB record, or no other; 2 are dropped for too few records"
     )
     plain = report(drawn(PK(people=2, each=3, short="drop"), COUNTS), NAMES).sentences()
-    assert plain[1] == "pk can draw 7 of 7 people (100.0%)"
+    assert plain[1] == "pk can sample 7 of 7 people (100.0%)"
     mixed = report(drawn(ModalPK(people=2, each=3, ensure_rgb=False), COUNTS), NAMES).sentences()
     assert mixed[1].endswith("2 have records of one modality")
 

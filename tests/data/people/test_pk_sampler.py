@@ -378,11 +378,11 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
         drawn(ModalPK(people=2, each=4), rgb_only)
     with pytest.raises(UserError, match=r"none of.*two modalities"):
         drawn(ModalPK(people=2, each=4, ensure_rgb=False), rgb_only)
-    with pytest.raises(UserError, match=r"nobody.*4 or more of other modalities.*short: repeat"):
+    with pytest.raises(UserError, match=r"none of.*4 or more of other modalities.*short: repeat"):
         drawn(ModalPK(people=2, each=5, short="drop"), full(6, (4, 1, 1, 1, 0)))
-    with pytest.raises(UserError, match=r"nobody.*3 RGB records and as many"):
+    with pytest.raises(UserError, match=r"none of.*3 RGB records and as many"):
         drawn(ModalPK(people=2, each=6, half=True, short="drop"), full(6, (2, 4, 4, 0, 0)))
-    with pytest.raises(UserError, match=r"nobody.*people with 9 records"):
+    with pytest.raises(UserError, match=r"none of.*people with 9 records"):
         drawn(PK(people=2, each=9, short="drop"), full(6, (4, 1, 1, 1, 1)))
     with pytest.raises(UserError, match=r"none of 0 people"):
         Draw(PK(people=2, each=2), Cells.make(np.zeros(0, int), np.zeros(0, int), 0), 0)
@@ -390,12 +390,12 @@ def test_what_cannot_be_drawn_is_said_with_what_is_needed():
         drawn(PK(people=7, each=2), rgb_only)
     mixed = full(6)
     mixed[2:, 1:] = 0
-    with pytest.raises(UserError, match=r"3 people in an update, and 2 can be drawn; expected 2 at most"):
+    with pytest.raises(UserError, match=r"3 people in a step, but only 2 can be sampled; expected 2 at most"):
         drawn(ModalPK(people=3, each=2), mixed)
-    with pytest.raises(UserError, match=r"13 RGB records in an update, and 12 can be drawn"):
+    with pytest.raises(UserError, match=r"13 RGB records in a step, but only 12 can be sampled"):
         drawn(Pairs(people=13), mixed)
     mixed[1, 1:] = 0
-    with pytest.raises(UserError, match=r"1 of 6 people can be drawn.*2 to tell apart"):
+    with pytest.raises(UserError, match=r"1 of 6 people can be sampled.*at least 2"):
         drawn(Pairs(people=3), mixed)
 
 
