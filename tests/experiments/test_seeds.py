@@ -77,7 +77,7 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert "seed" not in above.data.params and above.data.params["data.samples"] == "66"
 
     assert lineage.read(parent).splitlines() == [
-        f"compared with {alone.folder.name}, the last finished run of experiment toy", "", "seed  4 -> (several)",
+        f"compared with {alone.folder.name}, the last finished run", "", "seed  4 -> (several)",
     ]  # fmt: skip
     assert lineage.read(children[2]) == f"child run of {parent.name}\n\nseed  (several) -> 5\n"
 

@@ -63,7 +63,7 @@ def test_a_run_is_held_against_the_last_of_its_experiment_that_finished(store):
     assert second.folder.info().follows == tags["trainkit.parent"] == first.folder.name
     text = lineage.read(second.folder)
     assert text.splitlines() == [
-        f"compared with {first.folder.name}, the last finished run of experiment toy",
+        f"compared with {first.folder.name}, the last finished run",
         "",
         "seed          0 -> 3",
         "data.samples  64 -> 48",

@@ -123,7 +123,7 @@ def _followed(
     last = store.newest_finished(info.experiment or "", info.started)
     if last is None:
         return None, None, f"nothing to compare with: no run of experiment {info.experiment} had finished before"
-    return last, last.name, f"compared with {last.name}, the last finished run of experiment {info.experiment}"
+    return last, last.name, f"compared with {last.name}, the last finished run"
 
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:

@@ -23,7 +23,7 @@ _UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promo
 _TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
 """Longest value, most columns, and with how many runs a new one is held against."""
 _RATE = "speed/samples_per_s"
-_NAME, _NAME_WIDTH = "attributes.`Run Name`", 330
+_NAME, _NAME_WIDTH = "attributes.`Run Name`", 260
 
 
 def offer_view(

@@ -1,8 +1,9 @@
 """Run MLflow's server with a start page: `python -m trainkit.tracking.page_server server ...`, as `mlflow server ...`.
 
 MLflow 3.17 opens its own start page, and orders the charts of a single run by name. It keeps another order in the
-browser's localStorage alone, where no tag reaches it. A script in `index.html` therefore opens a run table where the
-address names no page, and gives MLflow a default wherever the browser has not kept a choice.
+browser's localStorage alone, where no tag reaches it. Its image tiles begin with all parameters of the run, which leave
+no room for the image, unless the reader switches `showRunParams` off. A script in `index.html` therefore opens a run
+table where the address names no page, and gives MLflow another default wherever the reader has made no choice.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _SCRIPT = """(() => {
     const found = kept === null && this === localStorage && defaults.find(([name]) => name.test(key));
     return found ? found[1]() : kept;
   };
+  Object.defineProperty(Object.prototype, "showRunParams", {get: () => false, set() {}, configurable: true});
   if (/^#?\\/?$/.test(location.hash) && given.start) location.replace(given.start);
 })();"""
 
