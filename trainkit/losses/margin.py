@@ -29,13 +29,15 @@ class ArcFace:
     """Additive angular margin: cos(theta + m) (Deng et al., CVPR 2019, equation 3)."""
 
     name: Literal["arcface"] = "arcface"
+    """Selects ArcFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.5
-    """Radians."""
+    """Margin that is added to the angle, in radians, from 0 to below pi."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
-    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
     scale_eval: Positive | None = None
-    """Scale of the cosines where classes are predicted; None: `scale`."""
+    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
 
 
 @dataclass(kw_only=True)
@@ -43,35 +45,44 @@ class CosFace:
     """Additive cosine margin: cos(theta) - m (Wang et al., CVPR 2018, equation 4)."""
 
     name: Literal["cosface"] = "cosface"
+    """Selects CosFace."""
     m: Annotated[float, Field(ge=0, lt=2)] = 0.35
+    """Margin that is subtracted from the cosine, from 0 to below 2."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
-    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
     scale_eval: Positive | None = None
-    """Scale of the cosines where classes are predicted; None: `scale`."""
+    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
 
 
 @dataclass(kw_only=True)
 class AdaFace:
-    """Margin by image quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
+    """Margin that adapts to image quality, estimated from the embedding's norm (Kim et al., CVPR 2022, equations 14,
+    15)."""
 
     name: Literal["adaface"] = "adaface"
+    """Selects AdaFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4
+    """Margin, from 0 to below pi; in radians for the part that changes the angle, plain for the part that lowers the
+    cosine."""
     h: Annotated[float, Field(ge=0, le=100)] = 0.333
-    """How much of [-1, 1] one standard deviation of the norms spans."""
+    """Share of the quality range [-1, 1] that one standard deviation of the embedding norms covers."""
     t_alpha: FractionAboveZero = 0.01
-    """Weight of the newest batch in the running mean and spread of the norms."""
+    """Weight of the newest batch in the running mean and standard deviation of the norms, above 0 and up to 1."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
 
 
 @dataclass(kw_only=True)
 class NoMargin:
-    """A linear layer with bias over the embedding as it is: the plain classifier that margins are compared with."""
+    """A linear classifier with bias over the embedding, without a margin: the baseline of margin softmax."""
 
     name: Literal["none"] = "none"
+    """Selects a plain classifier."""
     loss: Literal["ce", "bce"] = "ce"
-    """`ce`: softmax cross-entropy. `bce`: binary cross-entropies, one class against the others each, summed. Of two
-    classes it is one, of the difference of their scores, and so the same function as `ce`."""
+    """`ce`: softmax cross-entropy. `bce`: the sum of binary cross-entropies, each class against the others. With two
+    classes `bce` is one term on the difference of the scores, the same function as `ce`."""
 
 
 AnyMargin = ArcFace | CosFace | AdaFace

@@ -33,49 +33,56 @@ SDM_EPS = 1e-8
 
 @dataclass(kw_only=True)
 class Identity:
-    """Cross-entropy over the persons of the training set, of records and of queries."""
+    """Cross-entropy over the identities of the training set, for records and for queries."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     smoothing: FractionBelowOne = 0.1
-    """Share of the target that is spread evenly over all persons."""
+    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all identities."""
 
 
 @dataclass(kw_only=True)
 class Triplet:
-    """Each record: the farthest of its person should be nearer than the nearest of another, before the neck."""
+    """Batch-hard triplet loss on features before the neck (Hermans et al., 2017, arXiv 1703.07737)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     margin: Literal["soft"] | Annotated[float, Field(ge=0, le=1000)] = "soft"
-    """By how much nearer, as a Euclidean distance; `soft` is ln(1 + exp(difference)), which never ends."""
+    """Euclidean distance by which the farthest record of the same identity should be nearer than the nearest one of
+    another. `soft`: ln(1 + exp(difference)), which has no such limit."""
 
 
 @dataclass(kw_only=True)
 class Matching:
-    """SDM: of each query the similarities to the RGB records, and back, become those that the labels ask for."""
+    """Similarity distribution matching (SDM) between queries and RGB records, in both directions (arXiv 2303.12501)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     temperature: Positive = 0.02
-    """Divisor of the cosines."""
+    """Divisor of the cosines before the softmax."""
 
 
 @dataclass(kw_only=True)
 class Circle:
-    """Circle loss over the cosines of all records: each pair counts by how far it is from where it should be."""
+    """Circle loss over the cosines of all records; a pair far from its target weighs more (arXiv 2002.10857)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     margin: FractionBelowOne = 0.25
-    """Cosines of one person should exceed 1 - margin, those of two lie below it."""
+    """Cosines of one identity should exceed 1 - margin; those of two identities should be below margin. From 0 to below
+    1."""
     scale: Positive = 128.0
-    """Factor of the cosines; the published one of person retrieval."""
+    """Factor of the cosines. Default: the value published for person retrieval."""
 
 
 @dataclass(kw_only=True)
 class Contrast:
-    """Supervised contrast over the cosines of all records: those of a person against all others."""
+    """Supervised contrastive loss over the cosines of all records (Khosla et al., NeurIPS 2020, arXiv 2004.11362)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     temperature: Positive = 0.1
-    """Divisor of the cosines."""
+    """Divisor of the cosines before the softmax."""
 
 
 @dataclass(frozen=True)

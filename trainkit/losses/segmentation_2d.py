@@ -38,47 +38,53 @@ _TINY = 1e-7
 
 @dataclass(kw_only=True)
 class Ohem:
-    """The cross-entropy of the hard pixels alone: their mean over the micro-batch."""
+    """Online hard example mining: mean cross-entropy of the hard pixels of a micro-batch (CVPR 2016, arXiv
+    1604.03540)."""
 
     probability: FractionBetween = 0.7
-    """A pixel is hard where its class is given less than this."""
+    """A pixel is hard if the predicted probability of its class is below this value (between 0 and 1)."""
     least: FractionAboveZero = 1 / 16
-    """Share of the labelled pixels that is kept at least, and one pixel at least; where fewer are hard, the hardest so
-    many."""
+    """Smallest share of the labelled pixels that is kept, and at least one pixel. If fewer are hard, the hardest pixels
+    fill the share."""
 
 
 @dataclass(kw_only=True)
 class Near:
-    """Pixels near a boundary between classes count more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
+    """Weigh pixels near class boundaries more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
 
     strength: Positive = 2.0
+    """Additional weight of a pixel at the boundary; far pixels have weight 1."""
     sigma: Annotated[float, Field(gt=0, le=10000)] = 3.0
-    """Pixels of the crop."""
+    """Range of the additional weight, in pixels of the crop."""
 
 
 @dataclass(kw_only=True)
 class PixelLoss:
-    """A weighted sum of terms, each over all labelled pixels of a micro-batch together."""
+    """Weighted sum of segmentation losses, each computed over all labelled pixels of a micro-batch."""
 
     ce: NotNegative = 1.0
-    """Weight of the cross-entropy, mean over pixels."""
+    """Weight of the cross-entropy (mean over pixels). 0 disables it."""
     ohem: Ohem | None = None
-    """Choice of the pixels of the cross-entropy; all of them where there is none."""
+    """Restrict the cross-entropy to hard pixels. None: all labelled pixels."""
     dice: NotNegative = 0.0
-    """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
+    """Weight of 1 - Dice (mean over the classes in the micro-batch). 0 disables it."""
     lovasz: NotNegative = 0.0
-    """Weight of the Lovasz extension of 1 - IoU, mean over the classes that the micro-batch has. Sorts all pixels once
-    a class."""
+    """Weight of the Lovasz extension of 1 - IoU (mean over the classes in the micro-batch; Berman et al., CVPR 2018). 0
+    disables it. It sorts all pixels once per class."""
     boundary: NotNegative = 0.0
-    """Weight of 1 - F of the boundaries, mean over the classes of each image that have one."""
+    """Weight of 1 - boundary F-score (mean over each image's classes that have a boundary; Bokhovkin and Burnaev, ISNN
+    2019). 0 disables it."""
     boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
-    """Side of the square in which a pixel of another class makes a pixel one of the boundary: theta0 of the paper."""
+    """Side in pixels, odd, of the square in which a pixel of another class makes a pixel a boundary pixel: theta0 of
+    the paper."""
     boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
-    """Side of the square in which a boundary pixel finds its match: theta of the paper."""
+    """Side in pixels, odd, of the square in which a boundary pixel is matched: theta of the paper."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class, by its name, among the pixels and among the classes; 1 for those not named."""
+    """Weight of a class, by class name, in the mean over pixels and in the mean over classes. Classes that are not
+    named have weight 1."""
     near: Near | None = None
-    """Weights of pixels in the cross-entropy by their distance from a boundary; needs `data.distance`."""
+    """Weigh pixels in the cross-entropy by their distance from a class boundary; needs `data.distance`. None: equal
+    weights."""
 
     def __post_init__(self) -> None:
         if not any(getattr(self, name) for name in TERMS):

@@ -42,21 +42,27 @@ class EyeSpec:
     """A small network for eye crops or other small images: 12 thousand to 2 million parameters."""
 
     name: Backbone
+    """Backbone: ConvNeXt blocks (`eye_convnext`) or depthwise-separable convolutions (`eye_baseline`)."""
     base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
+    """Channels of the first two blocks. They double, and the map is halved, at the third block, the fifth, and so
+    on."""
     num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
+    """Number of blocks, 1 to 16."""
     head: Head = "transformer"
-    """Layers from the last map to the embedding; the last two see it as a grid of tokens."""
+    """Layers between the last map and the embedding: mean (`avg`), mean and maximum with an MLP (`avgmax_mlp`), or a
+    transformer or MLP-mixer over a grid of tokens."""
     grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
-    """Rows and columns of tokens."""
+    """Rows and columns of tokens, for the heads `transformer` and `mlp_mixer`."""
     embedding: Channels | None = None
-    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
+    """Length of the embedding. None: the channels of the last map. Any other length adds a linear layer."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples, from 0 to below 1, that skip the last block;
+    earlier blocks have smaller shares."""
     dropout: FractionBelowOne = 0.0
-    """Share of what the head pools set to zero in training."""
+    """Share of the head's input, from 0 to below 1, that is set to zero in training."""
     layer_scale: FractionAboveZero = 1e-6
-    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
+    """Initial factor on each block of `eye_convnext`. The default is the published one; a training of a few minutes
+    needs a larger one."""
 
     def __post_init__(self) -> None:
         last = channels_of(self.base_channels, self.num_blocks)[-1]

@@ -30,9 +30,10 @@ SMALLEST_SIDE = 16
 
 @dataclass(kw_only=True)
 class MobileFaceNetSpec:
-    """MobileFaceNet in AdaDistill's layout (Chen et al. 2018): 1.2 M parameters at width 1."""
+    """MobileFaceNet in AdaDistill's layout (Chen et al., CCBR 2018, arXiv 1804.07573): 1.2 M parameters at width 1."""
 
     name: Literal["mobilefacenet"]
+    """Selects MobileFaceNet."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
@@ -41,51 +42,56 @@ class MobileFaceNetSpec:
 
 @dataclass(kw_only=True)
 class IResNetSpec:
-    """Residual network of face recognition (Duta et al. 2020; Deng et al. 2019)."""
+    """iResNet, the residual network of face recognition (Duta et al., ICPR 2020; Deng et al., CVPR 2019)."""
 
     name: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100"]
+    """Selects iResNet with 18, 34, 50 or 100 layers."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.0
-    """Share of the last map set to zero in training."""
+    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
 class IRSpec:
-    """The network of AdaFace (Kim et al. 2022) that CVLface's teachers are: iResNet with plain shortcuts."""
+    """IR, the network of AdaFace (Kim et al., CVPR 2022) and of CVLface's teachers: iResNet with plain shortcuts."""
 
     name: Literal["ir18", "ir50", "ir101"]
+    """Selects IR with 18, 50 or 101 layers."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.4
-    """Share of the last map set to zero in training."""
+    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
     bgr: bool = False
-    """For weights learnt on images with blue first (AdaFace's own release); CVLface's have red first, as here."""
+    """Set it for weights that were trained on images in the channel order blue, green, red, such as AdaFace's own
+    release. CVLface's weights use red, green, blue."""
 
 
 @dataclass(kw_only=True)
 class TimmSpec:
-    """Any classification network of timm with a neck: batch norm, linear, batch norm."""
+    """Any classification network of timm, followed by a neck: batch norm, linear layer, batch norm."""
 
     name: Literal["timm"]
+    """Selects a network of timm."""
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     embedding: Channels = 512
     """Length of the embedding."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
+    """Further arguments of the network's constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
     weights: str | None = field(default=None, metadata={"hash": "set"})
-    """Of task `embed`: where the network without its neck starts from, as `task.net.weights` of `classify` says it;
-    None: random."""
+    """Initial weights of the network without its neck, with the values of `task.net.weights` of task `classify`; only
+    for task `embed`. None: random."""
     frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Of task `embed`: train the neck and the class centres alone, over features of the pretrained network that are
-    computed once, before the first step. Images may be mirrored and not changed otherwise."""
+    """Train only the neck and the class centres, on features of the pretrained network that are computed once before
+    the first step; only for task `embed`. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms below the neck, with which the weights were trained."""
+    """Keep the running statistics of the pretrained batch norms below the neck fixed."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)

@@ -25,15 +25,17 @@ from trainkit.errors import UserError
 
 @dataclass(kw_only=True)
 class Lora:
-    """Low-rank corrections of the linear layers of a transformer."""
+    """Low-rank corrections (LoRA) of the linear layers of a transformer, one per modality (ICLR 2022, arXiv
+    2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Rank of the correction, 1 to 1,024."""
     alpha: Positive = 4.0
-    """The correction counts alpha / rank times."""
+    """The correction is multiplied by alpha / rank."""
     layers: Layers | None = None
-    """How many of the last blocks have them; None: all."""
+    """Number of blocks, counted from the last one, that get corrections. None: all blocks."""
     match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
-    """Patterns of names of the linear layers that have them."""
+    """Patterns of the names of the linear layers that get corrections."""
 
     def __post_init__(self) -> None:
         if not self.match:

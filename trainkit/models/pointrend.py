@@ -31,31 +31,35 @@ _UNIT = 1 << 16
 
 @dataclass(kw_only=True)
 class PointSpec:
-    """A head that predicts single points, for training at many places of an image and refining where it is unsure."""
+    """Point head of PointRend (Kirillov et al., CVPR 2020, arXiv 1912.08193): refines a segmentation at uncertain
+    points."""
 
     points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """Points of each image that are learned from."""
+    """Number of points per image in training."""
     oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
-    """Points that are drawn for each that is kept as unsure."""
+    """Number of candidate points per point that is selected as uncertain, 1 to 100."""
     importance: Fraction = 0.75
-    """Share of the points that are the least sure of those drawn; the rest are anywhere. Without those of `near`."""
+    """Share of the points, without those of `near`, that are the least certain candidates; the rest are drawn
+    uniformly."""
     near: Fraction = 0.0
-    """Share of the points that are drawn near boundaries between classes; needs `data.distance`."""
+    """Share of the points, 0 to 1, that are drawn near class boundaries; needs `data.distance`."""
     sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
-    """Pixels: a pixel at distance d of the nearest boundary is drawn in proportion to exp(-d^2 / (2 sigma^2))."""
+    """Range in pixels of the draw near boundaries: a pixel at distance d from the nearest boundary is drawn in
+    proportion to exp(-d^2 / (2 sigma^2))."""
     steps: Annotated[int, Field(ge=0, le=8)] | None = None
-    """Doublings at inference, then bilinear to the size of the image; None: until that is reached. Published are 2
-    from stride 4, which reach it."""
+    """Number of doublings of the map at inference, followed by bilinear resizing to the size of the image. None: until
+    that size is reached. Published: 2 from stride 4, which reach it."""
     subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
-    """Points that are predicted anew at each doubling."""
+    """Number of points that are predicted again after each doubling."""
     channels: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Channels of the hidden layers of the head."""
+    """Channels of the head's hidden layers."""
     layers: Annotated[int, Field(ge=1, le=64)] = 3
-    """Hidden layers of the head."""
+    """Number of hidden layers of the head."""
     coarse_each_layer: bool = False
-    """Give each layer the coarse logits again; published for instances, not for semantic segmentation."""
+    """Give the coarse logits to every layer of the head. Published for instance segmentation, not for semantic
+    segmentation."""
     weight: NotNegative = 1.0
-    """Of the loss at the points beside that of the coarse map."""
+    """Weight of the loss at the points; the loss of the coarse map has weight 1."""
 
     @property
     def parts(self) -> tuple[int, int, int]:

@@ -36,43 +36,52 @@ InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
 
 @dataclass(kw_only=True)
 class Fusion:
-    """How the features of the records of a query become one: their mean, with a learnt correction or without."""
+    """Combines the features of a query's records into one vector."""
 
     name: Literal["mean", "transformer"] = "mean"
+    """`mean`: the mean of the records' features. `transformer`: the mean plus a trained correction, which is 0 at the
+    start."""
     layers: Layers = 2
-    """Blocks of the transformer in which the features see each other."""
+    """Number of transformer blocks."""
     heads: Layers = 4
+    """Number of attention heads per block; it must divide the length of the embedding."""
     dropout: FractionBelowOne = 0.0
-    """Share of what each half of a block adds that is set to zero in training."""
+    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
 class ReidSpec:
-    """A network for records of people: a backbone of timm for images, and where there are captions, one for these."""
+    """A network for records of people: a backbone of timm for images and, if the data has captions, a text encoder."""
 
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
+    """Further arguments of the network's constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit download`); a file with weights of the backbone, or with a
-    CLIP, of which it takes the image tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
-    classifier is left out where it is for other people. None: random."""
+    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`); a file with weights of the backbone,
+    or of a CLIP, of which the image tower is used; or a file, `run:NAME` or `models:/ID` of a re-identification
+    network, whose classifier is dropped if it has other identities. None: random."""
     embedding: Channels | None = 512
-    """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
+    """Length of a feature, the same for all modalities. None: the length that the backbone outputs, without a
+    projection."""
     stems: Literal["own", "shared"] = "own"
-    """`own`: images of each modality have a first convolution (the patch embedding of a transformer), with the norm
-    after it, of their own. All start alike."""
+    """`own`: images of each modality have their own first convolution (patch embedding of a transformer) and the norm
+    after it, all with equal initial weights. `shared`: one for all modalities."""
     lora: Lora | None = None
-    """Low-rank corrections of the backbone's linear layers for each modality."""
+    """Low-rank corrections of the backbone's linear layers, one per modality. None: no corrections."""
     tune: Literal["all", "lora"] = "all"
-    """Trained part of the backbone: everything; or the corrections and the first layers, above weights that stay."""
+    """Trained part of the backbone. `all`: every parameter. `lora`: only the corrections and the first layers."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that
+    skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
+    """Encoder of captions; used if the data has captions."""
     fusion: Fusion = field(default_factory=Fusion)
+    """Combines the features of a query's records into one vector."""
     neck: Literal["bn", "none"] = "bn"
-    """Layer between a feature and the vector that is compared and classified."""
+    """Layer between a feature and the vector that is compared and classified: `bn`, a batch norm without trained bias,
+    or `none`."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)

@@ -28,22 +28,24 @@ TIMM = "tu-"
 
 @dataclass(kw_only=True)
 class SlicesSpec:
-    """A network of segmentation_models_pytorch on every slice."""
+    """A 2-D network of segmentation_models_pytorch that is applied to each slice of a volume."""
 
     name: Literal["slices"]
+    """Selects a 2-D network of segmentation_models_pytorch."""
     encoder: str = field(metadata={"timm": TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """How its maps become an image again."""
+    """Decoder, by its name in segmentation_models_pytorch."""
     filters: list[Channels] | None = None
-    """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
-    image; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
+    """Channels of the decoder's levels, coarsest first; their number, 3 to 5, is also how often the encoder halves the
+    image. For `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
+    """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
+    slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
-    `run:NAME` or `models:/ID`; None: random."""
+    """Initial weights: `pretrained` (for a `tu-` encoder, downloaded by `trainkit download`), or those of a whole
+    network from a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:

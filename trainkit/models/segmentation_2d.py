@@ -38,18 +38,19 @@ class BiSeNetV1Spec:
     """BiSeNet (Yu et al., ECCV 2018, arXiv 1808.00897): a spatial path beside the context path of an encoder."""
 
     name: Literal["bisenetv1"]
+    """Selects BiSeNet V1."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on the channels of what is around the encoder."""
+    """Factor on the channels of everything but the encoder."""
     fusion: bisenet.FusionKind = "squeeze"
-    """Form of the feature fusion module: `squeeze`, two 1x1 convolutions, is the paper's and that of older weights of
-    the public implementation; `conv`, one 1x1 convolution and batch norm, that of its weights today."""
+    """Form of the feature fusion module. `squeeze`: two 1x1 convolutions, as in the paper and in older weights of the
+    public implementation. `conv`: one 1x1 convolution and batch norm, as in its current weights."""
     encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
-    """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
-    ResNet-18 and torchvision's weights."""
+    """A network of timm with maps at strides 4, 16 and 32; the tag selects the `pretrained` weights. Published:
+    ResNet-18 with torchvision's weights."""
     weights: str | None = None
-    """Of the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
-    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
-    understood. None: random."""
+    """Initial weights. For the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of
+    timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
+    supported. None: random."""
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
@@ -60,11 +61,12 @@ class BiSeNetV2Spec:
     """BiSeNet V2 (Yu et al., IJCV 2021, arXiv 2004.02147): a detail branch beside a deep, narrow one."""
 
     name: Literal["bisenetv2"]
+    """Selects BiSeNet V2."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on all channels."""
+    """Factor on all channel counts."""
     weights: str | None = None
-    """A whole network from a file, `run:NAME` or `models:/ID`; files of the public implementation are understood.
-    None: random."""
+    """Initial weights of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
+    supported. None: random."""
 
     def __post_init__(self) -> None:
         if _of_timm(self.weights):
@@ -75,22 +77,23 @@ class BiSeNetV2Spec:
 
 @dataclass(kw_only=True)
 class SmpSpec:
-    """A network of segmentation_models_pytorch: an encoder, mostly of timm, and a decoder."""
+    """A network of segmentation_models_pytorch: an encoder, usually of timm, and a decoder."""
 
     name: Literal["smp"]
+    """Selects a network of segmentation_models_pytorch."""
     encoder: str = field(metadata={"timm": segmentation_2_5d.TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal[
         "unet", "unetplusplus", "fpn", "linknet", "manet", "pspnet", "pan", "deeplabv3", "deeplabv3plus", "segformer",
         "upernet",
     ]  # fmt: skip
-    """How its maps become one again."""
+    """Decoder, by its name in segmentation_models_pytorch."""
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
-    """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
+    """Further arguments of the decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
     weights: str | None = None
-    """Of a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
-    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
+    """Initial weights. For a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a
+    file of timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
 
     def __post_init__(self) -> None:
         if _of_timm(self.weights) and not self.encoder.startswith(segmentation_2_5d.TIMM):
@@ -111,11 +114,11 @@ class Norm:
     """Replacement of the batch norms of a network."""
 
     name: Literal["batch", "sync", "group"] = "batch"
-    """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
-    ECCV 2018, arXiv 1803.08494), which sees each image alone."""
+    """`batch`: batch norm over the micro-batch of a process. `sync`: batch norm over the micro-batches of all
+    processes. `group`: group norm, each image alone (Wu and He, ECCV 2018, arXiv 1803.08494)."""
     groups: Channels = 32
-    """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
-    channels or more in each."""
+    """Largest number of groups of group norm. The number used is the largest one up to this that divides the channels
+    and leaves 4 or more channels per group."""
 
 
 class SmpBody(nn.Module):

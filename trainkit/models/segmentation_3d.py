@@ -39,17 +39,18 @@ Filters = Annotated[int, Field(ge=1, le=4096)]
 
 @dataclass(kw_only=True)
 class UNetSpec:
-    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018): residual units, strided convolutions, instance norm."""
+    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018) with residual units, strided convolutions and instance norm."""
 
     name: Literal["unet"]
+    """Selects MONAI's U-Net."""
     filters: list[Filters]
-    """Channels of each level, finest first; there are fewer levels where the patch is too small for them."""
+    """Channels of each level, finest first. Levels are dropped if the patch is too small for them."""
     res_units: Annotated[int, Field(ge=0, le=16)] = 2
-    """Convolutions of a residual unit; 0: one plain convolution at each level."""
+    """Number of convolutions in a residual unit, 0 to 16. 0: one plain convolution per level."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values set to zero after each convolution."""
+    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
@@ -58,21 +59,22 @@ class UNetSpec:
 
 @dataclass(kw_only=True)
 class DynUNetSpec:
-    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions at each level."""
+    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions per level."""
 
     name: Literal["dynunet"]
+    """Selects nnU-Net's network."""
     filters: list[Filters]
-    """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
-    32, 64, 128, 256, 320, 320."""
+    """Channels of each level, finest first. Levels are dropped if the patch is too small for them. nnU-Net uses 32, 64,
+    128, 256, 320, 320."""
     deep_supervision: bool = True
-    """A loss at every level but the two coarsest, weighted 1, 1/2, 1/4 ... by nnU-Net's rule: there are scores at the
-    last level but one too, with weight 0."""
+    """Compute the loss at every level but the two coarsest, with weights 1, 1/2, 1/4 ... by nnU-Net's rule. The last
+    level but one also has an output, with weight 0."""
     res_block: bool = False
-    """Residual blocks instead of plain ones."""
+    """Use residual blocks instead of plain ones."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values set to zero after each convolution."""
+    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "nnunet"
 
     def __post_init__(self) -> None:
@@ -81,18 +83,19 @@ class DynUNetSpec:
 
 @dataclass(kw_only=True)
 class SegResNetSpec:
-    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, of MONAI's blocks."""
+    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, built of MONAI's blocks."""
 
     name: Literal["segresnet"]
+    """Selects SegResNet."""
     filters: Filters
-    """Channels of the finest level; doubled at each further one."""
+    """Channels of the finest level; they double at each further level."""
     blocks: list[Layers]
-    """Residual blocks on the way down at each level, finest first; on the way up there is one at each. There are fewer
-    levels where the patch is too small for them."""
+    """Number of residual blocks of the encoder at each level, finest first; the decoder has one per level. Levels are
+    dropped if the patch is too small for them."""
     deep_supervision: Annotated[int, Field(ge=1, le=16)] = 3
-    """Levels with scores and a loss, from the finest; 1: the finest alone."""
+    """Number of levels, from the finest, that have an output and a loss. 1: only the finest."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "deep"
 
     def __post_init__(self) -> None:

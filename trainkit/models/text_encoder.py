@@ -23,26 +23,29 @@ from trainkit.models.lora import Lora
 
 @dataclass(kw_only=True)
 class TextSpec:
-    """An encoder of captions. CLIP's: 12 layers, 512 wide, 8 heads, pool end, causal, activation quick_gelu."""
+    """A transformer for captions. CLIP's has 12 layers, width 512, 8 heads, pool end, causal, activation quick_gelu."""
 
     layers: Layers = 4
+    """Number of transformer blocks."""
     width: Channels = 256
-    """Numbers that stand for a token."""
+    """Length of a token's vector; a multiple of `heads`."""
     heads: Layers = 4
+    """Number of attention heads per block."""
     pool: Literal["mean", "end"] = "mean"
-    """Vector of a caption: the mean of its tokens, or the token that ends it."""
+    """Vector of a caption: the mean of its tokens (`mean`), or its last token (`end`, as in CLIP)."""
     causal: bool = False
-    """A token sees only those before it, as CLIP's do; the one that ends a caption has seen it all."""
+    """Let a token attend only to itself and earlier tokens, as in CLIP."""
     activation: Literal["gelu", "quick_gelu"] = "gelu"
-    """quick_gelu is x sigmoid(1.702 x), with which OpenAI's weights were learnt."""
+    """`gelu`, or `quick_gelu`: x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
     dropout: FractionBelowOne = 0.0
-    """Share of what each half of a block adds that is set to zero in training."""
+    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
     weights: str | None = None
-    """A file with CLIP's text tower (OpenAI's or OpenCLIP's names), `run:NAME` or `models:/ID`; None: random."""
+    """Initial weights: a file with CLIP's text tower (names of OpenAI or OpenCLIP), `run:NAME` or `models:/ID`. None:
+    random."""
     lora: Lora | None = None
-    """Low-rank corrections of the linear layers."""
+    """Low-rank corrections of the linear layers. None: no corrections."""
     tune: Literal["all", "lora"] = "all"
-    """Trained parameters: all, or those of the corrections and the last projection."""
+    """Trained parameters. `all`: every parameter. `lora`: only the corrections and the last projection."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

@@ -29,28 +29,30 @@ Argument = bool | int | float | str | list[int] | list[float]
 
 @dataclass(kw_only=True)
 class Network:
-    """A network of timm, where its weights come from, and which of them are trained."""
+    """A network of timm, its initial weights, and the parameters that are trained."""
 
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
+    """Further arguments of the network's constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that skip a block."""
     dropout: FractionBelowOne = 0.0
-    """Share of the features that is set to zero before the classifier."""
+    """Share of the features, from 0 to below 1, that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own for the tag of `model`, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, a
-    run, a folder of `trainkit export`, or `models:/NAME@ALIAS`; None: random. A classifier for other classes is left
-    out and starts anew."""
+    """Initial weights: `pretrained` (timm's weights for the tag of `model`, downloaded by `trainkit download`),
+    `timm:NAME.TAG`, a file, a run `run:NAME`, a folder written by `trainkit export`, or a logged model
+    `models:/NAME@ALIAS`. None: random. A classifier for another number of classes is replaced by a new one."""
     tune: Literal["all", "head", "linear"] = "all"
-    """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+    """Parameters that are trained. `all`: the whole network. `head`: the head with its norm, above a frozen backbone.
+    `linear`: only the last layer."""
     frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Linear probe: train the last layer alone, over features of the pretrained network that are computed once, before
-    the first step. Images may be mirrored and not changed otherwise."""
+    """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
+    first step. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms, with which the weights were trained: those of few small batches are
-    far from them. The norms' weights are trained."""
+    """Keep the running statistics of batch norms, with which the weights were trained, fixed: statistics of few small
+    batches are far from them. The weights and biases of batch norms are still trained."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)

@@ -30,18 +30,18 @@ from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
 
 @dataclass(kw_only=True)
 class Mix:
-    """Images and labels of a micro-batch mixed in pairs, by timm."""
+    """Mix the images and labels of a micro-batch in pairs, with timm's implementation."""
 
     mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Parameter of the beta distribution that the share of each image is drawn from; 0: none."""
+    """Parameter of the beta distribution of mixup's mixing ratio (Zhang et al., ICLR 2018). 0: no mixup."""
     cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """The same for a rectangle of the other image; 0: none."""
+    """Parameter of the beta distribution of the area of cutmix's rectangle (Yun et al., ICCV 2019). 0: no cutmix."""
     prob: FractionAboveZero = 1.0
-    """Share of the batches that are mixed."""
+    """Probability that a batch is mixed, above 0 and up to 1."""
     switch: Fraction = 0.5
-    """Where both are on: share of the batches with cutmix."""
+    """Probability of cutmix, 0 to 1, where mixup and cutmix are both on."""
     mode: Literal["batch", "pair", "elem"] = "batch"
-    """Unit with a share of its own: a batch, a pair, or an image."""
+    """Unit that gets its own mixing ratio: a batch, a pair of images, or an image (elem)."""
 
     def __post_init__(self) -> None:
         if not (self.mixup or self.cutmix):
@@ -53,14 +53,17 @@ class Mix:
 
 @dataclass(kw_only=True)
 class Classify:
-    """Learn to tell classes apart."""
+    """Image classification: train a network of timm on class labels."""
 
     net: timm_classifier.Network
+    """The network, its initial weights, and which parameters are trained."""
     smoothing: FractionBelowOne = 0.0
-    """Share of the target that is spread evenly over all classes."""
+    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all classes (Szegedy et al.,
+    CVPR 2016)."""
     mix: Mix | None = None
+    """Mixup and cutmix. None: images are not mixed."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class in the loss, by its name; 1 for those not named."""
+    """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
 
     def __post_init__(self) -> None:
         if self.net.frozen and self.mix is not None:

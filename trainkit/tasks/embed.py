@@ -36,16 +36,20 @@ from trainkit.models.frozen_features import FEATURES, probe_note
 
 @dataclass(kw_only=True)
 class Embed:
-    """Learn embeddings in which images of one class lie together, from class labels alone."""
+    """Train embeddings from class labels, so that images of one class lie close together."""
 
     net: face_backbones.Net
+    """The network that computes the embedding."""
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
+    """Margin softmax over the classes, or a plain classifier (`name: none`). Default: ArcFace with m 0.5 and scale
+    64."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class in the loss, by its name; 1 for those not named."""
+    """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
     mirror: bool = True
-    """Predict with the sum of the embeddings of an image and its mirror image, as face verification does."""
+    """Evaluate with the sum of the embeddings of an image and its mirror image, as is customary in face
+    verification."""
     classify: bool = False
-    """Predict the scores of the classes too: for evaluation images of the classes that are trained on."""
+    """Also predict class scores. Needed to evaluate classification on the classes that were trained."""
 
     @property
     def cached_features(self) -> bool:

@@ -43,25 +43,29 @@ from trainkit.tasks.embed import batch_accuracy
 
 @dataclass(kw_only=True)
 class Reid:
-    """Learn features by which people are found again, alone and fused, from who is on which record."""
+    """Cross-modal person re-identification: train features of single records and of fused queries on identity
+    labels."""
 
     net: reid.ReidSpec
+    """The network for images and captions."""
     identity: Identity | None = field(default_factory=Identity)
-    """Cross-entropy of records and of fused queries; null trains no classifier."""
+    """Cross-entropy over the identities of the training set, for records and for fused queries. Null: no classifier is
+    trained."""
     triplet: Triplet | None = None
-    """Of records, on features before the neck."""
+    """Batch-hard triplet loss on the features of records, before the neck. None: not used."""
     sdm: Matching | None = None
-    """Of fused queries and RGB records, after the neck, for each set of modalities."""
+    """Similarity distribution matching between fused queries and RGB records, after the neck, for each set of
+    modalities. None: not used."""
     circle: Circle | None = None
-    """Of records, after the neck."""
+    """Circle loss on records, after the neck. None: not used."""
     contrast: Contrast | None = None
-    """Of records, after the neck."""
+    """Supervised contrastive loss on records, after the neck. None: not used."""
     gather: Literal["all", "local"] = "all"
-    """Records that are compared: those of all processes, so that a recipe means the same on any number of them;
-    or of their own process alone. Batch norm sees its own process in either case."""
+    """Records that the losses compare. `all`: those of all processes, so that the number of processes does not change
+    the loss. `local`: only those of the same process. Batch norm sees its own process in either case."""
     norms: TrainingSpan | None = field(default_factory=lambda: Span(200, "steps"))
-    """How often the lengths of features before the neck, of fused ones and of those after the neck are logged; between
-    they are not computed."""
+    """Interval, in steps, at which the mean lengths of features are logged: before the neck, after it, and fused. Null:
+    never."""
 
     def __post_init__(self) -> None:
         if not self._terms():

@@ -44,24 +44,27 @@ from trainkit.models.segmentation_2d import Norm, SceneNetSpec
 
 @dataclass(kw_only=True)
 class Segment2d:
-    """Learn which pixel is of which class."""
+    """Semantic segmentation of images: train on crops, evaluate on whole images."""
 
     net: SceneNetSpec
+    """The segmentation network."""
     norm: Norm = field(default_factory=Norm)
-    """Replacement of the network's batch norms."""
+    """Replacement of the network's batch norms. Default: they are kept."""
     points: PointSpec | None = None
-    """A head that predicts single points where the network is least sure; None: no such head."""
+    """Head that refines the prediction at single points where the network is least certain (PointRend). None: no such
+    head."""
     objective: PixelLoss = field(default_factory=PixelLoss)
-    """Loss, at each of the outputs where the network gives several."""
+    """Loss. It is computed at each output where the network has several."""
     aux_weight: NotNegative = 1.0
-    """Of the objective at each auxiliary head beside that of the network's own scores."""
+    """Weight of the loss of each auxiliary head; the main output has weight 1."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
-    """By how much of the image's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
+    """Tolerance of the boundary F-score as a share of the image's diagonal, 0 to 0.1. Null: the boundary F-score is not
+    computed."""
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Windows at once, where images are seen through windows."""
+    """Number of windows per forward pass, where evaluation uses windows."""
     align_corners: bool = False
-    """Resize images to another size, and scores back, with the centres of their outermost pixels on each other, as in
-    evaluations of the public BiSeNet; else with their borders."""
+    """Resize images and scores with the centres of the corner pixels aligned, as evaluations of the public BiSeNet do.
+    False: the borders are aligned."""
 
     def __post_init__(self) -> None:
         self._least = 1

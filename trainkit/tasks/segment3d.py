@@ -41,27 +41,30 @@ Tolerance = Annotated[float, Field(ge=0, le=1000)]
 
 @dataclass(kw_only=True)
 class Window:
-    """How a whole volume is seen: through windows of the size of a training patch."""
+    """Sliding-window prediction of a whole volume; a window has the size of a training patch."""
 
     overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
-    """Share of a window that it has in common with the next."""
+    """Share of a window, 0 to 0.95, that overlaps with the next one."""
     weight: Weight = "gaussian"
-    """How the voxels of a window count: less towards its border, or all alike."""
+    """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs all
+    alike."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Windows at once."""
+    """Number of windows per forward pass."""
 
 
 @dataclass(kw_only=True)
 class Segment3d:
-    """Learn which voxel is of which organ."""
+    """Segmentation of volumes: train on patches, evaluate whole volumes with sliding windows."""
 
     net: VolumeNet
+    """The segmentation network."""
     objective: SegmentationLoss = field(default_factory=SegmentationLoss)
-    """Loss, at each of the outputs where the network gives several."""
+    """Loss. It is computed at each output where the network has several."""
     window: Window = field(default_factory=Window)
+    """Sliding-window prediction of whole volumes."""
     tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
-    """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
-    by organ, 1 mm for those not named."""
+    """Tolerance of the normalised surface distance (`nsd`) in mm, 0 to 1,000: one number for all organs, or a number
+    per organ name. Organs that are not named have 1 mm."""
 
     def required_weights(self) -> dict[str, Source]:
         """The weights that training starts from, where there are any."""
