@@ -91,7 +91,7 @@ def test_an_organ_without_any_score_has_no_metrics_and_is_in_no_mean():
 def test_labels_that_are_all_background_are_named():
     found = rows(3)
     found["volume_truth"][:] = 0
-    with pytest.raises(UserError, match="val: no organ in any of its label maps"):
+    with pytest.raises(UserError, match="val: no organ in any label map"):
         score_segmentation(found, protocol(3), "val")
     counts = {name: torch.zeros(3, 3) for name in ("intersection", "predicted", "actual")}
     with pytest.raises(UserError, match="no organ"):

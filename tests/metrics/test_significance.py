@@ -58,7 +58,7 @@ def test_a_row_of_two_units_counts_half_for_each():
 
 
 def test_blocks_do_not_change_what_is_drawn(monkeypatch):
-    units = Units("pictures", np.arange(11))
+    units = Units("images", np.arange(11))
     whole = all_times(units, 300)
     monkeypatch.setattr(significance, "_DRAWS_AT_ONCE", 7)
     assert (all_times(units, 300) == whole).all()
@@ -126,7 +126,7 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
     rng = np.random.default_rng(20)
     hard = rng.normal(size=400)
     one, other = (hard + rng.exponential(0.3, 400) for _ in range(2))
-    drawn = all_times(Units("pictures", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
+    drawn = all_times(Units("images", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
     found = significance.bootstrap_interval(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
     expected = stats.bootstrap(
         (one, other), lambda a, b, axis: (b - a).mean(axis), paired=True, vectorized=True, n_resamples=4000,
@@ -364,7 +364,7 @@ def test_probes_are_drawn_with_their_person(tmp_path):
 
 def test_retrieval_draws_classes_where_there_are_many(tmp_path):
     rng = np.random.default_rng(6)
-    for classes, units in ((30, "classes"), (6, "pictures")):
+    for classes, units in ((30, "classes"), (6, "images")):
         label = np.concatenate([np.repeat(np.arange(classes), 3), [classes, -1]])  # an only one, and an unlabelled one
         embedding = rng.normal(size=(len(label), 4)) + rng.normal(size=(classes + 2, 4))[label]
         scores = score_retrieval(embedding, Retrieval(label))

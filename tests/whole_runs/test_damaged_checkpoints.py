@@ -116,7 +116,7 @@ def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog
     assert best_weights(folder) == best / "model.safetensors" and not caplog.records
     flip(best / "model.safetensors", random.Random(0))
     assert best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
-    assert f"left aside: {best}/model.safetensors: its content has changed" in caplog.text
+    assert f"left aside: {best}/model.safetensors: content has changed" in caplog.text
     assert "model.safetensors of step-000000008 takes its place" in caplog.text
 
 
@@ -165,7 +165,7 @@ def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):
         kept = (path / name).read_bytes()
         for _ in range(20):
             flip(path / name, rng)
-            with pytest.raises(UserError, match=rf"step-000000006/{name}: its content has changed"):
+            with pytest.raises(UserError, match=rf"step-000000006/{name}: content has changed"):
                 safe_load.read_tensors(path / name)
             (path / name).write_bytes(kept)
     (path / "mine.safetensors").write_bytes(kept)

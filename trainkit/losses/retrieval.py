@@ -5,9 +5,9 @@ Jiang and Ye, IRRA, CVPR 2023, arXiv 2303.12501; over every set of modalities th
 ReID5o, NeurIPS 2025, arXiv 2506.09385. Circle: Sun et al., CVPR 2020, arXiv 2002.10857. Supervised contrast: Khosla et
 al., NeurIPS 2020, arXiv 2004.11362. Label smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567.
 
-B records, D features, Q queries, G gallery records, S sets of modalities. All shapes are known without looking at a
-value, so the host waits for nothing. An anchor or a query for which the batch has nothing to compare with is left out
-of the mean; where none is left the loss is 0, with a gradient of 0.
+B records, D features, Q queries, G gallery records, S sets of modalities. No shape depends on a value, so the host
+never waits for the device. An anchor or query without anything to compare with in the batch is left out of the mean; if
+none is left, the loss is 0 with a gradient of 0.
 
 With a `Share` a process computes the rows of its own anchors among the records of all: b of B, q of Q, g of G.
 """
@@ -28,7 +28,7 @@ from trainkit.interfaces import MODALITIES
 from trainkit.losses.margin import at_least_float32, cosines
 
 SDM_EPS = 1e-8
-"""SDM: what is added to the labels' probabilities before their logarithm, as published."""
+"""SDM: added to the labels' probabilities before their logarithm, as published."""
 
 
 @dataclass(kw_only=True)
@@ -87,16 +87,16 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Share:
-    """Share of a process in a loss over the records of all; added up over processes it is the whole loss."""
+    """Part of a process in a loss over the records of all processes; the sum over processes is the whole loss."""
 
     records: slice
-    """Its own among those of all."""
+    """Records of this process among those of all."""
     queries: slice
     total: Callable[[Tensor], Tensor]
     """Sum over processes."""
 
     def own(self, x: Tensor) -> Tensor:
-        """Rows of its own records."""
+        """Rows of the records of this process."""
         return x[self.records]
 
 
@@ -114,7 +114,7 @@ def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float, shar
     x_BD = at_least_float32(x_BD)
     same_bB, other_bB = _pairs(label_B, share)
     with torch.no_grad():
-        # Which ones, by a matrix product around the mean, where little cancels; how far, below, from differences.
+        # Select them by a matrix product of centred rows, which loses little; distances follow from differences.
         y_BD = x_BD - x_BD.mean(0)
         square_B = y_BD.square().sum(1)
         far_bB = _own(square_B, share)[:, None] + square_B - 2 * _own(y_BD, share) @ y_BD.T

@@ -66,11 +66,11 @@ class SegmentationLoss:
     def __post_init__(self) -> None:
         terms = {"dice": self.dice, "ce": self.ce, "focal": self.focal, "tversky": self.tversky}
         if not any(terms.values()):
-            raise ValueError(f"all of {', '.join(terms)} are 0; one must be above 0")
+            raise ValueError(f"{', '.join(terms)} are all 0; set one above 0")
         if not self.tversky_alpha + self.tversky_beta > 0:
-            raise ValueError("tversky_alpha and tversky_beta are 0; one must be above 0")
+            raise ValueError("tversky_alpha and tversky_beta are both 0; set one above 0")
         if not self.smooth > 0 and self.empty == "count":
-            raise ValueError("smooth is 0; with `empty: count` it must be above 0, or an empty class has no value")
+            raise ValueError("smooth is 0; set it above 0 with `empty: count`, or an empty class has no value")
 
     def weights(self, names: Sequence[str]) -> Tensor | None:
         """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
@@ -142,7 +142,7 @@ def deep(
     """Loss (B,) of outputs of several sizes, the finest first, weighted 1, 1/2, 1/4 ... and these divided by their sum.
 
     Without `coarsest` the last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of
-    its head have a gradient, of 0: with several processes each waits for the gradients of all parameters. The mask
+    its head have a gradient of 0: with several processes DDP waits for the gradients of all parameters. The mask
     (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
     """
     share = [0.5**k for k in range(len(outputs))]

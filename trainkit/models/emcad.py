@@ -28,7 +28,7 @@ from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
-"""Of the four maps of the encoder, finest first."""
+"""Strides of the four maps of the encoder, finest first."""
 Form = Literal["paper", "code"]
 """The decoder as the paper describes it: a spatial attention at each level, ReLU where maps are enlarged and gated, and
 PyTorch's first weights. Or as the published code trains it: one spatial attention for all levels, ReLU6 there, and all
@@ -66,7 +66,7 @@ class EmcadSpec:
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if not self.kernels or any(k % 2 == 0 for k in self.kernels):
-            raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
+            raise ValueError(f"kernels is {self.kernels}; expected one or more odd numbers")
 
 
 class ChannelAttention(nn.Module):
@@ -222,7 +222,7 @@ class Emcad(nn.Module):
 
 
 def build(spec: EmcadSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
-    """The network of `spec`, with random weights, and what is to be said about it."""
+    """Build the network of `spec`, with random weights; return also a description."""
     import timm
 
     check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))

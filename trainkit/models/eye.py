@@ -1,4 +1,4 @@
-"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone, and one of four heads above its last map.
+"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone with one of four heads.
 
 After the networks of an eye-state classifier (OCEC and its ConvNeXt fork, 32 x 64 pixels), written from their
 description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwise-separable ones (Howard et al., 2017,
@@ -68,11 +68,11 @@ class EyeSpec:
         last = channels_of(self.base_channels, self.num_blocks)[-1]
         if last > MOST_CHANNELS:
             raise ValueError(
-                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
-                f"in the last block; {MOST_CHANNELS} at most are possible"
+                f"base_channels {self.base_channels} with num_blocks {self.num_blocks} gives {last} channels in the "
+                f"last block; expected at most {MOST_CHANNELS}"
             )
         if self.embedding is None:
-            # Tasks size their heads by it, and the resolved recipe then says what it is.
+            # Tasks size their heads by it, and the resolved recipe shows it.
             self.embedding = last
 
 
@@ -121,8 +121,8 @@ def _map_size(size: tuple[int, int], backbone: str, num_blocks: int, grid: tuple
     """Height and width of the last map. Raises UserError where pixels would be left out, or a grid place is empty."""
     stride = STEM_STRIDE[backbone] * 2 ** ((num_blocks - 1) // 2)
     found = f"images of {size[1]} x {size[0]} pixels"
-    remedy = "change the size of the data's images, or num_blocks or grid of the net"
-    # Patches that do not fit would be cut off without a word; the padded 3x3 of the baseline takes any size.
+    remedy = "change data.image_size, or task.net.num_blocks or task.net.grid"
+    # Patches that do not fit would be cut off silently; the padded 3x3 of the baseline takes any size.
     whole = backbone == "eye_convnext"
     least = [g * stride if whole else (g - 1) * stride + 1 for g in grid]
     if (whole and any(n % stride for n in size)) or any(n < m for n, m in zip(size, least, strict=True)):

@@ -1,4 +1,4 @@
-"""Networks by name: the YAML blocks that choose one, and `build`, which makes it.
+"""Networks for embeddings: the recipe blocks that select one, and `build`.
 
 Every network maps float images (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
 normalised.
@@ -97,14 +97,18 @@ class TimmSpec:
         check_arguments(self.args)
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen and self.weights is None:
-            raise ValueError("frozen is true over random weights, which would stay random; give weights")
+            raise ValueError(
+                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
+            )
         if self.freeze_bn and self.weights is None:
-            raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
+            raise ValueError(
+                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
+            )
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
 Net = Annotated[AnyNet, Field(discriminator="name")]
-"""The block of a recipe that chooses a network."""
+"""The block of a recipe that selects a network."""
 
 
 def embedding_of(spec: AnyNet) -> int:
@@ -115,23 +119,23 @@ def embedding_of(spec: AnyNet) -> int:
 
 
 def weights_of(spec: AnyNet) -> str | None:
-    """Return where initial weights come from, as `required_weights` of a task says it; None: nowhere."""
+    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
     if not isinstance(spec, TimmSpec):
         return None
     return f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights
 
 
 def refuse_weights(spec: AnyNet, key: str) -> None:
-    """Raise ValueError where a network is to start from weights, or to be frozen, and its task trains it otherwise."""
+    """Raise ValueError if a network has initial weights, or is frozen, in a task that does not support it."""
     if isinstance(spec, TimmSpec) and spec.weights is not None:
-        raise ValueError(f"{key} has weights, which task embed reads and this one does not; leave them out")
+        raise ValueError(f"{key}.weights is set, which only task embed supports; leave it out")
 
 
 def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
-    """Make the network of `spec` for images of `shape` (channels, height, width), with random weights.
+    """Build the network of `spec` for images of `shape` (channels, height, width), with random weights.
 
-    `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network
-    cannot take such images, or timm has none of that name or with such arguments.
+    `weights` is a file for a network of timm without its neck. Raises UserError if it does not fit, if the network does
+    not take such images, or if timm has no such network or argument.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):
@@ -143,20 +147,22 @@ def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn
             f"net {spec.name}",
             f"images of {width} x {height} pixels",
             f"square images of {SMALLEST_SIDE} pixels or more",
-            "change image_size of the data, or take a timm network",
+            "change data.image_size, or use a network of timm",
         )
     if isinstance(spec, IResNetSpec):
         return IResNet(iresnet.LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
     if isinstance(spec, IRSpec):
         if spec.bgr and channels != 3:
-            raise UserError(f"net {spec.name}", f"images of {channels} channels", "3 for bgr", "leave bgr out")
+            raise UserError(
+                f"net {spec.name}", f"bgr with images of {channels} channels", "3 channels", "leave bgr out"
+            )
         layers = adaface_ir.LAYERS[spec.name]
         return IR(layers, spec.embedding, height, spec.width, spec.dropout, channels, spec.bgr)
     return MobileFaceNet(spec.embedding, height, spec.width, channels)
 
 
 class TimmEmbedding(nn.Module):
-    """A network of timm and a neck, which makes embeddings of its features."""
+    """A network of timm and a neck that maps its features to embeddings."""
 
     def __init__(self, spec: TimmSpec, shape: Sequence[int], weights: Path | None = None):
         super().__init__()
@@ -175,7 +181,7 @@ class TimmEmbedding(nn.Module):
         self.train()
 
     def forward(self, x: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W), or features (B, F) of theirs that were computed before, to embeddings (B, D)."""
+        """Images (B, C, H, W), or their cached features (B, F), to embeddings (B, D)."""
         return self.neck(self.backbone(x) if features is None else features)
 
     def train(self, mode: bool = True) -> TimmEmbedding:

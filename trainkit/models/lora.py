@@ -39,7 +39,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         if not self.match:
-            raise ValueError("match is empty; a pattern such as '*.attn.qkv' is needed")
+            raise ValueError("match is empty; give a pattern such as '*.attn.qkv'")
 
 
 class BatchModalities:
@@ -66,7 +66,7 @@ class BatchModalities:
             self.own = {width: one.repeat_interleave(width, 1) for width in sorted(self.widths)}
 
     def clear(self) -> None:
-        """Nothing is kept of a batch."""
+        """Drop all data of a batch."""
         self.first, self.own = None, {}
 
 
@@ -117,9 +117,9 @@ class LoraLinear(nn.Linear):
 
 
 def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> list[str]:
-    """Give linear layers of `net` corrections, in place; returns their names.
+    """Add corrections to linear layers of `net`, in place; return their names.
 
-    Raises UserError when none matches.
+    Raises UserError if no layer matches.
     """
     linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
     chosen = [name for name in linears if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.match)]
@@ -129,7 +129,7 @@ def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, wher
             f"{where}.match",
             f"{spec.match} match no linear layer",
             f"patterns of names such as {some}" if some else "a network with linear layers",
-            "convolutions have no such corrections" if not some else "",
+            "LoRA is not available for convolutions; use another model" if not some else "",
         )
     if spec.layers is not None:
         chosen = _of_last(chosen, spec.layers, where)
@@ -148,7 +148,7 @@ def _of_last(names: Sequence[str], layers: int, where: str) -> list[str]:
     order = list(dict.fromkeys(blocks.values()))
     if layers > len(order):
         raise UserError(
-            f"{where}.layers", f"{layers}, of a network with {len(order)} such blocks", "that many or fewer"
+            f"{where}.layers", f"{layers}, but the network has {len(order)} such blocks", f"at most {len(order)}"
         )
     kept = set(order[-layers:])
     return [name for name in names if blocks.get(name) in kept]

@@ -1,12 +1,12 @@
 """Predictions at single points, where a coarse map is least sure: point refinement of segmentations (PointRend).
 
-Kirillov et al., CVPR 2020, arXiv 1912.08193, as published for semantic segmentation: in training the points with the
-smallest margin between the two best classes among three times as many drawn at random, and a quarter anywhere; at
-inference the coarse map is doubled step by step, and each time the least sure points are predicted anew. Here points
-may also be drawn near the boundaries of the labels, by distance maps.
+Kirillov et al., CVPR 2020, arXiv 1912.08193, as published for semantic segmentation. Training uses the points with the
+smallest margin between the two best classes among three times as many random ones, and a quarter of uniform points. At
+inference the coarse map is doubled repeatedly, and each time the least certain points are predicted again. Points may
+also be drawn near the boundaries of the labels, by distance maps.
 
 Points are (x, y) in [0, 1]: pixel i of w has its centre at (i + 1/2) / w, whatever the size of the map. All shapes are
-static and nothing waits for the device.
+static, so the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from trainkit.losses.margin import at_least_float32
 from trainkit.tensors import wide
 
 COARSE_STRIDE = 4
-"""Logits finer than this are pooled to it: there would be nothing to refine."""
+"""Logits finer than this are pooled to it, so that there is something to refine."""
 _UNIT = 1 << 16
-"""Weights of pixels are counted in parts of this: sums of integers are the same however a device adds them."""
+"""Weights of pixels are integers in units of 1 over this: integer sums do not depend on the order of addition."""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class PointSpec:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """How many points are drawn near boundaries, for being unsure, and anywhere."""
+        """Numbers of points near boundaries, of uncertain points, and of uniform points."""
         near = round(self.near * self.points)
         unsure = int(self.importance * (self.points - near))
         return near, unsure, self.points - near - unsure
@@ -99,18 +99,18 @@ class PointHead(nn.Module):
 def sample(maps: Tensor, points: Tensor) -> Tensor:
     """Bilinear values (B, C, N), float32 at least, of maps (B, C, H, W) at points (B, N, 2).
 
-    Beyond the centres of the outermost pixels their values go on; the published code fades to zero there, where the
-    pixels of finer maps lie. Gathered by hand: `grid_sample` has no deterministic gradient on a GPU.
+    Beyond the centres of the outermost pixels their values are extended; the published code fades to zero there, where
+    pixels of finer maps lie. Not `grid_sample`, which has no deterministic gradient on a GPU.
     """
     height, width = maps.shape[2:]
-    # Times plain numbers: put into a tensor, sides that an export leaves open would become those of its example.
+    # Multiply by plain numbers: in a tensor, dynamic sides of an export would become constants of its example.
     x = (points[:, :, 0] * width - 0.5).clamp(0, width - 1)
     y = (points[:, :, 1] * height - 0.5).clamp(0, height - 1)
     left, upper = x.floor(), y.floor()
     across, down = x - left, y - upper
     left, upper = left.long(), upper.long()
     right, lower = (left + 1).clamp_max(width - 1), (upper + 1).clamp_max(height - 1)
-    # All four corners at once: each gather of its own would have a gradient the size of the maps.
+    # All four corners in one gather: each separate gather would have a gradient of the size of the maps.
     index = torch.stack([row * width + column for row in (upper, lower) for column in (left, right)], 1)
     share = torch.stack([a * b for a in (1 - down, down) for b in (1 - across, across)], 1)
     kind = torch.promote_types(maps.dtype, torch.float32)
@@ -119,7 +119,7 @@ def sample(maps: Tensor, points: Tensor) -> Tensor:
 
 
 def uncertainty(logits: Tensor) -> Tensor:
-    """Second-best minus best of logits (B, C, ...) over the classes: (B, ...), at most 0; 0 where two are level."""
+    """Second-best minus best of logits (B, C, ...) over the classes: (B, ...), at most 0; 0 for a tie."""
     best, which = logits.max(1, keepdim=True)
     second = logits.scatter(1, which, float("-inf")).amax(1, keepdim=True)
     return (second - best)[:, 0]
@@ -128,8 +128,8 @@ def uncertainty(logits: Tensor) -> Tensor:
 def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor:
     """Points (B, count, 2) drawn independently, in proportion to exp(-d^2 / (2 sigma^2)) of their pixel's distance d.
 
-    `distance` is (B, h, w) in pixels. Where within its pixel a point lies is uniform. Each pixel keeps a weight of at
-    least 1 in 65,537 of the largest possible, so a map without boundary gives points anywhere.
+    `distance` is (B, h, w) in pixels. The place of a point within its pixel is uniform. Each pixel has a weight of at
+    least 1 in 65,537 of the largest possible one, so a map without a boundary gives uniform points.
     """
     height, width = distance.shape[1:]
     weight = torch.exp(-distance.flatten(1).float().square() / (2 * sigma**2))
@@ -140,16 +140,16 @@ def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor
     pixel = torch.searchsorted(until, (chance * total).long().clamp_max(total - 1), right=True)
     corner = torch.stack([pixel % width, pixel // width], 2)
     within = torch.rand(len(distance), count, 2, device=distance.device)
-    # Made where it is used: a list would be copied there, and the copy waits for the device.
+    # Created on the device: copying a list there would block.
     sides = torch.stack([within.new_full((), width), within.new_full((), height)])
     return (corner + within) / sides
 
 
 @torch.no_grad()
 def choose_points(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
-    """Points (B, spec.points, 2) to learn from, by coarse logits (B, C, h, w) and perhaps distances (B, H, W).
+    """Points (B, spec.points, 2) for training, by coarse logits (B, C, h, w) and optional distances (B, H, W).
 
-    First those near boundaries, then the least sure, then those anywhere; from torch's own generator.
+    First those near boundaries, then the least certain, then uniform ones; from torch's global generator.
     """
     near, unsure, anywhere = spec.parts
     count, device, chosen = len(logits), logits.device, []
@@ -171,10 +171,10 @@ def pooled(logits: Tensor, stride: int) -> Tensor:
 
 
 def refine(head: nn.Module, coarse: Tensor, fine: Tensor, size: tuple[int, int], spec: PointSpec) -> Tensor:
-    """Coarse logits (B, C, h, w) to logits (B, C, *size), doubled step by step, the least sure points predicted anew.
+    """Coarse logits (B, C, h, w) to (B, C, *size), doubled repeatedly; the least certain points are predicted again.
 
-    `fine` (B, F, h', w') and `coarse` are what the head sees at each point, at all steps. Logits are float32 at least:
-    in half precision every doubling would round them again, and margins between classes with them.
+    `fine` (B, F, h', w') and `coarse` are the inputs of the head at each point, in all steps. Logits are float32 or
+    wider: in half precision every doubling would round them, and the margins between classes, again.
     """
     logits, done = at_least_float32(coarse), 0
     while (logits.shape[2] * 2 <= size[0] and logits.shape[3] * 2 <= size[1]) and done != spec.steps:

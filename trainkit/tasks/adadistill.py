@@ -1,7 +1,7 @@
-"""AdaDistill: a small face network learns from a large frozen one through class centres that follow the teacher.
+"""AdaDistill: distil a large frozen face network into a small one through class centres that follow the teacher.
 
 Boutros, Štruc and Damer, "AdaDistill: Adaptive Knowledge Distillation for Deep Face Recognition", ECCV 2024,
-arXiv 2407.01332; and the two methods it is compared with there, feature MSE and AML-distill.
+arXiv 2407.01332; and the two methods that the paper compares it with, feature MSE and AML-distill.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Teacher:
 
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.recipe is None):
-            raise ValueError("give either weights or recipe")
+            raise ValueError("set either weights or recipe, not both")
 
 
 @dataclass(kw_only=True)
@@ -94,19 +94,21 @@ class AdaDistill:
         face_backbones.refuse_weights(self.teacher.net, "teacher.net")
         if self.student.embedding != self.teacher.net.embedding:
             raise ValueError(
-                f"student.embedding is {self.student.embedding}, the teacher's is {self.teacher.net.embedding}; "
-                "the student learns to give the teacher's embeddings, so they must be equal"
+                f"student.embedding is {self.student.embedding}, teacher.net.embedding {self.teacher.net.embedding}; "
+                "set both to the same length"
             )
         if self.geometry is not None and not (isinstance(self.margin, AdaFace) and self.method == "adadistill"):
-            raise ValueError("geometry belongs to method adadistill with margin adaface")
+            raise ValueError(
+                "geometry needs `method: adadistill` and `margin: {name: adaface}`; leave it out otherwise"
+            )
 
     def required_weights(self) -> dict[str, Source]:
         """The teacher's weights."""
         return {"teacher": Source(weights=self.teacher.weights, recipe=self.teacher.recipe)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The student, the frozen teacher, and the centres that follow it; without its weights the student."""
-        if "teacher" not in found:  # a network that is trained already is put together again
+        """Build the student, the frozen teacher and the class centres; without teacher weights only the student."""
+        if "teacher" not in found:  # a trained network is rebuilt
             return Networks(face_backbones.build(self.student, meta.shape))
         teacher = face_backbones.build(self.teacher.net, meta.shape)
         tensors = safe_load.read_tensors(found["teacher"])
@@ -124,27 +126,31 @@ class AdaDistill:
         )
 
     def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
-        """The centres at the start: drawn at random, or those of the teacher."""
+        """Make the initial centres: random, or those of the teacher."""
         embedding = face_backbones.embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
                 centres.weight.copy_(safe_load.read_centres(self.teacher.centres, meta.classes, embedding))
             elif found is None:
-                raise UserError("task.teacher", "its weights hold no class centres", "task.teacher.centres: a file")
+                raise UserError(
+                    "task.teacher",
+                    "its weights have no class centres, which method aml needs",
+                    remedy="set task.teacher.centres to a file with them, or use `method: adadistill`",
+                )
             elif found["weight"].shape != centres.weight.shape:
                 raise UserError(
                     "task.teacher",
-                    f"its centres are {tuple(found['weight'].shape)}",
+                    f"class centres of shape {tuple(found['weight'].shape)}",
                     f"{tuple(centres.weight.shape)} (classes, embedding)",
-                    "method aml needs a teacher that was trained on the same classes; adadistill does not",
+                    "use a teacher that was trained on the same classes, or `method: adadistill`, which needs none",
                 )
             else:
                 centres.weight.copy_(found["weight"])
         return Memory(centres, NormStatistics() if isinstance(self.margin, AdaFace) else None)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """The one loss of the method; only the student gets a gradient."""
+        """The loss of the method; only the student gets a gradient."""
         student = at.forward(net, batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
@@ -172,7 +178,7 @@ class AdaDistill:
     def _quality(
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext
     ) -> Tensor | None:
-        """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
+        """AdaFace's quality of each sample, with the geometry margin added if the recipe sets one."""
         if (margin := self.geometry) is None:
             return embedding_quality(student, self.margin, memory.norms, at)
         grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
@@ -184,11 +190,11 @@ class AdaDistill:
         return embed_both_views(net, batch["image"])
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol: pairs, templates or identification."""
+        """Metrics of the split's protocol: pairs, templates or identification."""
         return metrics.score(rows, split.protocol, split.name)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """The pixels as an embedding."""
+        """Raw pixels as an embedding."""
         return [pixels_baseline(mirror=True)]
 
 
