@@ -320,7 +320,7 @@ def test_no_file_a_folder_and_a_giant_are_refused(tmp_path):
     with pytest.raises(UserError, match="at most"):
         read_tensors(tmp_path / "x.pth")
     (tmp_path / "x.pth").write_bytes(b"\xff\xd8\xff picture")
-    with pytest.raises(UserError, match="neither safetensors nor a PyTorch file"):
+    with pytest.raises(UserError, match="neither a safetensors nor a PyTorch file"):
         read_tensors(tmp_path / "x.pth")
 
 

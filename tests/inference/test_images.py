@@ -221,7 +221,7 @@ def test_mirror_images_are_averaged(pictures, people, tmp_path):
     mean = parquet.read_table(tmp_path / "mean.parquet").to_pylist()[0]["probabilities"]
     np.testing.assert_allclose(mean, (np.array(a) + np.array(b)) / 2, atol=1e-6)
     assert np.abs(np.array(a) - np.array(b)).max() > 1e-6
-    with pytest.raises(UserError, match="--mirror: a run that gives embeddings alone"):
+    with pytest.raises(UserError, match="--mirror: a run that only predicts embeddings"):
         predict.predict(faces(people).name, people, tmp_path / "faces.parquet", mirror=True)
 
 
@@ -316,8 +316,8 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("#")
     for source, out, said in (
-        (pictures / "val", tmp_path / "there.parquet", r"there\.parquet: is there already"),
-        (pictures / "val", tmp_path / "out", r"out: is no name of a table.*name .*out\.parquet, say"),
+        (pictures / "val", tmp_path / "there.parquet", r"there\.parquet: exists already"),
+        (pictures / "val", tmp_path / "out", r"out: not the name of a table.*use .*out\.parquet"),
         (tmp_path / "nowhere", tmp_path / "a.parquet", "nowhere: does not exist"),
         (tmp_path / "empty", tmp_path / "a.parquet", "no images; expected files"),
         (tmp_path / "notes.md", tmp_path / "a.parquet", "a file of unknown kind"),

@@ -44,10 +44,11 @@ class RowAgreement:
     """Plural noun of the compared samples."""
 
     def __str__(self) -> str:
-        parts = [f"{name} differ by at most {value:.2g} of the largest value" for name, value in self.apart.items()]
-        parts += [] if self.same is None else [f"{100 * self.same:.6g} % same class"]
-        parts += [] if self.cosine is None else [f"cosine of embeddings at least {self.cosine:.7g}"]
-        return f"{number_of(self.pictures, self.of)}, {', '.join(parts)}"
+        differences = ", ".join(f"{name} {value:.2g}" for name, value in self.apart.items())
+        parts = [f"largest relative difference: {differences}"]
+        parts += [] if self.same is None else [f"same class: {100 * self.same:.6g} %"]
+        parts += [] if self.cosine is None else [f"cosine of embeddings: at least {self.cosine:.7g}"]
+        return f"{number_of(self.pictures, self.of)}; {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class PixelAgreement:
     def __str__(self) -> str:
         compared = number_of(self.pictures, "images")
         return (
-            f"{compared}, logits differ by at most {self.largest:.2g} (largest logit {self.range:.3g}), "
-            f"{100 * self.same:.6g} % of the pixels same class"
+            f"{compared}; largest difference of logits: {self.largest:.2g} (largest logit {self.range:.3g}); "
+            f"same class: {100 * self.same:.6g} % of the pixels"
         )
 
 

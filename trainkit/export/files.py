@@ -48,7 +48,7 @@ def require(*packages: str) -> None:
     """Raise UserError if packages for ONNX are missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        found = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         raise UserError(
             "--to onnx", found, remedy='install them with pip install "trainkit[export]", or use --to safetensors'
         )
