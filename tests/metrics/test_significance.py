@@ -498,7 +498,7 @@ def test_rows_of_other_samples_are_told():
     assert bootstrap.why_not_comparable(first, second) == "their rows differ in 'first'"
     short = {name: column[:-1] for name, column in first.items()}
     assert bootstrap.why_not_comparable(first, short) == "120 rows against 119"
-    assert bootstrap.why_not_comparable(first, {"hit": np.ones(120)}) == "they were scored in different ways"
+    assert bootstrap.why_not_comparable(first, {"hit": np.ones(120)}) == "they were evaluated by different protocols"
     better = first | {"distance": first["distance"] / 2}
     assert bootstrap.why_not_comparable(first, better) == "", "what came out may differ"
 
