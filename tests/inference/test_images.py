@@ -325,11 +325,11 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
     ):
         with pytest.raises(UserError, match=said):
             predict.predict(run.name, source, out)
-    with pytest.raises(UserError, match=r"has no room for embeddings.*a file \.parquet"):
+    with pytest.raises(UserError, match=r"CSV cannot store embeddings.*a file \.parquet"):
         predict.predict(other.name, people, tmp_path / "faces.csv")
     (tmp_path / "other.parquet.parts").mkdir()
     (tmp_path / "other.parquet.parts" / "mine.txt").write_text("kept")
-    with pytest.raises(UserError, match="holds something else"):
+    with pytest.raises(UserError, match="contains other files"):
         predict.predict(run.name, pictures / "val", tmp_path / "other.parquet")
     assert (tmp_path / "there.parquet").read_text() == "kept"
     assert (tmp_path / "other.parquet.parts" / "mine.txt").read_text() == "kept"

@@ -317,5 +317,5 @@ def test_score_follows_the_protocol_of_the_split():
     for metric, protocol in named.items():
         got = score(rows, protocol, "val").metrics
         assert metric in got and "xnorm" not in got
-    with pytest.raises(ValueError, match="no score for a protocol of type str"):
+    with pytest.raises(ValueError, match="unknown evaluation protocol str"):
         score(rows, "classes", "val")

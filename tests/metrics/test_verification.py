@@ -725,5 +725,5 @@ def test_pixels_of_real_faces_score_a_little_better_than_guessing():
 
 
 def test_an_unknown_protocol_is_a_programming_error():
-    with pytest.raises(ValueError, match="no score for a protocol of type dict"):
+    with pytest.raises(ValueError, match="unknown evaluation protocol dict"):
         score({}, {})

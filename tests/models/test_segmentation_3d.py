@@ -420,7 +420,7 @@ def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
 
 @pytest.mark.slow
 def test_kernels_and_strides_are_in_the_network_as_the_note_says():
-    said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, sides of a patch multiples of 2x4x4"
+    said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, patch sides multiples of 2x4x4"
     three = {(16, 64, 32): {(1, 3, 3)}, (16, 32, 16): {(3, 3, 3)}, (8, 16, 8): {(3, 3, 3)}}
     # The residual units of MONAI's U-Net begin with their stride: what follows it is of the same kernel.
     for spec, expected in [(SEGRESNET, three), (UNET, three | {(16, 32, 16): {(1, 3, 3), (3, 3, 3)}})]:
@@ -443,7 +443,7 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
 @pytest.mark.slow
 def test_levels_for_which_there_is_no_room_are_left_out_and_said():
     _, notes = segmentation_3d.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
-    assert "unet: 3 of 5 levels, for the patch has room for no more, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
+    assert "unet: 3 of 5 levels, the most that the patch allows, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ def test_folders_of_two_checkpoints_that_were_swapped_are_told_apart(again, whol
     os.rename(folder / "x", folder / "step-000000008")
     ran = run(*WORDS, resume="")
     said = capsys.readouterr().out
-    assert "the folder's name says 8" in said and "the folder's name says 6" in said
+    assert "the folder is named for step 8" in said and "the folder is named for step 6" in said
     assert all_same(ran, whole), "it went on from step 3"
 
 

@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object] | None, tuple[str, ...], str]
     "patch that cannot be divided": (
         None,
         ("data.patch=[8, 17, 16]",),
-        r"8x17x16 voxels.*the nearest is \[8, 16, 16\]",
+        r"8x17x16 voxels.*use \[8, 16, 16\]",
     ),
     "patch too small": (None, ("data.patch=[2, 4, 4]",), "room for 1 of the levels"),
     "patch of two": (None, ("data.patch=[16, 16]",), r"data\.patch"),

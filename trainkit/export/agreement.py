@@ -176,8 +176,8 @@ def compare_pixels(
     for seen in map(pictures.__getitem__, range(len(pictures))):
         expected, got = trained(seen), found(seen)
         if got.shape != expected.shape:
-            found = f"logits of shape {tuple(got.shape)} for pixels of shape {tuple(seen.shape)}"
-            raise UserError(name, found, f"{tuple(expected.shape)}", _NOT_KEPT)
+            problem = f"logits of shape {tuple(got.shape)} for pixels of shape {tuple(seen.shape)}"
+            raise UserError(name, problem, f"{tuple(expected.shape)}", _NOT_KEPT)
         off = (got - expected).abs().amax(1)
         largest, high = max(largest, off.max().item()), max(high, expected.abs().max().item())
         same += int((got.argmax(1) == expected.argmax(1)).sum())
