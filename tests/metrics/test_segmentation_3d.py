@@ -382,9 +382,9 @@ def test_beyond_the_volume_is_the_darkest():
 
 
 def test_a_protocol_has_one_of_each_for_each_row():
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="expected equal ones"):
         Segmentation(("a", "b"), ("a",), NAMES, "whole")
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="expected equal ones"):
         Segmentation(("a", "b"), ("a", "b"), NAMES, "whole", {"CAS": (1,)})
     with pytest.raises(ValueError, match="at least one organ"):
         Segmentation(("a",), ("a",), ("background",), "whole")

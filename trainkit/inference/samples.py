@@ -47,7 +47,7 @@ def pixels(sample: Any, where: str) -> np.ndarray:
     if array.shape[0] * array.shape[1] > image_decode.PIXEL_CAP:
         height, width = array.shape[:2]
         found = f"{width} x {height} pixels"
-        raise UserError(where, found, f"1 to {image_decode.PIXEL_CAP} pixels", "send a smaller image")
+        raise UserError(where, found, f"1 to {image_decode.PIXEL_CAP} pixels")
     if array.dtype != np.uint8:
         whole = array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 255
         if not whole:
