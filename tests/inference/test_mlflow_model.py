@@ -390,7 +390,7 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
     for form in (whole, np.zeros((32, 32, 3), np.uint8)):
         assert refused(form) == "sample 0: 32 x 32 pixels; expected 1 to 500 pixels"
     monkeypatch.setattr(image_decode, "BYTE_CAP", 100)
-    assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100"
+    assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100; send a smaller image"
     # Of a server alone: a program may have a table of any size.
     monkeypatch.setattr(mlflow_model, "SERVED_BYTES", 150)
     monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
