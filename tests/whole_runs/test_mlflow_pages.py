@@ -103,6 +103,16 @@ def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
     site.page.until_shown(*SCORES, "best/val/accuracy")
 
 
+def test_the_address_without_a_page_opens_that_table(site):
+    mlflow_pages.start(site.page, site.at, *SCORES, "best/val/accuracy")
+
+
+def test_the_charts_of_a_run_begin_with_loss_and_score(site):
+    mlflow_pages.run_charts(site.page, site.at, site.experiment, site.runs["best"], "At a glance")
+    text = site.page.text()
+    assert text.index("At a glance") < text.index("train/loss") < text.index("val/accuracy")
+
+
 def test_which_run_is_better_and_what_differs_is_drawn_above_all_other_charts(site):
     mlflow_pages.charts(site.page, site.at, site.experiment, "best/val/accuracy", "val/accuracy")
     site.page.until_shown("0.94", "0.63", "Parallel Coordinates", "optim.lr")
