@@ -28,10 +28,9 @@ INK, QUIET, GRID = "#1a1a1a", "#666666", "#e3e3e3"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-_TITLE_LETTERS, _ABOUT_LETTERS = 76, 112
-"""In a line of a title, and of the line below it."""
 _LEFT = 0.1
 """Inches left of a title."""
+_NARROW, _WIDE = frozenset(" .,:;'|!()[]ijlftrI-"), frozenset("mwMWGOQ%@→")
 
 
 def empty(height: float, dpi: int = DPI, **settings: Any) -> Figure:
@@ -80,8 +79,24 @@ def titled(figure: Figure, title: str, about: str = "") -> None:
 
 def title_lines(title: str, about: str) -> tuple[list[str], list[str]]:
     """Return the lines of a title, and of the text below it."""
-    above = [line for part in title.split("\n") for line in wrap(part, _TITLE_LETTERS)]
-    return above, [line for part in about.split("\n") for line in wrap(part, _ABOUT_LETTERS)]
+    inches = WIDTH - 2 * _LEFT
+    above = [row for part in title.split("\n") for row in _wrapped(part, 72 * inches / TITLE, 0.72)]
+    return above, [row for part in about.split("\n") for row in _wrapped(part, 72 * inches / SMALL, 0.62)]
+
+
+def _wrapped(text: str, room: float, each: float) -> list[str]:
+    """Break a text into lines of a width in em, where a usual letter is `each` em wide (DejaVu Sans)."""
+
+    def width(words: str) -> float:
+        return sum(each * (0.6 if letter in _NARROW else 1.5 if letter in _WIDE else 1) for letter in words)
+
+    rows: list[str] = []
+    for word in (piece for one in text.split(" ") for piece in wrap(one, int(room / (1.5 * each))) or [""]):
+        if rows and width(f"{rows[-1]} {word}") <= room:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    return [row for row in rows if row]
 
 
 class Sheet:
