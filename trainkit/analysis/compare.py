@@ -92,7 +92,7 @@ class Side:
     """Child runs of a cross-validation."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags of the named run in MLflow."""
-    told: tuple[Mapping[str, str], ...] = ()
+    run_tags: tuple[Mapping[str, str], ...] = ()
     """Tags of each evaluated run: of the repeats, of the folds, or of the run itself."""
 
     @property
@@ -115,7 +115,7 @@ class Side:
 
         With `CONTENT`, that of its files and labels, however they were prepared.
         """
-        found = [tags.get(f"{of}.{evaluation}") for tags in self.told]
+        found = [tags.get(f"{of}.{evaluation}") for tags in self.run_tags]
         digests = tuple(digest for digest in found if digest)
         if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
             return None
@@ -251,8 +251,8 @@ def _side(run: RunFolder, store: Store, client: Any) -> Side:
     if kind == "fold":
         return Side(run, (run,), beneath, tags, tuple(_tags(child, store, client) for child in beneath))
     beneath = tuple(child for child in beneath if child.info().status == "FINISHED")
-    told = tuple(_tags(child, store, client) for child in beneath)
-    return Side(run, beneath or (run,), (), tags, told or (tags,))
+    run_tags = tuple(_tags(child, store, client) for child in beneath)
+    return Side(run, beneath or (run,), (), tags, run_tags or (tags,))
 
 
 def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
@@ -457,7 +457,9 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     """List the differences outside the recipe: versions, hardware, source, training data."""
     places = []
     for side in (first, second):
-        place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
+        place: dict[str, Any] = {
+            label: side.run_tags[0][tag] for tag, label in _PLACE.items() if tag in side.run_tags[0]
+        }
         if "git commit" in place:
             place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})

@@ -112,7 +112,7 @@ class Report:
 
     def sentences(self) -> list[str]:
         """Return the lines for the start of a run: leaks and errors, and the number of other findings."""
-        scores = dict.fromkeys(("subjects", "copies"), "; its metrics are optimistically biased")
+        scores: dict[str, str] = dict.fromkeys(("subjects", "copies"), "; its metrics are optimistically biased")
         scores["look-alikes"] = f"; if they are the same image, its metrics are optimistically biased: see {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
         odd = sum(one.verdict == "odd" for one in self.findings)

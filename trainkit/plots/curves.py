@@ -79,7 +79,7 @@ def loss_curve(
     lr: Numbers | None = None,
     evals: Mapping[str, tuple[Numbers, Numbers]] | None = None,
     best: tuple[str, float, float] | None = None,
-    about: str = "Training loss over optimizer steps",
+    about: str = "Training loss, primary metric and learning rate over optimizer steps",
 ) -> Figure:
     """Draw the loss over the optimizer step, and below it evaluations (name to steps and values) and learning rate.
 
@@ -177,7 +177,7 @@ def speed_curve(
     return figure
 
 
-def time_shares(shares: Mapping[str, float], about: str = "Wall-clock time by phase") -> Figure:
+def time_shares(shares: Mapping[str, float], about: str = findings.BY_PHASE) -> Figure:
     """Draw the share of the wall-clock in each phase, 0 to 1, largest first, without phases that took none."""
     shown = sorted(((name, float(share)) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1])
     figure, (axes,) = blank(height=0.8 + 0.36 * max(len(shown), 1))
@@ -304,7 +304,7 @@ def _counted(number: int) -> str:
 
 
 def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the mean of up to `window` (odd) finite neighbours on and around each point; NaN where there is none."""
+    """Return the mean of up to `window` (odd) finite values at and around each point; NaN where there is none."""
     good, ones = np.isfinite(values), np.ones(window)
     total, found = (np.convolve(x, ones, "same") for x in (np.where(good, values, 0.0), good.astype(float)))
     return np.where(found > 0.5, total / np.maximum(found, 1), np.nan)

@@ -18,6 +18,8 @@ PHASES = {
     "log": "logging", "setup": "start-up", "sync": "synchronization", "idle": "idle",
 }  # fmt: skip
 """Names of the phases that the clock measures."""
+BY_PHASE = "Time by phase; compute: forward pass, backward pass and optimizer step"
+"""Line below the title of figures of phases."""
 _STEADY = 0.1
 """Throughput is steady where its p10 and p90 are within this share of the median."""
 
