@@ -6,6 +6,7 @@
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/project/performance.md cites
 # make gpu    what trainkit does on a GPU, into docs/project/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
 #             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
+# make docs   the pages of docs/reference that are generated from the code, and the site in docs/_build/html
 # make screenshots   pictures of the MLflow page of the store, into docs/images (needs Chromium)
 # make lock   constraints.lock anew: constraints.txt with the SHA-256 of its wheels, as the package index has them
 # make audit  known holes of what is pinned, by pip-audit;  make sbom  the same as a bill of materials, build/sbom.json
@@ -14,7 +15,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all test-lowest test-newest soak bench bench-full gpu screenshots lock audit sbom clean
+.PHONY: run test test-all test-lowest test-newest soak bench bench-full gpu docs screenshots lock audit sbom clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -45,6 +46,11 @@ bench-full: $(VENV)/.bench
 gpu:
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON))) \
 		-m benchmarks.gpu $(PART)
+
+docs: $(READY)
+	$(BIN)/python -m docs.generate_reference
+	$(BIN)/python -m sphinx -E -a -n -W --keep-going -q docs docs/_build/html
+	@echo "The site is docs/_build/html/index.html"
 
 screenshots: $(READY)
 	$(BIN)/python tests/support/screenshots.py

@@ -3,17 +3,17 @@
     python benchmarks/checkpoints.py
     ... --rounds 7 --sides torch.save trainkit
 
-Each side makes the same updates of a network of 26 million parameters and saves three times. The figure is the time
-for which the training thread is held up by a save, the median of them: in the call itself and, where an update waits
-for a copy, there. `first` is that of the first, for which memory must be got; `slowed` what the updates made while a
+Each side makes the same steps of a model of 26 million parameters and saves three times. The figure is the time
+for which the training thread is held up by a save, the median of them: in the call itself and, where a step waits
+for a copy, there. `first` is that of the first, for which memory must be got; `slowed` what the steps made while a
 checkpoint is being written take longer than others, in all; `written` the time from the call to the checkpoint's last
-byte; `step` an update in peace; all in ms. One thread trains. All sides must come to the same weights, and what they
+byte; `step` a step in peace; all in ms. One thread trains. All sides must come to the same weights, and what they
 have saved must be the weights of the moment of the call.
 
 - `torch.save` writes model and optimizer into one file. It does not sync, hash or rename.
 - `dcp` is `torch.distributed.checkpoint.async_save`: copies at once, a thread writes.
 - `at once` is trainkit's writer on the training thread: hashed, synced, read back, renamed.
-- `trainkit` is what its loop does: the same writer, behind the training; memory is got ahead, after the first update.
+- `trainkit` is what its loop does: the same writer, behind the training; memory is got ahead, after the first step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from typing import Any
 from contest import Contest, Sample, Target, digest
 
 SAVES, BEFORE, AFTER = 3, 3, 12
-"""Checkpoints, updates in peace before each, and updates after it."""
+"""Checkpoints, steps in peace before each, and steps after it."""
 
 
 class Training:
-    """A network that learns, and how long its updates take."""
+    """A model that learns, and how long its steps take."""
 
     def __init__(self) -> None:
         import torch
@@ -51,7 +51,7 @@ class Training:
         self.steps = 0
 
     def update(self, wait: Callable[[], Any] | None = None) -> float:
-        """One update; returns its seconds. `wait` is called before the weights change."""
+        """One step; returns its seconds. `wait` is called before the weights change."""
         began = time.perf_counter()
         self.net(self.batches[self.steps % 4]).square().mean().backward()
         if wait is not None:
@@ -70,9 +70,9 @@ def measured(
     load: Callable[[], dict[str, Any]],
     first: Callable[[], Any] = lambda: None,
 ) -> Sample:
-    """Updates in peace, a save, updates while it is being written and after; so many times.
+    """Steps in peace, a save, steps while it is being written and after; so many times.
 
-    `first` is called after the first update.
+    `first` is called after the first step.
     """
     held, slowed, written, saved = [], [], [], []
     waited = [0.0]
@@ -216,13 +216,13 @@ def _ours(wait_for_it: bool) -> Sample:
 
 
 CONTEST = Contest(
-    title="A training that saves 300 MB",
-    unit="ms held up",
+    title="Saving a 300 MB checkpoint",
+    unit="ms blocked",
     baseline="torch.save",
     sides={"torch.save": torch_save, "dcp": dcp, "at once": at_once, "trainkit": trainkit},
     targets=(
-        Target("", "trainkit", 0.1, words="of what torch.save takes, trainkit holds the training up"),
-        Target("", "trainkit", 50, "first", words="ms, the first save"),
+        Target("", "trainkit", 0.1, words="blocked time relative to torch.save"),
+        Target("", "trainkit", 50, "first", words="first save, ms blocked"),
     ),
     share=0.34,
 )

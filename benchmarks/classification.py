@@ -1,4 +1,4 @@
-"""Images of classes: does a larger network beat a smaller one, and what do averaging and mixing do?
+"""Images of classes: does a larger model beat a smaller one, and what do averaging and mixing do?
 
     python benchmarks/classification.py            runs what is missing, prints the tables
     python benchmarks/classification.py --table    prints the tables of what is there

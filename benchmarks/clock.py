@@ -8,12 +8,12 @@ may be using the machine:
 
     bare       a loop that does nothing
     clock      five changes of phase and the end of a step
-    observer   and what the loop asks of the observer after each update
+    observer   and what the loop asks of the observer after each step
 
-`look` is what the observer does every 25 updates (the search for a change of pace), `line` what each log line costs,
+`look` is what the observer does every 25 steps (the search for a change of pace), `line` what each log line costs,
 both on steps of 10 ms with the spread of real ones (log-normal, 15 %). That is how it goes where the clock stays in the
-caches of the processor. In a training it does not: so each call is timed by itself as well, in wall-clock, beside a
-call of an empty function, medians again, in the loop of a real training (the toy recipe of the tests, 300 updates),
+caches of the processor. In a training it does not: so each call is timed on its own as well, in wall-clock, beside a
+call of an empty function, medians again, in the loop of a real training (the toy recipe of the tests, 300 steps),
 whose observer is the one above, and `cold`, after 32 MB have been read and written before each call. Shares are of a
 step of 10 ms.
 """

@@ -1,7 +1,7 @@
-"""What the benchmarks share: rows of a table, each a recipe with changes, trained with several seeds.
+"""Shared by the accuracy benchmarks: table rows, each a recipe with overrides, trained with several seeds.
 
-A run that finished is found again by the hash of its recipe and its number of processes, and not repeated. Seeds are
-the outer loop, so that rows are interleaved in time. `--table` trains nothing; `--jobs 2` trains two runs at once.
+A finished run is found by the hash of its recipe and its number of processes, and not repeated. Seeds are the outer
+loop, so that rows are interleaved in time. `--table` trains nothing; `--jobs 2` trains two runs at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Row:
 def run(rows: Sequence[Row], columns: Mapping[str, str], experiment: str, reference: str | None = None) -> None:
     """Train what is missing and print the table: mean and standard deviation of each column's last value.
 
-    `columns` are titles to names of metrics; `reference` is a frozen network (`pixels`) that runs score before step 1.
+    `columns` are titles to names of metrics; `reference` is a frozen model (`pixels`) that runs score before step 1.
     """
     words = argparse.ArgumentParser()
     words.add_argument("--table", action="store_true", help="train nothing")

@@ -1,4 +1,4 @@
-"""What the contests share: sides that do the same work, each in a process of its own, round after round in turns.
+"""Shared by the benchmarks against other implementations: the same work, a process each, alternating in rounds.
 
 A benchmark states its `Contest` and calls `main`:
 
@@ -15,7 +15,7 @@ A benchmark states its `Contest` and calls `main`:
     python benchmarks/step.py                     3 rounds
     ... --rounds 7 --sides trainkit fabric --cases tiny --json FILE
 
-A round starts a process for each side in an order of its own, so that what else goes on in the machine falls on all of
+A round starts a process for each side in an order of its own, so that what else runs on the machine falls on all of
 them alike. A ratio is the median over rounds of side / baseline within one round, with the range of these. Sides that
 claim to do the same work prove it: their `proof` must be equal, or the contest ends with an error and prints no table.
 A side whose package is not there raises ModuleNotFoundError and stands in the table as absent.
@@ -140,7 +140,7 @@ class Contest:
         parser.add_argument("--sides", nargs="+", choices=list(self.sides), default=list(self.sides))
         cases = [case for case in self.cases if case not in self.on_request]
         parser.add_argument("--cases", nargs="+", choices=list(self.cases), default=cases)
-        parser.add_argument("--json", type=Path, help="where the figures go as well")
+        parser.add_argument("--json", type=Path, help="also write the results to this file")
         parser.add_argument("--one", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
         asked = parser.parse_args(argv)
         if asked.one:
@@ -234,26 +234,28 @@ class Contest:
 
     # ---- in words
 
-    def lines(self, found: Mapping[str, Any]) -> list[str]:
-        """The table, and what must be known to read it."""
+    def lines(self, found: Mapping[str, Any], command: str = "") -> list[str]:
+        """Return the table with its conditions; with its `command`, as a section of a page that names the machine."""
         if found["unequal"]:
-            return [f"NO TABLE: the sides did not do the same work: {line}" for line in found["unequal"]]
+            return [f"NO TABLE: the implementations did not do the same work: {line}" for line in found["unequal"]]
         m = found["machine"]
-        head = f"{m['cpu']}, {m['cores']} cores, {self.threads} thread(s) a process; {m['versions']}"
-        rounds = f"{found['rounds']} rounds{', each of many turns' if self.turns else ''}"
-        others = f"others used {found['busy']:g} cores"
-        lines = [f"### {found['title']}", "", f"{found['date']}; {rounds}; {head}; {others}."]
+        threads = f"{self.threads} {'thread' if self.threads == 1 else 'threads'} per process"
+        rounds = f"{found['rounds']} rounds{', each of many alternating blocks' if self.turns else ''}; {threads}"
+        where = f"{found['date']}; {m['cpu']}, {m['cores']} cores; {m['versions']}; "
+        others = f"other processes used {found['busy']:g} cores."
+        about = f"{rounds}; {others} `{command}`" if command else f"{where}{rounds}; {others}"
+        lines = [f"### {self.title if command else found['title']}", "", about]
         if found["busy"] > BUSY:
-            lines.append(f"**The machine was busy: more than {BUSY:g} cores of others. These ratios are no result.**")
+            lines.append(f"**The machine was busy (other processes used more than {BUSY:g} cores): not valid.**")
         extra = sorted(
             {key for sides in found["cases"].values() for ss in sides.values() for s in ss for key in s["more"]}
         )
         named = any(found["cases"])
         titles = [
             *(["case"] if named else []),
-            "side",
+            "implementation",
             found["unit"],
-            "least",
+            "best",
             f"/ {found['baseline']}",
             "range",
             *extra,
@@ -264,13 +266,14 @@ class Contest:
                 if samples:
                     cells = self._cells(sides, side, extra)
                     lines.append(f"| {' | '.join([*([case] if named else []), side, *cells])} |")
-        lines += [f"\n{side} is absent: {why}" for side, why in found["absent"].items()]
-        lines += [f"\ntarget: {what} {limit}: {figure}, {verdict}" for what, limit, figure, verdict in self.aims(found)]
+        lines += [f"\n{side} was not measured: {why}" for side, why in found["absent"].items()]
+        if not command:  # a page has them in one table
+            lines += [f"\ntarget: {what} {limit}: {figure}, {met}" for what, limit, figure, met in self.aims(found)]
         lines += [f"\n{self.bounds}"] if self.bounds else []
         return lines
 
     def aims(self, found: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-        """Each target of which something was measured: what, the limit, the figure, `met` or `MISSED`."""
+        """Each target of which something was measured: what, the limit, the figure, `met` or `missed`."""
         rows = []
         for target in self.targets:
             figure = self.figure(found, target)
@@ -278,11 +281,11 @@ class Contest:
                 met = figure >= target.limit if target.least else figure <= target.limit
                 what = target.words or " ".join(filter(None, (target.case, target.side, target.of)))
                 limit = f"{'at least' if target.least else 'at most'} {target.limit:g}"
-                rows.append((what.rstrip(","), limit, f"{figure:.4g}", "met" if met else "MISSED"))
+                rows.append((what.rstrip(","), limit, f"{figure:.4g}", "met" if met else "missed"))
         return rows
 
     def standings(self, found: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
-        """Against each peer: case, ours, the peer, how many times as fast (or small) ours is, and its range."""
+        """Compare with each other implementation: case, ours, the other, ratio (above 1: ours is better), range."""
         rows = []
         for case, sides in found["cases"].items():
             for own in (side for side in self.ours if sides.get(side)):

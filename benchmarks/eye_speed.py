@@ -1,15 +1,15 @@
-"""What ConvNeXt costs beside the baseline, and what AMP saves: the table of an eye-state guide, measured here.
+"""Measure the cost of ConvNeXt relative to the baseline, and the gain of AMP: the table of an eye-state guide.
 
     python benchmarks/eye_speed.py            whole trainings: epoch time, samples/s, memory, and the scores beside them
-    python benchmarks/eye_speed.py --quick    60 updates a run, repeated: speeds alone
+    python benchmarks/eye_speed.py --quick    60 steps a run, repeated: speeds alone
     python benchmarks/eye_speed.py --gates    what an evaluation costs between its gates
     ... --table                               prints the tables of what is there
-    ... --repeats 5 --channels 64             runs of each row, and the width of both networks
+    ... --repeats 5 --channels 64             runs of each row, and the width of both models
     ... --precisions no                       FP32 alone: on CPUs without bf16 instructions AMP takes ten times as long
 
-Rows are recipes/eye_state.yaml with another network and precision. Each run is a process of its own; repeats are the
+Rows are recipes/eye_state.yaml with another model and precision. Each run is a process of its own; repeats are the
 outer loop and every other one goes through the rows backwards, so that neither side always runs first. The table is
-refused unless all runs made as many updates of as many samples of the same data, on the same machine, and scored each
+refused unless all runs made as many steps of as many samples of the same data, on the same machine, and scored each
 sample of the same sets once. A finished run is found again by the hash of its recipe, and not repeated.
 
 On a GPU AMP is fp16 and, where it has it, bf16; on a CPU it is bf16 autocast. Memory is what the CUDA allocator held
@@ -141,8 +141,8 @@ def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:
     scored = ", ".join(f"{name} {count}" for name, count in work["scored"].items())
     how = "One run" if repeats == 1 else f"Median and range of {repeats} runs"
     return (
-        f"{how} a row; each made {work['updates']} updates of {work['samples']} samples in all, {work['per epoch']} "
-        f"updates an epoch, data {work['data'][:12]}, and scored each sample once: {scored}. "
+        f"{how} a row; each made {work['updates']} steps on {work['samples']} samples in total, {work['per epoch']} "
+        f"steps per epoch, data {work['data'][:12]}, and evaluated each sample once: {scored}. "
         f"{speeds.circumstances(runs, work)}"
     )
 
@@ -159,7 +159,7 @@ def asking(evaluations: Sequence[str]) -> float:
 
 
 def rows(precisions: Sequence[str], channels: int | None, changes: Sequence[str] = ()) -> list[Row]:
-    """Each network in float32 (`no`) and in each of the other precisions."""
+    """Each model in float32 (`no`) and in each of the other precisions."""
     width = () if channels is None else (f"task.net.base_channels={channels}",)
     found = []
     for title, net in NETS.items():
@@ -173,12 +173,12 @@ def rows(precisions: Sequence[str], channels: int | None, changes: Sequence[str]
 def main() -> None:
     """Train what is missing and print the table that was asked for."""
     words = argparse.ArgumentParser()
-    words.add_argument("--quick", action="store_true", help="few updates a run: speeds alone")
+    words.add_argument("--quick", action="store_true", help="few steps per run: speed only")
     words.add_argument("--gates", action="store_true", help="the cost of an evaluation that is not due")
     words.add_argument("--table", action="store_true", help="train nothing")
     words.add_argument("--repeats", type=int, help="runs of each row: 1, with --quick 3, with --gates 5")
     words.add_argument("--precisions", nargs="+", metavar="WORD", help="no, fp16, bf16; all of the machine by default")
-    words.add_argument("--channels", type=int, help="base_channels of both networks; the recipe's by default")
+    words.add_argument("--channels", type=int, help="base_channels of both models; the recipe's by default")
     asked = words.parse_args()
     if asked.gates:
         listed = rows(["no"], asked.channels, GATED)[:1]

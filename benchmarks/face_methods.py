@@ -3,9 +3,9 @@
     python benchmarks/face_methods.py            runs what is missing (a finished run is not repeated), prints the table
     python benchmarks/face_methods.py --table    prints the table of what is there
 
-Teacher, and students of one network, number of updates, batch and schedule: alone (margin softmax with trained
+Teacher, and students of one model, number of steps, batch and schedule: alone (margin softmax with trained
 centres), by feature MSE, by the teacher's own centres (AML-distill), by AdaDistill with alpha and with alpha'.
-Scored on the last weights, not on the best evaluation, since there is no second set to choose on.
+Scored on the last weights, not on the best evaluation, since there is not a second set to choose on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whether a step, its memory or a start-up grows with what it should not grow with.
+"""Measure how step time, memory and start-up grow with the size of data, runs and metrics.
 
     python benchmarks/growth.py
     ... --rounds 7 --cases "samples 1e4, 1e8"
 
-Sides are the two sizes of a case, which take turns, and the ratio is to the least. `samples`: a step of a tiny network
+Sides are the two sizes of a case, which take turns, and the ratio is to the least. `samples`: a step of a tiny model
 on a set of so many samples in an order of its own, whose images are made when they are asked for. `identities`: the
 same on batches of 8 people x 4, of 10 images each. `metrics`: a step whose task logs so many, with a line of their
 means every 50 steps: that grows, as it must, and `us a metric` is what each of them adds to a step in processor time of
@@ -243,15 +243,15 @@ def milliseconds(work: Callable[[], Any]) -> float:
 
 CONTEST = Contest(
     title="Growth",
-    unit="us a step; with runs, to the first step",
+    unit="us per step; for runs, to the first step",
     baseline="least",
     sides={name: side(place) for place, name in enumerate(SIDES)},
     cases=tuple(SIZES),
     targets=(
-        Target("samples 1e4, 1e8", "most", 1.1, words="a step on 1e8 samples, / on 1e4,"),
-        Target("identities 1e2, 1e6", "most", 1.22, words="a step on 1e6 identities, / on 1e2,"),
-        Target("runs 1, 1e4", "most", 1.22, words="the first step beside 1e4 runs, / beside one,"),
-        Target("metrics 1, 1e3", "most", 2.0, of="us a metric", words="us a step for each metric,"),
+        Target("samples 1e4, 1e8", "most", 1.1, words="step time, 1e8 samples / 1e4,"),
+        Target("identities 1e2, 1e6", "most", 1.22, words="step time, 1e6 identities / 1e2,"),
+        Target("runs 1, 1e4", "most", 1.22, words="first step, 1e4 runs in the store / one,"),
+        Target("metrics 1, 1e3", "most", 2.0, of="us a metric", words="us per step and metric,"),
     ),
     turns=True,
     timeout=300,

@@ -220,7 +220,7 @@ def _cpu_seconds() -> float:
 
 
 CONTEST = Contest(
-    title="Input: 112 px images",
+    title="Image loading, 112 px",
     unit="samples/s",
     baseline="imagefolder_2w",
     sides={
@@ -240,10 +240,12 @@ CONTEST = Contest(
         for peer in ("imagefolder", "datasets")
     ),
     share=0.67,
-    bounds="`of the decoder`: what decoding alone reaches on both cores. The rest of the time goes into putting "
-    "channels first (10 to 15 us of some 180 an image) and into threads that wait for the interpreter. Cached "
-    "images are copies of memory: on both cores nothing but copying as many random ones reaches 175,000 to 198,000 "
-    "samples/s.",
+    bounds=(
+        "`of the decoder`: relative to decoding alone on both cores. The rest of the time is the channels-first "
+        "layout (10 to 15 us of about 180 per image) and threads that wait for the interpreter. Cached images are "
+        "memory copies: copying the same number of random images on both cores reaches 175,000 to 198,000 "
+        "samples/s."
+    ),
 )
 
 if __name__ == "__main__":

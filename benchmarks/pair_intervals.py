@@ -5,7 +5,7 @@
 
 Every set has other people and other pairs; so many pairs of one person and so many of two for each person. The distance
 of a pair is that of its kind, 2.6 standard deviations apart, plus what its people add and what the pair alone adds, in
-the proportion `person` to the rest of the variance, half of each the same for two networks. A person whose pairs of one
+the proportion `person` to the rest of the variance, half of each the same for two models. A person whose pairs of one
 person are far apart is near to others. Coverage of the difference of the two is how often the interval holds 0, of one
 score how often it holds the mean over all sets. 0.95 is said; of 400 sets 0.93 to 0.97 are within chance.
 """
@@ -30,7 +30,7 @@ SCORES = ("accuracy", "auc", "eer", "tar_at_far_1e-1", "tar_at_far_1e-2")
 def networks(
     rng: np.random.Generator, people: int, same: int, other: int, person: float
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Rows as `score_pairs` keeps them of two networks that are as good, on a new set."""
+    """Rows as `score_pairs` keeps them of two models that are as good, on a new set."""
     one = rng.integers(0, people, people * other)
     first = np.concatenate([np.repeat(np.arange(people), same), one])
     second = np.concatenate([first[: people * same], (one + rng.integers(1, people, len(one))) % people])
@@ -59,7 +59,7 @@ def scored(rows: Mapping[str, np.ndarray]) -> dict[str, float]:
 def intervals(
     first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], draws: int
 ) -> tuple[dict[str, significance.Interval], dict[str, significance.Interval]]:
-    """Of the differences of two networks, as `compare` finds them, and of the scores of the first."""
+    """Of the differences of two models, as `compare` finds them, and of the scores of the first."""
     units, one, other = verification.units(first), scored(first), scored(second)
 
     def differences(times: np.ndarray) -> dict[str, np.ndarray]:
@@ -104,7 +104,9 @@ def main() -> None:
     ask.add_argument("--people", type=int, nargs="*", default=PEOPLE)
     ask.add_argument("--person", type=float, nargs="*", default=PERSON)
     words = ask.parse_args()
-    print("| people | pairs a person, same + other | person | score | difference | score alone | sd of difference |")
+    print(
+        "| identities | pairs each, same + other | identity | metric | difference | single value | sd of difference |"
+    )
     print("|---|---|---|---|---|---|---|")
     for people, (same, other), person in itertools.product(words.people, PAIRS, words.person):
         for name, gap, single, spread in coverage(people, same, other, person, words.sets, words.draws):

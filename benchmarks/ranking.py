@@ -91,7 +91,7 @@ def sorted_whole(case: str) -> Sample:
 
 
 CONTEST = Contest(
-    title="Ranking a gallery",
+    title="Ranking a retrieval gallery",
     unit="s of CPU",
     baseline="sorted",
     sides={"sorted": sorted_whole, "counted": counted},
@@ -102,8 +102,8 @@ CONTEST = Contest(
     tolerance=3e-4,
     timeout=1800,
     targets=(
-        Target("1000", "counted", 1.0, words="1,000 queries and records, counted / sorted,"),
-        Target("10000", "counted", 0.5, words="10,000 queries and records, counted / sorted,"),
+        Target("1000", "counted", 1.0, words="1,000 queries and records, time relative to sorted,"),
+        Target("10000", "counted", 0.5, words="10,000 queries and records, time relative to sorted,"),
         Target("10000", "counted", 150, "MB", words="10,000 queries and records, MB"),
         Target("100000", "counted", 1000, "MB", words="100,000 queries and records, MB"),
     ),

@@ -1,10 +1,10 @@
-"""People found again in colour by any mixture of modalities: does each one added help, and does a larger network?
+"""People found again in colour by any mixture of modalities: does each one added help, and does a larger model?
 
     python benchmarks/reid.py            runs what is missing, prints the tables
     python benchmarks/reid.py --table    prints the tables of what is there
 
 Faces of LFW, a quarter of the people held out, with modalities derived from photographs that are not in the gallery;
-and drawn people. Two widths of one network, three seeds each, scores of the last weights. `pixels` are small copies of
+and drawn people. Two widths of one model, three seeds each, scores of the last weights. `pixels` are small copies of
 the images, which know nothing of words: a query with a caption is to them what it is without.
 """
 
@@ -38,7 +38,7 @@ Histories = Mapping[str, Sequence[Any]]
 
 
 def rows(recipe: str) -> list[Row]:
-    """The narrower network, and the recipe as it is."""
+    """The narrower model, and the recipe as it is."""
     return [Row(TITLES[0], recipe, (SMALLER,)), Row(TITLES[1], recipe)]
 
 
@@ -86,7 +86,7 @@ def added(found: Histories, lists: Sequence[str] = ADDED) -> str:
 def larger(found: Histories) -> str:
     """How far the worst run of the last row is above the best run of the one before it, in mAP, in a sentence."""
     if len(found) < 2:
-        return "One network is there: nothing to compare it with."
+        return "Only one model was trained: nothing to compare."
     (small, theirs), (large, ours) = list(found.items())[-2:]
     least, most = min(last(ours, f"{SET}/map")), max(last(theirs, f"{SET}/map"))
     order = "above" if least > most else "NOT above"

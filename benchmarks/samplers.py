@@ -251,24 +251,26 @@ def popular(case: str) -> Sample:
 
 
 CONTEST = Contest(
-    title="Batches of P x K, 10 million records",
-    unit="us of CPU a batch",
+    title="P x K batches from 10 million records",
+    unit="us of CPU per batch",
     baseline="modal_pk",
     sides={"modal_pk": modal_pk, "pk": pk, "m_per_class": m_per_class, "cached": cached, "popular": popular},
     ours=("modal_pk", "pk"),
     targets=(
-        Target("", "modal_pk", 20, "value", words="modal_pk, us a batch,"),
-        Target("", "modal_pk", 5, "value", words="modal_pk, us a batch, aim"),
-        Target("", "pk", 5, "value", words="pk, us a batch, aim"),
+        Target("", "modal_pk", 20, "value", words="modal_pk, us per batch,"),
+        Target("", "modal_pk", 5, "value", words="modal_pk, us per batch (goal)"),
+        Target("", "pk", 5, "value", words="pk, us per batch (goal)"),
         Target("", "modal_pk", 1.2, "growth", words="modal_pk, growth from 15,000 records to 10 million,"),
         Target("", "pk", 1.2, "growth", words="pk, growth from 15,000 records to 10 million,"),
-        Target("", "popular", 4000, least=True, words="the popular one, / modal_pk, aim"),
-        Target("", "modal_pk", 8, "B a record", words="bytes of the index a record"),
-        Target("", "modal_pk", 1, "any batch, ms", words="ms to any batch of an epoch, aim"),
+        Target("", "popular", 4000, least=True, words="popular, time relative to modal_pk (goal)"),
+        Target("", "modal_pk", 8, "B a record", words="index, bytes per record"),
+        Target("", "modal_pk", 1, "any batch, ms", words="ms to any batch of an epoch (goal)"),
     ),
     share=0.67,
-    bounds="Nearly all of a batch is its part of 256 that are drawn together by numpy, on arrays of 8,192 records: "
-    "about 3 ms.",
+    bounds=(
+        "Nearly all of the time of a batch is its share of sampling 256 batches together with numpy, on arrays of "
+        "8,192 records: about 3 ms."
+    ),
 )
 
 

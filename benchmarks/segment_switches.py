@@ -1,4 +1,4 @@
-"""What each advice of a speed guide for semantic segmentation brings here, one key of the recipe at a time.
+"""Measure the advice of a speed guide for semantic segmentation, one recipe key at a time.
 
     python benchmarks/segment_switches.py                  15 rows of 3 runs on a CPU, more on a GPU
     python benchmarks/segment_switches.py --table          prints the table of what is there

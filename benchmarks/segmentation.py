@@ -1,9 +1,9 @@
-"""Scenes: does a larger network beat a smaller one, both what stands where, and what do points and boundaries bring?
+"""Scenes: does a larger model beat a smaller one, both what stands where, and what do points and boundaries bring?
 
     python benchmarks/segmentation.py            runs what is missing, prints the tables
     python benchmarks/segmentation.py --table    prints the tables of what is there
 
-Drawn streets, and CamVid at a quarter of its area from random weights, every row of it for as many updates; three seeds
+Drawn streets, and CamVid at a quarter of its area from random weights, every row of it for as many steps; three seeds
 each, scores of whole images at the last step. What stands where: the commonest class of every place in the training
 images.
 """

@@ -86,15 +86,15 @@ def measured(epoch: Callable[[int], Iterable]) -> Sample:
 
 
 CONTEST = Contest(
-    title="An epoch's shuffle",
+    title="Shuffling an epoch",
     unit="ms to the first batch",
     baseline="sampler",
     sides={"sampler": sampler, "randperm": randperm, "trainkit": ours},
     targets=(
-        Target("", "trainkit", 1.0, of="first batch, ms, of 1e9", words="first batch of 1,000 million rows, ms,"),
-        Target("", "trainkit", 50, of="ns an index, of 1e9", words="ns an index of 1,000 million rows"),
-        Target("", "trainkit", 1.0, of="MB, of 1e9", words="MB held for 1,000 million rows"),
-        Target("", "trainkit", 0.001, words="first batch, / sampler,"),
+        Target("", "trainkit", 1.0, of="first batch, ms, of 1e9", words="first batch, 1,000 million rows, ms,"),
+        Target("", "trainkit", 50, of="ns an index, of 1e9", words="ns per index, 1,000 million rows"),
+        Target("", "trainkit", 1.0, of="MB, of 1e9", words="MB kept, 1,000 million rows"),
+        Target("", "trainkit", 0.001, words="first batch, time relative to sampler,"),
     ),
     share=0.67,
 )

@@ -1,4 +1,4 @@
-"""What the tables of speed share: runs as processes of their own, what each did and how fast, and equal work proved.
+"""Shared by the speed tables: runs in processes of their own, their work and speed, and a check of equal work.
 
 A finished run is found again by the hash of its recipe and by its loader, which the hash leaves out; what its journal
 does not say (load, memory of the process, commit) lies beside that in a note, and a run without one is not used.
@@ -26,15 +26,15 @@ class Measured:
     updates: int
     batch: int
     per_epoch: int
-    """Updates of an epoch."""
+    """Steps of an epoch."""
     step_s: float
-    """Mean seconds of an update in the run's own clock, the first log window left out: it warms up."""
+    """Mean seconds of a step in the run's own clock, the first log window left out: it warms up."""
     step_p50_s: float
     """Median over log windows of their median."""
     step_least_s: float
     """Least of those medians: the pace while no other process was in the way."""
     wall_s: float
-    """Seconds of wall-clock for an update, log lines and checkpoints included: between log lines without evaluation."""
+    """Seconds of wall-clock for a step, log lines and checkpoints included: between log lines without evaluation."""
     memory_gb: float
     scored: Mapping[str, int]
     """Samples that each evaluation scored, each once."""
@@ -44,7 +44,7 @@ class Measured:
     held_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Seconds of each time that an evaluation was held."""
     ready_s: float = 0.0
-    """Seconds from the start of the run to its first log line: libraries, data, compiling, the first updates."""
+    """Seconds from the start of the run to its first log line: libraries, data, compiling, the first steps."""
     waiting_s: float = 0.0
     """Of `step_s`, the mean seconds for which the loop stood still until its batch had been read."""
 

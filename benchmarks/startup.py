@@ -1,10 +1,10 @@
-"""How long one waits: for `trainkit --help`, for the message about a mistake in a recipe, for the first step.
+"""Measure start-up: `trainkit --help`, the message about an error in a recipe, the first step.
 
     python benchmarks/startup.py
-    ... --rounds 7 --cases help mistake
+    ... --rounds 7 --cases help "recipe error"
 
 `torch` is `python -c "import torch"`. `eager` imports what a script with this project's libraries imports at its head:
-torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for a mistake, the command behind
+torch, timm, accelerate, datasets and mlflow. `trainkit` is, for help, the command; for an error, the command behind
 `accelerate launch` with a recipe that has one in its task and one in its keys; each in a new process, after one that
 is not counted. The first step is that of the sample set's face teacher, in a process that has trained it for a step
 before: from the order to the journal's first line, with the store, the run and the data opened.
@@ -45,7 +45,7 @@ def eager(case: str) -> Sample:
 def trainkit(case: str) -> Sample:
     if case == "help":
         return started("-c", "from trainkit.cli.main import main; main(['--help'])")
-    if case == "mistake":
+    if case == "recipe error":
         recipe = str(ROOT / "recipes" / "adadistill.yaml")
         return started(str(ROOT / "trainkit" / "run.py"), recipe, "task.alpha=none", "optim.rate=1", code=2)
     return first_step()
@@ -86,15 +86,17 @@ CONTEST = Contest(
     unit="s",
     baseline="torch",
     sides={"torch": torch, "eager": eager, "trainkit": trainkit},
-    cases=("help", "mistake", "first step"),
-    only={"mistake": ("torch", "trainkit"), "first step": ("trainkit",)},
+    cases=("help", "recipe error", "first step"),
+    only={"recipe error": ("torch", "trainkit"), "first step": ("trainkit",)},
     targets=(
         Target("help", "trainkit", 0.2, of="value", words="help, s,"),
-        Target("mistake", "trainkit", 0.3, of="difference", words="a mistake, s beyond importing torch,"),
-        Target("first step", "trainkit", 2.0, of="value", words="the first step after imports, s,"),
+        Target("recipe error", "trainkit", 0.3, of="difference", words="recipe error, s beyond importing torch,"),
+        Target("first step", "trainkit", 2.0, of="value", words="first step after imports, s,"),
     ),
-    bounds="Beyond importing torch, a mistake costs what makes the blocks of a recipe strict: importing pydantic and "
-    "the modules of task and data, and building the schema.",
+    bounds=(
+        "Beyond importing torch, a recipe error takes the time of strict validation: importing pydantic and the "
+        "modules of task and data, and building the schema."
+    ),
     share=0.67,
 )
 

@@ -1,11 +1,11 @@
-"""Whether a step takes as long after 20,000 others as after the first: times, memory and descriptors over a training.
+"""Compare steps early and late in a training of 20,000: step times, memory and file descriptors.
 
     python benchmarks/steadiness.py
     ... --rounds 7
 
-The network, data and settings of `step.py`, with an evaluation every 1,000 steps, a checkpoint every 2,000, a log line
+The model, data and settings of `step.py`, with an evaluation every 1,000 steps, a checkpoint every 2,000, a log line
 every 50 and the load of the machine noted as ever. Before each step of the training a step of a loop written by hand is
-taken, on a network of its own, so that what else goes on in the machine falls on both alike. `bare` is that loop alone.
+taken, on a model of its own, so that what else runs on the machine falls on both alike. `bare` is that loop alone.
 
 Slope: of the differences between the two, in medians over 100 steps, a straight line; `slope / interval` is its slope
 over half the width of its 95 % interval: beyond 1 either way it is none of chance. p99 / p50 leaves out the steps in
@@ -54,7 +54,7 @@ log: {{every: {step.EVERY} steps, ceilings: 'off'}}
 
 
 def by_hand() -> Callable[[int], None]:
-    """A step of a loop written by hand, on a network of its own."""
+    """A step of a loop written by hand, on a model of its own."""
     net = step.network()
     moves, (points, labels) = step.optimizer(net), step.data()
 
@@ -169,16 +169,16 @@ def slope(own: np.ndarray, hand: np.ndarray) -> float:
 
 
 CONTEST = Contest(
-    title="Steadiness",
-    unit="us a step, median",
+    title="Stability of step time and memory",
+    unit="us per step, median",
     baseline="bare",
     sides={"bare": bare, "trainkit": trainkit},
     targets=(
         Target("", "trainkit", 1.0, of="slope / interval", words="slope / interval,"),
-        Target("", "trainkit", 1.1, of="p99 / p50, / by hand", words="p99 / p50, / the loop's beside it,"),
+        Target("", "trainkit", 1.1, of="p99 / p50, / by hand", words="p99 / p50, relative to the bare loop,"),
         Target("", "trainkit", 8.0, of="MB grown", words="MB grown over 17,500 steps"),
         Target("", "trainkit", 0.0, of="descriptors grown", words="descriptors grown"),
-        Target("", "trainkit", 50.0, of="waited us", words="us a step that other threads or a disk held up"),
+        Target("", "trainkit", 50.0, of="waited us", words="us per step waiting for other threads or a disk"),
     ),
     timeout=600,
     share=0.34,

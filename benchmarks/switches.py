@@ -1,10 +1,10 @@
-"""What the tables of switches share: a recipe, shortened, with one thing changed in each row.
+"""Shared by the tables of options: a shortened recipe with one change per row.
 
-Rows of another batch take as many samples, so that samples/s are compared and not updates. Each run is a process of its
+Rows of another batch take as many samples, so that samples/s are compared and not steps. Each run is a process of its
 own; repeats are the outer loop and every other one goes through the rows backwards. Ratios are of the same repeat. The
 table is refused unless all runs trained on as many samples of the same data on the same machine, and held the
 evaluations of their row. A finished run is found again, and not repeated; a row whose runs fail is named, and the
-others go on.
+others continue.
 
 samples/s are of the steps alone, the first eighth of a run left out, where things are compiled and started: what that
 takes is in the time to the first log line, for kernels that inductor has kept from an earlier run much less. Wall-clock
@@ -27,7 +27,7 @@ from speeds import Measured, spread
 
 SHIPPED = "as shipped"
 NO_FIGURE = "no figure"
-NOT_IN_IT = "not in it"
+NOT_IN_IT = "not in the guide"
 NAMES = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 LINES = 8
 """Log lines of a run."""
@@ -73,7 +73,7 @@ class Study:
     """File beside a run's journal by which its runs are known."""
     experiment: str
     batch: int
-    """Of the recipe; wall-clock is given for 100 of its updates."""
+    """Of the recipe; wall-clock is given for 100 of its steps."""
     scored: int
     """What an evaluation scores."""
     unit: str
@@ -145,7 +145,7 @@ class Study:
             "samples/s",
             f"x {SHIPPED}",
             *(column.head for column in self.columns),
-            f"wall-clock, s for {hundred} samples (100 updates as shipped), evaluations included",
+            f"wall-clock, s for {hundred} samples (100 steps as shipped), evaluations included",
             f"x {SHIPPED}",
             "GPU memory, GB" if work["device"] == "cuda" else "peak resident set, GB",
             "first log line after, s",

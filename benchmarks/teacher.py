@@ -8,8 +8,8 @@ differ by 2e-4 of themselves: those of the first step by 1e-6, and then two trai
 
     ms a step     of the processor, since nothing else is waited for: median of single steps, the first left out; the
                   teacher's outputs were computed before
-    parts         a step over its parts, each timed by itself in the same process: the student's share (loss, backward
-                  pass, update) and, on the side `online`, the teacher's forward. 1.1: at most a tenth goes elsewhere
+    parts         a step over its parts, each timed alone in the same process: the student's share (loss, backward
+                  pass, optimizer step) and, on the side `online`, the teacher's forward. 1.1: at most 10 % is overhead
     ratio         what the side `online` should take, teacher and student over student
     flops         the same ratio of operations (`trainkit.speed.flops`: in torch's own counter the gradient of a
                   depthwise convolution has as many times too many as it has channels)
@@ -194,17 +194,17 @@ def _gather(home: Path) -> float:
 
 
 CONTEST = Contest(
-    title="A teacher's outputs from the store",
-    unit="CPU ms a step",
+    title="Cached teacher outputs",
+    unit="CPU ms per step",
     baseline="stored",
     sides={"stored": lambda case: side("disk"), "online": lambda case: side("false")},
     tolerance=2e-4,
     timeout=900.0,
     targets=(
-        Target("", "stored", 8, "flops", least=True, words="operations, teacher and student over student"),
-        Target("", "stored", 1.1, "parts", words="a step with stored outputs over the student alone"),
-        Target("", "online", 1.1, "parts", words="a step with the teacher over teacher and student"),
-        Target("", "stored", 0.01, "gather_share", words="looking up rows, as a share of the step"),
+        Target("", "stored", 8, "flops", least=True, words="operations, teacher and student / student"),
+        Target("", "stored", 1.1, "parts", words="step with cached outputs / student alone"),
+        Target("", "online", 1.1, "parts", words="step with the teacher / teacher and student"),
+        Target("", "stored", 0.01, "gather_share", words="row lookup, share of the step"),
     ),
     share=0.67,
 )

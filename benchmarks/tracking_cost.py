@@ -1,4 +1,4 @@
-"""What it costs a training to log 8 metrics in every step, into MLflow on SQLite.
+"""Measure the cost of logging 8 metrics per step, into MLflow on SQLite.
 
     python benchmarks/tracking_cost.py
     ... --rounds 7 --sides log_metrics trainkit
@@ -153,16 +153,18 @@ def trainkit(case: str) -> Sample:
 
 
 CONTEST = Contest(
-    title="Logging 8 metrics in every step",
-    unit="us a step",
+    title="Logging 8 metrics per step",
+    unit="us per step",
     baseline="log_metrics",
     sides={"log_metrics": log_metrics, "async": asynchronous, "trainkit": trainkit},
     targets=(
-        Target("", "trainkit", 10.0, "value", words="us of the training thread a step"),
-        Target("", "trainkit", 10.0, "in a row", words="us a call with nothing between calls"),
+        Target("", "trainkit", 10.0, "value", words="us per step in the training thread"),
+        Target("", "trainkit", 10.0, "in a row", words="us per call, calls back to back"),
     ),
-    bounds="In a training the products drive the interpreter's code and data out of the caches between two calls, so "
-    "that each takes several times as long as in a row, with the sender's thread or without.",
+    bounds=(
+        "In training, matrix products evict the interpreter's code and data from the caches between two calls, so "
+        "that a call takes several times as long as back to back, with the upload thread or without."
+    ),
     share=0.67,
 )
 

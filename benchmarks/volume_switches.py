@@ -1,4 +1,4 @@
-"""What each advice of a speed guide for TOM500 brings here, one key of the recipe at a time.
+"""Measure the advice of a speed guide for TOM500, one recipe key at a time.
 
     python benchmarks/volume_switches.py                   13 rows of 3 runs on a CPU, more on a GPU
     python benchmarks/volume_switches.py --table           prints the table of what is there

@@ -1,4 +1,4 @@
-"""Volumes: does a larger network beat a smaller one, both the mean label map, and how well is real anatomy segmented?
+"""Volumes: does a larger model beat a smaller one, both the mean label map, and how well is real anatomy segmented?
 
     python benchmarks/volumes.py            runs what is missing, prints the tables
     python benchmarks/volumes.py --table    prints the tables of what is there

@@ -1,8 +1,8 @@
-"""Measure what guides to faster training claim, on the recipe it was said of and on this machine.
+"""Measure the claims of training guides on their recipes and this machine.
 
-python -m benchmarks.claims                              measures what is not known yet
+python -m benchmarks.claims                              measures what is not measured yet
 python -m benchmarks.claims people-norms faces           one claim, and all of one guide
-python -m benchmarks.claims --list                       says what is claimed, and measures nothing
+python -m benchmarks.claims --list                       lists the claims, and measures nothing
 python -m benchmarks.claims --write docs/project/claims.md       writes the table as markdown
 """
 
@@ -18,11 +18,11 @@ from trainkit.cli.options import Plain, echo
 
 @click.command(cls=Plain, name="python -m benchmarks.claims")
 @click.argument("claim", nargs=-1)
-@click.option("--list", "listed", is_flag=True, help="Say what is claimed, and measure nothing.")
+@click.option("--list", "listed", is_flag=True, help="List the claims, and measure nothing.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as markdown to FILE.")
-@click.option("--quick", is_flag=True, help="Fewer repeats: to see that it works.")
+@click.option("--quick", is_flag=True, help="Fewer repeats, for a quick check.")
 def main(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool) -> int:
-    """Measure what guides to faster training claim, on the recipe it was said of and on this machine."""
+    """Measure the claims of training guides on their recipes and this machine."""
     return ledger.command(claim, listed=listed, write=write, quick=quick, say=echo)
 
 

@@ -1,4 +1,4 @@
-"""The recipes at hand, trainings beside each other, and costs set against an update: what measurements share."""
+"""The recipes at hand, trainings beside each other, and costs set against a step: what measurements share."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ GUIDES = {
         small=("adadistill_lfw", "adadistill", "face_teacher"),
     ),
     "eyes": Guide(title="Open and closed eyes (ConvNeXt and baseline)", small=("eye_state",)),
-    "people": Guide(
-        title="People found again over modalities (re-identification)", large=("reid_orbench",), small=("reid",)
-    ),
+    "people": Guide(title="Cross-modal person re-identification", large=("reid_orbench",), small=("reid",)),
     "scenes": Guide(title="Segmentation of scenes (BiSeNet)", large=("cityscapes",), small=("camvid", "segment")),
     "organs": Guide(title="Segmentation of organs (TOM500)", large=("tom500_full",), small=("tom500",)),
 }
@@ -74,7 +72,7 @@ def found_ratio(ratio: Ratio, text: str) -> Found:
 
 @dataclass
 class Parts:
-    """A recipe's network and a batch of its training data in this process."""
+    """A recipe's model and a batch of its training data in this process."""
 
     recipe: Any
     data: Any
@@ -105,7 +103,7 @@ class Bench:
     gpu: bool
     repeats: int = 5
     block: float = 1.5
-    """Seconds of a block of updates."""
+    """Seconds of a block of steps."""
     cores: float = 1.0
     plugins: tuple[str, ...] = ()
     guides: Mapping[str, Guide] = field(default_factory=lambda: GUIDES)
@@ -192,7 +190,7 @@ class Bench:
         return max(1, round(self.block / max(child.go(1).seconds, 1e-6)))
 
     def pairs(self, guide: str, before: Any, blank: Any, after: Any, environment: Any, patience: float) -> list[Any]:
-        """Blocks of two trainings in turns. Raises Unable where one of them cannot go on."""
+        """Blocks of two trainings in turns. Raises Unable where one of them cannot continue."""
         key = (guide, before, blank, after, environment)
         if key not in self._pairs:
             try:
@@ -213,7 +211,7 @@ class Bench:
             raise Unable(f"a training ended: {error.reason}") from None
 
     def updates(self, guide: str) -> list[float]:
-        """Seconds of an update of the recipe as shipped, by repeat."""
+        """Seconds of a step of the recipe as shipped, by repeat."""
         if guide not in self._updates:
             child = self._shipped(guide)
             self._ready[guide] = child.ready
@@ -241,7 +239,7 @@ class Bench:
     # ---- in this process
 
     def parts(self, guide: str) -> Parts:
-        """The recipe's network and data in this process."""
+        """The recipe's model and data in this process."""
         if self._parts is None or self._parts[0] != guide:
             self._parts = (guide, self._built(guide))
         return self._parts[1]
@@ -269,7 +267,7 @@ class Bench:
         return Parts(recipe, data, parts.model, parts, rows, device)
 
     def against(self, guide: str, before: Sequence[float], after: Sequence[float]) -> Ratio:
-        """How much faster a training is whose updates cost `after` seconds more instead of `before`, by repeat."""
+        """How much faster a training is whose steps cost `after` seconds more instead of `before`, by repeat."""
         updates = self.updates(guide)
         slow = [1 / (s + b) for s, b in zip(updates, before, strict=True)]
         fast = [1 / (s + a) for s, a in zip(updates, after, strict=True)]
@@ -301,11 +299,11 @@ class Bench:
 
 
 def cost(bench: Bench, guide: str, before: Sequence[float], after: Sequence[float], what: str) -> Found:
-    """A cost per update, set against the update."""
+    """Return a cost per step, relative to the step."""
     ratio = bench.against(guide, before, after)
     update = float(np.median(bench.updates(guide)))
-    said = f"{what} {short(np.median(before))} an update as the guide had it, {short(np.median(after))} here"
-    return found_ratio(ratio, f"{said}; an update takes {short(update)}")
+    said = f"{what} {short(np.median(before))} per step as in the guide, {short(np.median(after))} here"
+    return found_ratio(ratio, f"{said}; a step takes {short(update)}")
 
 
 def short(seconds: float) -> str:

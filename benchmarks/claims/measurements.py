@@ -1,7 +1,7 @@
 """Measurements of claims: parts of a training timed alone, and arithmetic.
 
-Something that costs little is timed by itself, as the guide had it and as it is here, and set against the seconds of
-an update of the recipe it was said of: `(update + cost as the guide had it) / (update + cost as it is here)`. What
+Something that costs little is timed on its own, as the guide had it and as it is here, and set against the seconds of
+a step of the recipe it was said of: `(update + cost as the guide had it) / (update + cost as it is here)`. What
 follows from numbers alone is computed.
 """
 
@@ -27,7 +27,7 @@ from trainkit.diagnostics import stepped_process
 
 
 class _Callback:
-    """An evaluation that is asked at every update and mostly goes back at once, as the guide describes it."""
+    """An evaluation that is asked at every step and mostly goes back at once, as the guide describes it."""
 
     def __init__(self, every: int):
         self.every, self.rank, self.held = every, 0, 0
@@ -38,7 +38,7 @@ class _Callback:
 
 
 def callbacks_that_return(bench: Bench, guide: str) -> Found:
-    """Three callbacks at every update, none of which has anything to do."""
+    """Three callbacks at every step, none of which has anything to do."""
     calls = [_Callback(10**9), _Callback(10**9 + 1), _Callback(10**9 + 2)]
 
     def ask() -> None:
@@ -51,7 +51,7 @@ def callbacks_that_return(bench: Bench, guide: str) -> Found:
 
 
 def switching_modes(bench: Bench, guide: str) -> Found:
-    """The network set to evaluation and back to training at every update."""
+    """The model set to evaluation and back to training at every step."""
     net = bench.parts(guide).net
 
     def switch() -> None:
@@ -88,13 +88,13 @@ def sampler_alone(bench: Bench, guide: str) -> Found:
     """Batches chosen with and without an index."""
     before, after = _sampling(bench, guide)
     slow, fast = short(np.median(before)), short(np.median(after))
-    said = f"a batch is chosen in {slow} where its records are read for it, {fast} from the index"
+    said = f"selecting a batch takes {slow} by reading its records, {fast} from the index"
     return found_ratio(stepped_process.ratio([1 / a for a in after], [1 / b for b in before]), said)
 
 
 def sampler_in_training(bench: Bench, guide: str) -> Found:
-    """The same, as a part of updates."""
-    return cost(bench, guide, *_sampling(bench, guide), "choosing a batch takes")
+    """The same, as a part of steps."""
+    return cost(bench, guide, *_sampling(bench, guide), "selecting a batch takes")
 
 
 def index_seconds(bench: Bench, guide: str) -> Found:
@@ -110,7 +110,7 @@ def index_seconds(bench: Bench, guide: str) -> Found:
 
 
 def debug_lines(bench: Bench, guide: str) -> Found:
-    """A line of figures printed at every update, and one every hundred."""
+    """A line of figures printed at every step, and one every hundred."""
     import torch
 
     size = len(bench.parts(guide).rows)
@@ -149,7 +149,7 @@ def gradient_norms(bench: Bench, guide: str) -> Found:
 
 
 def progress_bar(bench: Bench, guide: str) -> Found:
-    """A progress bar redrawn every 5 updates, and every 10."""
+    """A progress bar redrawn every 5 steps, and every 10."""
     from tqdm import tqdm
 
     bar = tqdm(total=10**9, file=io.StringIO(), mininterval=0, miniters=1)
@@ -218,7 +218,7 @@ def _workers_that_stay(bench: Bench, guide: str, start: str | None) -> Found:
     many = bench.ready(guide).steps_per_epoch
     found = bench.against(guide, [b / many for b in before], [a / many for a in after])
     started = float(np.median(before)) - float(np.median(after))
-    how = f"started by {start or 'the way of this system'}"
+    how = "started by " + (start or "the system's default method")
     epoch = many * float(np.median(bench.updates(guide)))
     return found_ratio(
         found, f"{workers} workers, {how}, cost {short(max(started, 0.0))} more; an epoch takes {epoch:.3g} s"
@@ -236,7 +236,7 @@ def spawned_workers_that_stay(bench: Bench, guide: str) -> Found:
 
 
 def distance_maps(bench: Bench, guide: str) -> Found:
-    """Distance maps computed in every update, and read (which is part of an update)."""
+    """Distance maps computed in every step, and read (which is part of a step)."""
     from trainkit.data.storage import boundary_distance
 
     parts = bench.parts(guide)
@@ -262,7 +262,7 @@ def scales(bench: Bench, guide: str) -> Found:
 
 
 def compiled_inference(bench: Bench, guide: str) -> Found:
-    """What the network predicts, compiled and as it is."""
+    """What the model predicts, compiled and as it is."""
     import torch
 
     parts = bench.parts(guide)
@@ -284,7 +284,7 @@ def compiled_inference(bench: Bench, guide: str) -> Found:
                 out[side].append(many / (time.perf_counter() - began))
     parts.net.train()
     plain, fast = (len(parts.rows) * np.median(rates) for rates in out)
-    return found_ratio(stepped_process.ratio(out[1], out[0]), f"{plain:.4g} samples/s as it is, {fast:.4g} compiled")
+    return found_ratio(stepped_process.ratio(out[1], out[0]), f"{plain:.4g} samples/s uncompiled, {fast:.4g} compiled")
 
 
 # ---- Statements that are computed ------------------------------------------------------------------------------------
@@ -334,9 +334,9 @@ def two_portions(bench: Bench, guide: str) -> Found:
     parts.net.train()
     text = f"the gradient of 2 x {half} samples differs from that of {2 * half} by {_percent(shipped)} of its length"
     if norms:
-        text += f"; with the statistics of batch norm held fixed by {_percent(fixed)}"
+        text += f"; with fixed batch norm statistics by {_percent(fixed)}"
     if fixed > 1e-3:
-        text += ", since the loss compares or chooses among the samples of a portion"
+        text += ", since the loss compares or selects samples within a micro-batch"
     return Found(true=shipped <= 1e-3, text=text)
 
 
@@ -367,8 +367,11 @@ def half_the_memory(bench: Bench, guide: str) -> Found:
     each = (two - one) / 2 / 1e9
     weights = sum(p.numel() for p in parts.net.parameters()) * 16 / 1e9
     fits = max(0.0, 24 - weights) / each
-    said = f"backward keeps {1000 * each:.3g} MB a sample here, so 24 GB hold about {fits:,.0f}, and the rule says 12"
-    return Found(true=6 <= fits <= 24, text=f"{said}; it knows neither the network nor the size of a sample")
+    said = (
+        f"the backward pass keeps {1000 * each:.3g} MB per sample here, so about {fits:,.0f} fit into 24 GB, "
+        "and the rule says 12"
+    )
+    return Found(true=6 <= fits <= 24, text=f"{said}; it depends neither on the model nor on the sample size")
 
 
 def two_gpus(bench: Bench, guide: str) -> Found:
@@ -376,9 +379,7 @@ def two_gpus(bench: Bench, guide: str) -> Found:
     import torch
 
     parts = [len(part) for part in torch.arange(1024).chunk(2)]
-    text = (
-        f"DataParallel cuts the batch it is given: {parts[0]} + {parts[1]} = {sum(parts)} samples an update, not 2048"
-    )
+    text = f"DataParallel cuts the batch it is given: {parts[0]} + {parts[1]} = {sum(parts)} samples per step, not 2048"
     return Found(true=sum(parts) == 2048, text=text)
 
 
@@ -387,8 +388,8 @@ def samples_of_an_epoch(bench: Bench, guide: str) -> Found:
     calls = 1863 * 32
     return Found(
         true=calls == 59_616,
-        text=f"1863 x 32 = {calls:,}; it is {calls / 14_910:.1f} times the 14,910 samples, so the 1863 batches were of "
-        f"{14_910 // 1863} samples and not of 32",
+        text=f"1863 x 32 = {calls:,}; it is {calls / 14_910:.1f} times the 14,910 samples, so the 1863 batches had "
+        f"{14_910 // 1863} samples, not 32",
     )
 
 
@@ -396,9 +397,10 @@ def minutes_of_an_epoch(bench: Bench, guide: str) -> Found:
     """Whether the epochs before and after are of as many batches."""
     before, after = 14_910 // 8, 285 // 8
     text = (
-        f"the epoch before is of {before} batches (14,910 samples by 8), the log after shows {after} (285 people by 8)"
+        f"the epoch before has {before} batches (14,910 samples by 8), "
+        f"the log after shows {after} (285 identities by 8)"
     )
-    return Found(true=before == after, text=f"{text}: not the same work, whatever the minutes")
+    return Found(true=before == after, text=f"{text}: not the same work")
 
 
 def shares_of_time(bench: Bench, guide: str) -> Found:
@@ -406,16 +408,19 @@ def shares_of_time(bench: Bench, guide: str) -> Found:
     factors = (3.0, 2.0, 1.5, 1.3, 1.2, 1.1)
     shares = [1 - 1 / f for f in factors]
     product = float(np.prod(factors)), float(np.prod((5.0, *factors[1:])))
-    text = f"to make a whole so many times faster the parts must have taken {100 * sum(shares):.0f} % of its time"
-    text += f" together; multiplied, the factors give {product[0]:.0f} to {product[1]:.0f} and not 4 to 8"
+    text = f"for these factors the parts would have to take {100 * sum(shares):.0f} % of the time"
+    text += f" together; multiplied, the factors give {product[0]:.0f} to {product[1]:.0f}, not 4 to 8"
     return Found(true=sum(shares) <= 1 and product[0] <= 8 and product[1] >= 4, text=text)
 
 
 def half_to_three_quarters(bench: Bench, guide: str) -> Found:
-    """Lines of a training of 10,000 updates, before and after."""
+    """Lines of a training of 10,000 steps, before and after."""
     spared = [1 - (10_000 // after) / (10_000 // 50) for after in (100, 200)]
-    text = f"one line in 100 instead of 50 updates spares {100 * spared[0]:.0f} %, one in 200 {100 * spared[1]:.0f} %"
-    return Found(true=spared == [0.5, 0.75], text=f"{text} of the lines; what that is of the time is measured above")
+    text = (
+        f"one line in 100 instead of 50 steps saves {100 * spared[0]:.0f} % of the lines, "
+        f"one in 200 {100 * spared[1]:.0f} %"
+    )
+    return Found(true=spared == [0.5, 0.75], text=f"{text}; the time is measured above")
 
 
 def both_samplers(bench: Bench, guide: str) -> Found:
@@ -435,7 +440,7 @@ def ahead_by_default(bench: Bench, guide: str) -> Found:
     from torch.utils.data import DataLoader
 
     default = DataLoader(range(8), num_workers=1).prefetch_factor
-    text = f"a DataLoader with workers has prefetch_factor {default} when nothing is said: the line changes nothing"
+    text = f"a DataLoader with workers has prefetch_factor {default} by default: the line changes nothing"
     return Found(true=default != 2, text=text if default == 2 else f"the default is {default}")
 
 
@@ -454,7 +459,7 @@ def guides_stopwatch(bench: Bench, guide: str) -> Found:
     whole = time.perf_counter() - began
     share = data_time / whole
     text = f"of {1000 * whole:.0f} ms that a loop waited for its loader the stopwatch counts {100 * share:.1f} %: "
-    return Found(true=share > 0.5, text=text + "it starts when the batch is there")
+    return Found(true=share > 0.5, text=text + "it starts after the batch has arrived")
 
 
 def name_in_libraries(bench: Bench, guide: str) -> Found:
@@ -473,7 +478,7 @@ def variable_of(folder: Path, name: str, version: str) -> Found:
         with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
             if text.find(name.encode()) >= 0:
                 return Found(true=True, text=f"{file.name} of torch {version} knows {name}")
-    return Found(true=False, text=f"no library of torch {version} holds the name {name}: nothing reads it")
+    return Found(true=False, text=f"no library of torch {version} contains the name {name}: nothing reads it")
 
 
 def factors_of_organs(bench: Bench, guide: str) -> Found:

@@ -1,6 +1,6 @@
 """The statements of the guides, read from `table.yaml`, and the ways to measure them.
 
-A claim of a switch is measured by two trainings beside each other, that of a part by timing it, and one that follows
+A claim about a switch is measured by two trainings in alternation, that of a part by timing it, and one that follows
 from numbers alone is computed.
 """
 
@@ -26,7 +26,7 @@ TABLE = Path(__file__).with_suffix(".yaml")
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """Two trainings of the recipe in turns, that differ in some words. `{cores}` stands for the cores there are."""
+    """Two trainings of the recipe in alternating blocks. `{cores}` in an override stands for the number of cores."""
 
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -35,10 +35,10 @@ class Switch:
     """Variables of the second alone; the first has none of these."""
     of: Literal["samples/s", "memory"] = "samples/s"
     gpu: bool = False
-    """Whether it was said of a GPU alone."""
+    """True for a claim about GPUs only."""
     compiles: bool = False
     cores: int = 1
-    """Least cores with which there is something to see."""
+    """Least number of cores for which the claim can be measured."""
     note: str = ""
 
     recipe = True
@@ -47,7 +47,7 @@ class Switch:
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
         if bench.cores < self.cores:
-            raise Unable(f"{self.cores} processes that read batches need as many cores, and here are {bench.cores:g}")
+            raise Unable(f"{self.cores} loader processes need {self.cores} cores; this machine has {bench.cores:g}")
         before, after = (bench.words((*self.both, *words)) for words in (self.before, self.after))
         blank = tuple((name, None) for name, _ in self.environment)
         pairs = bench.pairs(guide, before, blank, after, self.environment, COMPILING if self.compiles else PATIENCE)
@@ -82,8 +82,8 @@ class Inside:
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """A whole training with an evaluation held more and less often: computed from the seconds of an update and of one
-    evaluation, which are measured."""
+    """A whole training with more and fewer evaluations: computed from the measured seconds of a step and of one
+    evaluation."""
 
     evaluation: str
     """Its name; empty: the recipe's first."""

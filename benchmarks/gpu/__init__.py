@@ -1,1 +1,1 @@
-"""What trainkit does on a GPU: `make gpu`."""
+"""Measurements of trainkit on a GPU: `make gpu`."""

@@ -1,4 +1,4 @@
-"""Measure what trainkit does on a GPU, and write docs/project/gpu.md.
+"""Measure trainkit on a GPU, and write docs/project/gpu.md.
 
 python -m benchmarks.gpu                 all parts
 python -m benchmarks.gpu equality        one: equality, memory, speed, claims
@@ -26,12 +26,12 @@ def main(words: list[str]) -> int:
         return 2
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         found = f"{sys.executable} has no {', '.join(missing)}"
-        print(f"error: {found}; give another one: make gpu PYTHON=...", file=sys.stderr)
+        print(f"error: {found}; use another one: make gpu PYTHON=...", file=sys.stderr)
         return 2
     import torch
 
     if not torch.cuda.is_available():
-        print("0 tests: there is no GPU here, and nothing was measured")
+        print("0 tests: no GPU available, nothing measured")
         return 0
     if not words:  # each in a process of its own: switches and memory of one are none of the next one's
         return max(subprocess.run([sys.executable, "-m", "benchmarks.gpu", part]).returncode for part in parts)
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
         if left == report.BROKEN:
             os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *words])
         if left:
-            print(f"not complete, {left}: the same command goes on")
+            print(f"not complete ({left}): run the same command again to continue")
             break
     return 1 if failed else 0
 

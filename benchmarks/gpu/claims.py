@@ -16,7 +16,7 @@ from trainkit.tracking.store import Store
 
 TITLE = "Claims of guides to faster training that need a GPU"
 SECONDS = 440.0
-"""After so many no further claim is begun: the next call goes on."""
+"""After so many no further claim is begun: the next call continues."""
 RESULTS: dict[str, Literal["fails", "skipped"]] = {ledger.FAILED: "fails", ledger.CANNOT: "skipped"}
 """A claim that does not hold is the guide's failure and not this program's: it has no goal here."""
 
@@ -54,7 +54,7 @@ def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
             found = book.known(claim, quick=False)
             if found is None:
                 if time.monotonic() > ends:
-                    print(f"{len(left) - at} claims are left: the same command goes on with them", file=sys.stderr)
+                    print(f"{len(left) - at} claims left: run the same command again to continue", file=sys.stderr)
                     return
                 found = ledger.measure(claim if gpu else _of_cpu(claim), bench, quick=scale.tiny)
                 if gpu and not scale.tiny:

@@ -1,4 +1,4 @@
-"""What a GPU computes against what a CPU does: losses, networks, scores, precisions, equal bits; steps that never wait.
+"""Compare a GPU with a CPU: losses, models, metrics, precisions, bitwise equality; steps that never wait.
 
 Inputs are random, small and the same everywhere; trainings are those of the built-in recipes on data that trainkit
 draws. On a CPU, in tests, the same rows compare the CPU with itself.
@@ -32,10 +32,10 @@ from trainkit.speed.sync_points import Log, cuda_waits
 from trainkit.training.evaluator import evaluate
 from trainkit.training.trainer import Trainer
 
-TITLE = "Equality: the same numbers as on a CPU, the same bits each time, no waiting"
+TITLE = "Equality: same results as on a CPU, bitwise reproducible, no waits"
 CPU = torch.device("cpu")
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference from float64 on the CPU, as a share of the length of all values. Parts of losses and networks are
+"""Largest difference from float64 on the CPU, as a share of the length of all values. Parts of losses and models are
 computed in float32 whatever their input, and few values near 0 make what batch norm divides by."""
 DRIFT = 0.05
 """Largest difference of the mean loss of the last fifth of a short training from that in float32, as a share of it."""
@@ -59,26 +59,26 @@ def _checks(scale: Scale) -> Iterator[Check]:
         yield f"loss, {name}: value and gradients", close, functools.partial(_loss, scale, loss)
     for name, made in parts.NETWORKS.items():
         expected = "float32 0.001" if name in parts.FLOAT32 else close
-        yield f"network, {name}: outputs and gradients", expected, functools.partial(_network, scale, name, made)
+        yield f"model, {name}: outputs and gradients", expected, functools.partial(_network, scale, name, made)
     for name, measure in parts.MEASURES.items():
         yield f"of predictions, {name}", close, functools.partial(_measure, scale, measure)
     yield "Triton kernel: softmax over classes in one pass", "within 2^-7 of the plain version", lambda: _kernel(scale)
     for task in TASKS:
-        yield f"{task}: waits for the device in a step", "0", functools.partial(_waits, scale, task)
+        yield f"{task}: waits for the device per step", "0", functools.partial(_waits, scale, task)
     for task in TASKS:
-        what = f"{task}: bits of a repeated, and of a killed and resumed training"
+        what = f"{task}: bitwise equality of a repeated, and of a killed and resumed training"
         yield what, "equal", functools.partial(_bits, scale, task)
-    what = "classify, fp16: bits and scale of the loss of a killed and resumed training"
+    what = "classify, fp16: bitwise equality and loss scale of a killed and resumed training"
     yield what, "equal", functools.partial(_bits, scale, "classify", "train.precision=fp16")
     for task in TASKS:
-        yield f"{task}: scores of the same weights", f"within {SCORES:g}", functools.partial(_scores, scale, task)
+        yield f"{task}: metrics of the same weights", f"within {SCORES:g}", functools.partial(_scores, scale, task)
     for half in ("bf16", "fp16"):
         for task in TASKS:
             what = f"{task}: loss in {half} and in float32"
             yield what, f"within {DRIFT:.0%}", functools.partial(_drift, scale, task, half)
     for mode in ("default", "reduce-overhead", "max-autotune"):
         for task in TASKS if mode == "default" else ("classify",):
-            what = f"{task}, compile {mode}: compiled again after {WARM_UP} steps"
+            what = f"{task}, compile {mode}: recompilations after {WARM_UP} steps"
             yield what, "0", functools.partial(_recompiles, scale, task, mode)
 
 
@@ -211,7 +211,7 @@ def _waits(scale: Scale, task: str) -> tuple[bool, str]:
 
 
 def _bits(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
-    """Compare a training with its repeat, and with one that saves half-way, goes on, is left, and is resumed there."""
+    """Compare a training with its repeat, and with one that saves half-way, continues, stops, and resumes there."""
     needs(task)
     if words:
         require_cuda(scale, "fp16 is refused on a CPU")
@@ -262,7 +262,7 @@ def _scores(scale: Scale, task: str) -> tuple[bool, str]:
             found.append({f"{name}/{metric}": v for name, metrics in scores for metric, v in metrics.items()})
     one, other = found
     if not one or one.keys() != other.keys():
-        return False, f"scores are not the same: {sorted(one.keys() ^ other.keys())}"
+        return False, f"metrics differ: {sorted(one.keys() ^ other.keys())}"
     off = {
         name: 0.0
         if math.isnan(one[name]) and math.isnan(other[name])
@@ -270,7 +270,9 @@ def _scores(scale: Scale, task: str) -> tuple[bool, str]:
         for name in one
     }
     worst = max(off, key=lambda name: math.inf if math.isnan(off[name]) else off[name])
-    return off[worst] <= SCORES, f"{len(off)} scores; farthest {worst}: {one[worst]:.6g} and {other[worst]:.6g}"
+    return off[
+        worst
+    ] <= SCORES, f"{len(off)} metrics; largest difference {worst}: {one[worst]:.6g} and {other[worst]:.6g}"
 
 
 @functools.cache
@@ -296,7 +298,7 @@ def _drift(scale: Scale, task: str, half: str) -> tuple[bool, str]:
 def _recompiles(scale: Scale, task: str, mode: str) -> tuple[bool, str]:
     needs(task)
     if scale.device.type == "cpu" and (task, mode) != ("classify", "default"):
-        raise Skipped("needs a GPU: on a CPU one network is compiled, by the default mode")
+        raise Skipped("needs a GPU: on a CPU one model is compiled, in the default mode")
     words = () if scale.device.type == "cuda" else ("train.precision=no",)
     torch._dynamo.reset()
     with training(task, scale, f"train.compile={mode}", *words) as trainer:

@@ -1,4 +1,4 @@
-"""One network trained by trainkit, by a loop written by hand, by Accelerate's example loop and by Lightning.
+"""One model trained by trainkit, by a loop written by hand, by Accelerate's example loop and by Lightning.
 
 `speed` runs it as a contest: each side is a process of its own, sides take turns block by block, and the first losses
 of all must be equal. All read the same images through the same data set: trainkit by its own stream, the others by
@@ -39,7 +39,7 @@ class Finished(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network, its images and its batch, each in full and as a test has them."""
+    """A model, its images and its batch, each in full and as a test has them."""
 
     net: tuple[str, str]
     batch: tuple[int, int]
@@ -191,7 +191,7 @@ class Watch:
 
 
 class Job:
-    """What a side trains: recipe, data, and for the loops of others network, optimizer and loss."""
+    """What a side trains: recipe, data, and for the loops of others model, optimizer and loss."""
 
     def __init__(self, case: str):
         name, device, size = case.split()
@@ -204,7 +204,7 @@ class Job:
         self.watch = Watch(self.device, self.batch, self.tiny)
 
     def network(self, last: bool = True) -> nn.Module:
-        """Build the network as trainkit does, with the same weights."""
+        """Build the model as trainkit does, with the same weights."""
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.manual_seed(rng.number(self.recipe.seed, "weights"))
@@ -355,7 +355,7 @@ LOOPS: Mapping[str, Callable[[Job], None]] = {
     "lightning": lightning,
 }
 CONTEST = Contest(
-    title="A step of the same network",
+    title="A step of the same model",
     unit="ms a step",
     baseline="by hand",
     sides={name: _timed(loop) for name, loop in LOOPS.items()},

@@ -20,7 +20,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.training.plan import Plan
 from trainkit.training.trainer import Trainer
 
-TITLE = "Memory: smaller portions where it runs out, no growth, a forecast that holds"
+TITLE = "Memory: smaller micro-batches when out of memory, no growth, accurate forecast"
 SPARED = (0.6, 0.4, 0.2)
 """Shares of what a step takes beside weights that are left to a training, until it runs out of memory: cuDNN does with
 less than it takes."""
@@ -46,13 +46,13 @@ def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
 
 def _checks(scale: Scale) -> Iterator[Check]:
     for task in TASKS:
-        what = f"{task}: memory runs out, train.on_oom: halve"
-        yield what, "goes on with half the portion, finite losses", functools.partial(_runs_out, scale, task)
+        what = f"{task}: out of memory, train.on_oom: halve"
+        yield what, "continues with half the micro-batch, finite losses", functools.partial(_runs_out, scale, task)
     for task in ("classify", "adadistill", "segment2d"):
         what = f"{task}: memory after {_many(scale):,} steps and after a tenth of them"
         yield what, "no growth", functools.partial(_grows, scale, task)
     for task in ("classify", "segment2d"):
-        for what in ("greatest memory", "seconds of a step"):
+        for what in ("peak memory", "seconds of a step"):
             said = f"{task}: {what}, forecast by preflight and measured"
             yield said, f"within {FORECAST:.0%}", functools.partial(_forecast, scale, task, what)
 
@@ -67,7 +67,7 @@ def _runs_out(scale: Scale, task: str) -> tuple[bool, str]:
     with training(task, scale, *words) as trainer, _measured(scale, trainer) as took:
         advance(trainer, 2)
     before, portion, losses = trainer.plan.micro_batch, None, []
-    del trainer  # its networks take memory
+    del trainer  # its models take memory
     for share in SPARED:
         with training(task, scale, *words) as trainer, _limited(scale, trainer, share * took()):
             losses = advance(trainer, 3)
@@ -76,7 +76,7 @@ def _runs_out(scale: Scale, task: str) -> tuple[bool, str]:
             break
     finite = all(bool(loss.isfinite()) for loss in losses) and len(losses) == 3
     if portion is None:
-        return False, f"memory did not run out with {before}"
+        return False, f"not out of memory with {before}"
     return finite and portion <= before // 2, f"{before} became {portion}, losses {'' if finite else 'not '}finite"
 
 
@@ -159,11 +159,11 @@ def _held(scale: Scale) -> int:
 def _forecast(scale: Scale, task: str, what: str) -> tuple[bool | None, str]:
     """Compare what preflight says after seconds with a training of some hundred steps."""
     told, found = _both(scale, task)
-    if what == "greatest memory":
+    if what == "peak memory":
         require_cuda(scale, "on a CPU it is that of the whole process, which has trained before")
     said, true = told[what], found[what]
     off = abs(said - true) / true
-    unit = "GB" if what == "greatest memory" else "s"
+    unit = "GB" if what == "peak memory" else "s"
     # On a CPU that other programs use, too, a forecast of time says nothing.
     held = off <= FORECAST if scale.device.type == "cuda" else None
     return held, f"{said:.4g} and {true:.4g} {unit}, {off:.1%} off"
@@ -188,7 +188,7 @@ def _both(scale: Scale, task: str) -> tuple[dict[str, float], dict[str, float]]:
         trainer.runtime.synchronize()
         took = (time.perf_counter() - began) / steps
         peak = torch.cuda.max_memory_allocated() / 1e9 if scale.device.type == "cuda" else 0.0
-    names = ("greatest memory", "seconds of a step")
+    names = ("peak memory", "seconds of a step")
     return dict(zip(names, (tried.peak_gb, step), strict=True)), dict(zip(names, (peak, took), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Each loss, network and measure of a prediction on small random input, for comparison between devices."""
+"""Each loss, model and measure of a prediction on small random input, for comparison between devices."""
 
 from __future__ import annotations
 
@@ -146,13 +146,13 @@ LOSSES: dict[str, Callable[[Drawn], Tensor]] = {
 """Each loss: a scalar."""
 
 
-# ---- Networks
+# ---- Models
 
 FACE, EYE, SCENE = (3, 48, 48), (3, 32, 64), DatasetInfo(5, (3, 64, 96), "", tuple("abcde"))
 VOLUME = DatasetInfo(3, (1, 16, 32, 32), "", spacing=(1.0, 1.0, 1.0))
 PEOPLE = DatasetInfo(7, (3, 32, 16), "", modalities=MODALITIES, vocabulary=50, text_length=9)
 Made = tuple[nn.Module, tuple[Any, ...]]
-"""A network and what it takes; tensors are replaced by the same on the device."""
+"""A model and what it takes; tensors are replaced by the same on the device."""
 
 
 def _normal(*shape: int) -> Tensor:
@@ -238,7 +238,7 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     ),
     "emcad": _volume(voxels.EmcadSpec(name="emcad", encoder="test_convnext"), "timm"),
 }
-"""A small one of each network."""
+"""A small one of each model."""
 FLOAT32 = ("reid, mean", "reid, transformer")
 """Those that compute features in float32 whatever their input."""
 
@@ -247,7 +247,7 @@ FLOAT32 = ("reid, mean", "reid, transformer")
 
 
 def _found(drawn: Drawn) -> Tensor:
-    """Classes as a network might find them: some right, some not."""
+    """Classes as a model might find them: some right, some not."""
     return drawn.mask.roll(1, 2).long() % 5
 
 

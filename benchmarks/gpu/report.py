@@ -1,4 +1,4 @@
-"""Rows that a part of `make gpu` measures, how they are kept, and the page that shows them."""
+"""Rows measured by a part of `make gpu`, their files, and their page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of a table: what was measured, what it was expected to be, what it was, and the verdict."""
+    """One line of a table: quantity, expected value, measured value, result."""
 
     what: str
     expected: str
@@ -42,11 +42,11 @@ class Skipped(Exception):
 
 
 Check = tuple[str, str, Callable[[], tuple[bool | None, str]]]
-"""What is measured, what it is expected to be, and the measurement: whether that held (None: no goal), and what was."""
+"""The quantity, the expected value, and the measurement: whether it was met (None: no goal), and the result."""
 
 
 def run(checks: Iterable[Check], done: Collection[str]) -> Iterator[Row]:
-    """Yield the row of each check that is not `done`. One that raises fails with the error's text; others go on."""
+    """Yield the row of each check that is not `done`. One that raises fails with the error's text; others continue."""
     for what, expected, measure in checks:
         if what in done:
             continue
@@ -77,7 +77,7 @@ def require_cuda(scale: Scale, why: str) -> None:
 
 
 def _free() -> None:
-    """Let go of what a measurement left, so that the next begins with the same memory."""
+    """Free the memory of a measurement, so that the next one starts with the same memory."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -90,17 +90,19 @@ LIMIT = 420
 """Seconds after which a part begins no further row."""
 BROKEN = "CUDA error"
 """How torch words an error after which CUDA is of no use to the process; it words memory that runs out otherwise."""
-INTRODUCTION = """# On a GPU
+INTRODUCTION = """# Measurements on a GPU
 
-Written by `make gpu` and never by hand. `make gpu PART=equality` (or `memory`, `speed`, `claims`) does one part in
-about 8 minutes, or says that the same command goes on; without `PART` all are done, one after another. Rows of the same
-machine, versions and code are kept in `build/gpu/`, and not measured again until that is deleted.
+Equality with the CPU, memory, speed against other implementations, and the guides' claims about GPUs, as measured by
+`make gpu`. A part that has not been run says so.
 
-It takes the Python it is given (`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's
-own packages), installs nothing, and needs neither a network nor data. What is missing, such as a rival's package, is a
-row that says so. Without a GPU it measures nothing, and says so.
+To run it: `make gpu PART=equality` (or `memory`, `speed`, `claims`) runs one part in about 8 minutes; if it stops
+before the end, run the same command again to continue. Without `PART` it runs all parts. Results of the same machine,
+versions and code are kept in `build/gpu/` until you delete that folder. It uses the Python you give it
+(`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's dependencies), installs nothing,
+and needs neither a network nor data. A missing package, such as that of another implementation, is reported in its row.
+Without a GPU it measures nothing. This page is generated; do not edit.
 """
-NOTHING = "Not run yet: no GPU was at hand. On the CPU its rows are run by `tests/benchmarks/test_gpu_*.py`."
+NOTHING = "Not measured yet: no GPU was available. `tests/benchmarks/test_gpu_*.py` run its rows on a CPU."
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -156,7 +158,7 @@ def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[
         if row.result == "fails" and BROKEN in row.measured:
             return on, found, BROKEN
         if time.monotonic() - began > LIMIT:
-            return on, found, f"{LIMIT} s are over"
+            return on, found, f"{LIMIT} s time limit"
     return on, found, ""
 
 
@@ -168,7 +170,7 @@ def section(title: str, on: Mapping[str, str], rows: Sequence[Row], left: str = 
     found = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
     found += f"; not complete: {left}" if left else ""
     lines = [f"## {title}", "", f"{said}; {datetime.date.today()}, load {load:.1f}: {found}.", ""]
-    lines += ["| what | expected | measured | result |", "|---|---|---|---|"]
+    lines += ["| quantity | expected | measured | result |", "|---|---|---|---|"]
     cells = ((row.what, row.expected, row.measured, row.result) for row in rows)
     return "\n".join([*lines, *(f"| {' | '.join(c.replace('|', '/') for c in row)} |" for row in cells)]) + "\n"
 

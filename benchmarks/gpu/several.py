@@ -45,7 +45,7 @@ def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
         left = [what for what in study.expected if what not in done]
         if left and processes(scale) < 2:
             for what in left:
-                yield Row(what=what, expected=study.expected[what], measured="it takes two GPUs", result="skipped")
+                yield Row(what=what, expected=study.expected[what], measured="needs two GPUs", result="skipped")
         elif left:
             yield from (row for row in measured(study, scale) if row.what in left)
 
@@ -75,7 +75,7 @@ def studies() -> Iterator[Study]:
 
 
 def equality(scale: Scale) -> Measured:
-    """The first losses of one process, of DDP and of FSDP2; and a network with synchronised batch norm."""
+    """The first losses of one process, of DDP and of FSDP2; and a model with synchronised batch norm."""
     with tempfile.TemporaryDirectory() as folder:
         one = launched(scale, "equal", Path(folder), 1)
         several = {kind: launched(scale, "equal", Path(folder), processes(scale), kind) for kind in ("DDP", "FSDP2")}

@@ -31,7 +31,7 @@ from trainkit.paths import recipe_file
 
 TITLE = "Speed, side by side"
 SECONDS = 440.0
-"""After so many no further row is begun: the next call goes on."""
+"""After so many no further row is begun: the next call continues."""
 Result = Literal["ok", "fails", "skipped", "no goal"]
 Measured = Iterator[tuple[str, Result]]
 NETWORKS = {"mobilefacenet": (0.221e9, 9.17e6), "iresnet50": (6.31e9, 18.1e6), "convnext_tiny": (4.45e9, 48.9e6)}
@@ -58,7 +58,7 @@ def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
         if set(study.expected) <= set(done):
             continue
         if time.monotonic() > ends:
-            print("time is up: the same command goes on with the other rows", file=sys.stderr)
+            print("time limit: run the same command again to continue", file=sys.stderr)
             return
         for row in measured(study, scale):
             if row.what not in done:
@@ -98,10 +98,10 @@ def studies() -> Iterator[Study]:
     for task, words in TASKS.items():
         name = f"{task}: precision and compiling, {', '.join(words.full)}"
         yield Study(expected={name: "first losses alike; no goal"}, measure=lambda scale, w=words: _task(scale, w))
-    yield Study(expected={"JPEG 500 x 375: nvJPEG / the processor's cores": "faster; pixels alike"}, measure=jpeg)
+    yield Study(expected={"JPEG 500 x 375: nvJPEG / the CPU cores": "faster; pixels alike"}, measure=jpeg)
     yield Study(
         expected={
-            f"3-D patches 16 x 224 x 224: store / MONAI's {peer}": "faster, on the processor"
+            f"3-D patches 16 x 224 x 224: store / MONAI's {peer}": "faster, on the CPU"
             for peer in ("CacheDataset", "CacheDataset without copies")
         },
         measure=volumes,
@@ -438,7 +438,7 @@ def jpeg(scale: Scale) -> Measured:
     files: Any = [encode_jpeg(picture, quality=90) for picture in pictures]
     decoder, cores = image_decode.plain_decoder(), os.cpu_count() or 1
     if decoder is None:
-        raise RuntimeError("no decoder of JPEG for the processor")
+        raise RuntimeError("no JPEG decoder for the CPU")
 
     def by_gpu() -> list[Tensor]:
         return [*decode_jpeg(files, mode=ImageReadMode.RGB, device=scale.device)]

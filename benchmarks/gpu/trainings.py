@@ -66,7 +66,7 @@ def opened(task: str, tiny: bool) -> Dataset:
 
 
 def teacher(home: str) -> Path:
-    """Weights that a distillation takes for its teacher's: of its network, by chance."""
+    """Weights that a distillation takes for its teacher's: of its model, by chance."""
     torch.manual_seed(0)
     made = loader.load(recipe_file("face_teacher"))
     net = made.task.build(opened("embed", False).meta, {}, made.seed).model
@@ -99,7 +99,7 @@ def training(
     resume: Path | None = None,
     emulate: bool = False,
 ) -> Iterator[Trainer]:
-    """Make a training whose batches are ready. With a `folder` it can save; `resume` is a checkpoint to go on from.
+    """Make a training whose batches are ready. With a `folder` it can save; `resume` is a checkpoint to continue from.
 
     `emulate` has a CPU train as a GPU would, for `Following`.
     """

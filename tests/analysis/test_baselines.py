@@ -232,9 +232,7 @@ def test_a_run_ends_with_its_baselines_and_the_next_one_takes_them_from_the_stor
     monkeypatch.setattr(baselines, "BUDGET_S", 1000.0)  # whatever the pace of the machine
     first = run(*words(pictures), recipe=RECIPE)
     said = capsys.readouterr().out
-    assert (
-        first.code == 0 and "trivial baseline (1-NN on pixels)" in said and "trivial baseline (majority class)" in said
-    )
+    assert first.code == 0 and "baseline: 1-NN on pixels" in said and "baseline: majority class" in said
     names = {name for name in first.history.metrics if name.startswith("baseline/")}
     assert names == {"baseline/val/top1"}
     client = Store.locate().client()

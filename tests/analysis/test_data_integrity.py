@@ -118,7 +118,7 @@ def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_anothe
     assert "look like one in data.train: cow/again.png = bee/1.png" in one.said
     (sentence, *_) = report.sentences()
     assert sentence.startswith(VAL) and sentence.endswith(
-        "its metrics are optimistically biased: see figures/look_alikes.png"
+        "its metrics are too optimistic: look at figures/look_alikes.png"
     )
     assert one.places == [[6, 5]]  # of folders in order: ant, ant, bee, bee, cow, cow, cow; four ants, then bee/1
 
@@ -391,7 +391,7 @@ def artifact(path: str, tmp_path: Path) -> str:
 def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     assert run(*words(leaking), recipe=CONVNEXT).code == 0
     assert f"integrity: {VAL}: 1 of 7 images look like one in data.train" in capsys.readouterr().out
-    kept = json.loads(artifact("integrity.json", tmp_path))
+    kept = json.loads(artifact("tables/integrity.json", tmp_path))
     assert {one["check"] for one in kept["findings"] if one["verdict"] == "leak"} == {"look-alikes"}
     rows = list(csv.DictReader(artifact("tables/integrity.csv", tmp_path).splitlines()))
     assert [row["verdict"] for row in rows if (row["where"], row["check"]) == (VAL, "look-alikes")] == ["leak"]

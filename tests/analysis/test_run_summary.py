@@ -29,32 +29,39 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
     recipe = SimpleNamespace(
         evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
     )
-    folder = SimpleNamespace(name="orbits-s0", journal=path)
-    run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder)
-    outcome = SimpleNamespace(
-        status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nIt waited.\n  untested: x"
+    folder = SimpleNamespace(
+        name="orbits-s0", journal=path, path=path.parent, info=lambda: SimpleNamespace(follows="a")
     )
+    run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder, source="orbits.yaml")
+    outcome = SimpleNamespace(
+        status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nBottleneck: data loading.\n  detail",
+        best=[{"value": 0.81234, "step": 100}],
+    )  # fmt: skip
     return run_summary.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
 
 
 def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_that_counts(tmp_path):
     lines = told(tmp_path)
-    assert lines[1] == "run orbits-s0: FINISHED at step 100"
-    tables = [line.split() for line in lines if line.startswith(("val", "patches", "this run", "never"))]
+    assert lines[1] == "Finished in 11 min 40 s. Best val/dice_mean 0.8123 at step 100."
+    assert next(line for line in lines if "orbits-s0" in line) == "orbits-s0", "its name once, in the heading"
+    tables = [line.split() for line in lines if line.startswith(("val", "patches", "final", "best", "never"))]
     numbers = ["0.8123", "4.5000", "3", "558.49", "12"]
     assert tables == [
         ["patches", *SCORES],
-        ["this", "run,", "at", "the", "end", *numbers],
+        ["final", *numbers],
         ["val", *SCORES],
-        ["this", "run,", "at", "the", "end", *numbers],
-        ["this", "run,", "at", "its", "best", *numbers],
+        ["final", *numbers],
+        ["best", *numbers],
         ["val,", "dice", "sr", "on"],
-        ["this", "run,", "at", "the", "end", "0.9000", "0.2500"],
-        ["this", "run,", "at", "its", "best", "0.9000", "0.2500"],
+        ["final", "0.9000", "0.2500"],
+        ["best", "0.9000", "0.2500"],
     ]
-    assert "speed  3.6 samples/s in training; 700 s in all" in lines
-    assert "time   652 s of training: compute 100 %" in lines
-    assert lines[lines.index("why    It waited.") + 1] == "         untested: x"
+    assert "Throughput  3.6 samples/s in training" in lines
+    assert "Time        10 min 52 s of training: forward, backward and optimizer 100 %" in lines
+    assert lines[lines.index("Bottleneck: data loading.") + 1] == "  detail", "the throughput is said once"
+    assert lines[-4].startswith("View:   trainkit ui ") and lines[-3].startswith("Files:  ")
+    assert lines[-2].startswith("Next:   trainkit compare a orbits-s0 ")
+    assert lines[-1].startswith("Next:   trainkit predict orbits-s0 IMAGES OUT.parquet")
 
 
 def test_without_a_best_score_every_set_shows_its_classes(tmp_path):

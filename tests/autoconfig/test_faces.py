@@ -48,10 +48,10 @@ def test_people_without_a_division_are_held_out_with_pairs_in_a_file_beside_the_
     assert recipe.data.train == "people" and recipe.data.evaluate == {"val": "held_out"}
     assert recipe.data.hold_out == "people_pairs.csv" and recipe.best.metric == "val/accuracy"
     assert said[0] == (
-        "people: 4 people of 12 are held out and not trained on; 48 pairs of them are in people_pairs.csv, "
-        "half of one person"
+        "people: 4 people of 12 are held out of training; people_pairs.csv has 48 pairs of them, "
+        "half of the same person"
     )
-    assert "# <- 4 people of 12, drawn; 48 pairs tell little apart; nobody may be in two folders" in text
+    assert "# <- 4 people of 12, chosen at random; 48 pairs distinguish little; no person may be in two folders" in text
     opened = recipe.data.open(recipe.seed)
     held = named("people_pairs.csv")
     assert len(held) == 4 and opened.meta.classes == 8 and not held & set(opened.meta.class_names)
@@ -73,10 +73,8 @@ def test_the_draw_repeats_and_a_file_that_is_there_is_kept(here):
     shorter = "".join(drawn.splitlines(keepends=True)[:41])
     Path("people_pairs.csv").write_text(shorter)
     recipe, text, said = fitted("face_teacher_lfw", "people", "c.yaml")
-    assert Path("people_pairs.csv").read_text() == shorter and "as named in a file that was there" in text
-    assert (
-        len(recipe.data.open(0).evaluations["val"].protocol) == 40 and "the pairs that people_pairs.csv has" in said[0]
-    )
+    assert Path("people_pairs.csv").read_text() == shorter and "as listed in an existing file" in text
+    assert len(recipe.data.open(0).evaluations["val"].protocol) == 40 and "the pairs in people_pairs.csv" in said[0]
     Path("people_pairs.csv").write_text("path_a,path_b,same\nzoe/1.png,zoe/2.png,1\n")
     with pytest.raises(UserError, match=r"people_pairs\.csv: pairs of other images than those of people; .*move it"):
         fitted("face_teacher_lfw", "people", "d.yaml")
@@ -112,7 +110,10 @@ def test_more_people_are_held_out_where_a_fifth_gives_too_few_pairs(here):
 @pytest.mark.parametrize(
     ("counts", "words"),
     [
-        ([5, 5, 5], r"people: 3 people, and no pairs of others; expected 4 or more: two to train on, two others"),
+        (
+            [5, 5, 5],
+            r"people: 3 people and no evaluation pairs; expected 4 or more: two for training, two for evaluation",
+        ),
         ([1, 1, 1, 1, 1, 1], r"people: 4 people, 0 pairs of one of them; expected 10 pairs or more"),
     ],
 )
@@ -142,8 +143,8 @@ def test_images_that_are_not_square_are_cut_and_that_is_said_and_marked(here):
     crowd(here / "people", [4] * 8, (60, 50))
     recipe, text, said = fitted("face_teacher_lfw", "people")
     assert recipe.data.fit == "crop" and recipe.data.image_size == 48
-    assert "people: 32 of 32 images are not square, such as 60 x 50; the largest middle square of each is used" in said
-    assert "  fit: crop  # <- 32 of 32 images are not square, such as 60 x 50: are faces in the middle" in text
+    assert "people: 32 of 32 images are not square, such as 60 x 50; the largest centre square of each is used" in said
+    assert "  fit: crop  # <- 32 of 32 images are not square, such as 60 x 50: check that faces are centred" in text
     assert recipe.data.open(0).train.fetch(np.arange(2), 0)["image"].shape == (2, 3, 48, 48)
     recipe.data.fit = "square"
     with pytest.raises(UserError, match="50 x 60 pixels; expected 48 x 48; crop or align"):
@@ -172,7 +173,7 @@ def test_a_folder_around_the_folders_of_people_is_passed(here):
     (here / "set" / "lists").mkdir()
     recipe, _, said = fitted("face_teacher_lfw", "set")
     assert recipe.data.train == "set/images"
-    assert said[0] == "set holds one folder, and that the others: set/images is taken"
+    assert said[0] == "set holds a single folder with the others: using set/images"
     with pytest.raises(UserError, match=f"{here}/set: no images; .*did you mean {here}/set/images\\?"):
         sources.folder(here / "set", nested=False)
 
@@ -180,7 +181,7 @@ def test_a_folder_around_the_folders_of_people_is_passed(here):
 def test_a_folder_around_the_folders_of_classes_or_of_splits_is_passed(here):
     stripes(here / "a" / "b" / "patterns", 6, 1)
     recipe, _, said = fitted("convnext", "a")
-    assert recipe.data.train == "a/b/patterns" and said[0].endswith("a/b/patterns is taken")
+    assert recipe.data.train == "a/b/patterns" and said[0].endswith("using a/b/patterns")
     for seed, split in enumerate(("train", "val")):
         stripes(here / "set" / "images" / split, 6, seed)
     recipe, _, _ = fitted("convnext", "set", "other.yaml")
@@ -204,7 +205,7 @@ def test_a_split_is_told_of_those_beside_it(here):
         stripes(here / "patterns" / split, 6, seed)
     recipe, _, said = fitted("convnext", "patterns/train")
     assert recipe.data.train == "patterns/train"
-    assert said[0] == "patterns also holds val: `--data patterns` would be scored on it"
+    assert said[0] == "patterns also holds val: `--data patterns` would evaluate on it"
 
 
 def test_folders_of_one_class_of_tables_and_of_classes_are_left(here):
@@ -233,7 +234,7 @@ def test_real_faces_without_a_division_train_and_are_scored(here, shared, monkey
     words = ["train.length=8 steps", "evaluations={val: {at_end: true}}", "train.schedule.warmup.over=2 steps"]
     said = CliRunner().invoke(main.main, ["run", "mine.yaml", *words, "checkpoints.every=null"])
     assert said.exit_code == 0, said.output
-    assert "FINISHED at step 8" in said.output and "this run, at the end" in said.output
+    assert "Finished in " in said.output and "\nfinal " in said.output
 
 
 @pytest.mark.slow

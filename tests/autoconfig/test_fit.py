@@ -78,7 +78,7 @@ def test_evaluations_go_over_to_the_new_sets_and_those_of_others_are_left_out():
 
 @pytest.mark.parametrize(
     ("count", "block", "batch", "length"),
-    [(1000, 1, 64, "300 updates, 15 an epoch"), (100, 1, 8, "240 updates, 12 an epoch: few"), (3, 1, 2, "20 updates")],
+    [(1000, 1, 64, "300 steps, 15 per epoch"), (100, 1, 8, "240 steps, 12 per epoch: few"), (3, 1, 2, "20 steps")],
 )
 def test_the_batch_leaves_some_updates_to_an_epoch(count, block, batch, length):
     tree = Fitted({"train": {"length": "20 epochs", "batch_size": 64, "micro_batch": 32}})
@@ -95,7 +95,7 @@ def test_scenes_with_splits_give_names_to_be_filled_in_and_a_crop_that_fits(here
     recipe, text = fitted("segment", "streets")
     data = recipe.data
     assert (data.train, data.evaluate) == ("streets#train", {"val": "streets#val"})
-    assert data.names == ["class_0", "class_1", "class_2", "class_3"] and "names of these values" in text
+    assert data.names == ["class_0", "class_1", "class_2", "class_3"] and "name these values" in text
     assert data.crop == (64, 96) and recipe.best.metric == "val/miou"
     assert {name: e.split for name, e in recipe.evaluations.items()} == {
         "val": None, "scales": "val.msf", "pictures": "val.overlays"
@@ -133,7 +133,7 @@ def test_scenes_without_splits_are_divided_by_lists_beside_the_recipe(here):
     assert data.names == ["class_0", "class_1", "class_2"] and data.ignore == [1, 3, 4]
     lines = [Path(f"mine_{part}.txt").read_text().splitlines() for part in ("train", "val")]
     assert [len(some) for some in lines] == [16, 4] and len({*lines[0], *lines[1]}) == 20
-    assert "# <- a fifth, drawn: let one list have all that belongs together" in text
+    assert "# <- a random fifth; keep images that belong together" in text
     opened = data.open(0)
     assert (opened.train.size, opened.evaluations["val"].size, opened.meta.classes) == (16, 4, 3)
     with pytest.raises(UserError, match=r"other_val\.txt: already exists"):
@@ -148,7 +148,7 @@ def test_masks_that_do_not_fit_are_named_and_pictures_without_one_are_told(here)
     copied = new_recipe.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
     assert "left out: 1 image without a mask: p000.jpg" in copied.seen
     Image.new("L", (48, 32)).save(here / "streets" / "masks" / "p001.png")
-    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its image 96 x 64\ntrainkit"):
+    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its image 96 x 64\n`trainkit"):
         fitted("segment", "streets", "other.yaml")
     for n in (1, 2):
         (here / "streets" / "masks" / f"p{n:03d}.png").unlink()
@@ -161,7 +161,7 @@ def test_coloured_masks_of_lists_give_a_palette(here):
     recipe, text = fitted("segment", "streets/train.txt")
     assert recipe.data.train == "streets/train.txt" and recipe.data.evaluate == {"val": "streets/val.txt"}
     assert set(recipe.data.palette.values()) == {(0, 0, 0), *scene_sets.COLOURS[:4]}, "black too: only its owner knows"
-    assert recipe.data.names is None and "the names of these colours; what stands for no class goes into ignore" in text
+    assert recipe.data.names is None and "name these colours; list values without a class in ignore" in text
     assert recipe.data.open(0).meta.classes == 5
 
 
@@ -177,7 +177,7 @@ def test_large_pictures_are_made_smaller_until_a_crop_shows_half_of_one(here):
     recipe, text = fitted("segment", "streets")
     assert recipe.data.size == (136, 184) and recipe.data.crop == (96, 128) and recipe.data.short_side is None
     assert recipe.data.score_at == "file"
-    assert "# <- images are 300 x 400 in the median, made smaller so that a crop shows half" in text
+    assert "# <- the median image is 300 x 400, scaled down so that a crop shows half" in text
     assert recipe.data.open(0).train.size == 3
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((600, 200, 3), np.uint8))
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((600, 200), np.uint8))
@@ -194,8 +194,8 @@ def test_volumes_without_splits_hold_out_a_fold_and_the_patch_fits_the_network(h
     recipe, text = fitted("hippocampus", "scans")
     data = recipe.data
     assert (data.train, data.evaluate, data.fold, data.folds) == ("scans", {"val": "held_out"}, 0, 4)
-    assert data.names == ["label 1", "label 2"] and "what the labels 1 to 2 are" in text
-    assert "# <- left_right in flips: labels of a left and a right go into swap" in text
+    assert data.names == ["label 1", "label 2"] and "names of the labels 1 to 2" in text
+    assert "# <- for left_right in flips: list pairs of left and right labels in swap" in text
     assert data.patch == (6, 10, 12) and data.spacing is None, "depth is the axis of 4 mm"
     assert "# volumes are 6x10x12 in the median" in text and "voxels of 4x1.5x1 mm" in text
     opened = data.open(0)
@@ -234,7 +234,7 @@ def test_channels_of_volumes_and_values_of_labels_are_filled_in(here):
     data = recipe.data
     assert data.train == "scans" and data.channels == ["FLAIR", "T1w"] and data.names is None
     assert data.labels == {"label 205": 205, "label 420": 420}
-    assert "# <- label maps hold 205, 420: their names, in the order of the classes" in text
+    assert "# <- label maps hold 205, 420: set their names, in the order of the classes" in text
     opened = data.open(0)
     assert opened.meta.shape == (2, *data.patch) and opened.meta.channels == ("FLAIR", "T1w")
     assert opened.meta.class_names == ("background", "label 205", "label 420")
@@ -286,7 +286,7 @@ def test_photographs_of_people_stand_for_what_is_derived_from_them(here):
         for n in range(4):
             people_sets.picture(here / "crew" / f"p{person}" / f"{n}.png", 10 * person + n, (64, 64))
     recipe, text = fitted("reid_faces", "crew")
-    assert recipe.data.train == "derived:crew" and "# <- infrared, pencil, sketch and words are made" in text
+    assert recipe.data.train == "derived:crew" and "# <- infrared, pencil, sketch and text are computed" in text
     assert recipe.data.open(0).meta.classes == 3, "two of five are held out"
 
 
@@ -313,7 +313,7 @@ def test_faces_and_their_teacher_are_copied_together(here):
     assert recipe.data.open(0).meta.classes == 6
     (here / "faces" / "val" / "pairs.csv").unlink()
     with pytest.raises(
-        UserError, match=r"nothing to be scored on; expected pairs\.csv or \.bin; .*trainkit data pairs faces/val"
+        UserError, match=r"no evaluation data; expected pairs\.csv or \.bin; .*trainkit data pairs faces/val"
     ):
         fitted("adadistill_lfw", "faces", "other.yaml")
     assert not list(here.glob("other*"))

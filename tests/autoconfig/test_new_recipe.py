@@ -91,7 +91,7 @@ def test_check_says_of_each_marked_line_what_its_key_means(tmp_path):
         number, _, rest = sentence.removeprefix("line ").partition(", ")
         key = rest.split(":")[0].split(".")[-1]
         assert lines[int(number) - 1].strip().startswith(f"{key}:"), sentence
-    assert any("data.size: Height and width to which images and masks are brought" in sentence for sentence in said)
+    assert any("data.size: Height and width to which images and masks are resized" in sentence for sentence in said)
     assert any("task.objective.class_weights: " in sentence and "class" in sentence.split(": ")[1] for sentence in said)
 
 
@@ -103,17 +103,19 @@ def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explai
     (line,) = [line for line in recipe_check.check(run_request.RunRequest(mine)).splitlines() if "to decide" in line]
     number = 1 + next(n for n, text in enumerate(mine.read_text().split("\n")) if "image_size" in text)
     assert line == (
-        f"# to decide: line {number}, data.image_size: 64 sees more; Side of an image, or height and width, in pixels"
+        f"# to decide: line {number}, data.image_size: 64 sees more; Side of an image in pixels, or [height, width]"
     )
 
 
 def test_the_meaning_of_keys_is_found_in_plugins_and_in_blocks_of_blocks(monkeypatch):
     recipe = loader.load(shipped("reid"))
-    assert new_recipe.meaning(recipe, ("data", "sampler", "people")).startswith("P: different people in a block")
-    assert new_recipe.meaning(recipe, ("evaluations", "val")) == "One named evaluation: on which split, and when."
+    assert new_recipe.meaning(recipe, ("data", "sampler", "people")).startswith(
+        "P: number of different people in a block"
+    )
+    assert new_recipe.meaning(recipe, ("evaluations", "val")) == "One named evaluation: its split and its schedule."
     assert new_recipe.meaning(recipe, ("best", "metric")).startswith("Full name, such as")
-    assert new_recipe.meaning(recipe, ("name",)) == ""
-    assert new_recipe.meaning(recipe, ("data", "evaluate", "val")).startswith("Name of a set that is scored")
+    assert new_recipe.meaning(recipe, ("name",)).startswith("Name of the recipe")
+    assert new_recipe.meaning(recipe, ("data", "evaluate", "val")).startswith("Evaluation sets by name")
     monkeypatch.syspath_prepend(str(PLUGIN))
     toy = loader.load(PLUGIN / "toy.yaml", (), ("toy",))
     assert new_recipe.meaning(toy, ("data",)) and "toy" in sys.modules
@@ -147,9 +149,9 @@ def test_pictures_of_classes_without_splits_are_held_out_and_measured(here):
     assert recipe.train.batch_size == 8, "96 images to train on: 12 updates an epoch, and 3 of the recipe's 32"
     text = Path("mine.yaml").read_text()
     assert "patterns: 120 images of 3 classes (across, down, slanted), 40 each, 48 x 60 px" in text
-    assert "  length: 20 epochs  # <- 240 updates, 12 an epoch: few" in text
+    assert "  length: 20 epochs  # <- 240 steps, 12 per epoch: few" in text
     assert copied.marked == text.count(new_recipe.SIGN) == 4
-    assert "  batch_size: 8  # <- 32 would leave an epoch of 96 samples 3 updates; optim.lr was chosen for 32\n" in text
+    assert "  batch_size: 8  # <- 32 would give an epoch of 96 samples 3 steps; optim.lr was tuned for 32\n" in text
     assert "optim: {name: adamw, lr: 3e-3, weight_decay: 0.05, decay_1d: false}\n" in text, "as it was written"
     assert "# 1e-6, as published" in text and "arXiv" not in text, "comments of what stays; no header"
 
@@ -165,7 +167,7 @@ def test_a_fitted_recipe_opens_its_data_and_check_explains_what_is_left(here):
         if line.startswith("# ")
     ]
     assert len(said) == copied.marked
-    assert any("data.group: is nothing common to several images" in line for line in said)
+    assert any("data.group: do several images share" in line for line in said)
 
 
 def test_splits_that_are_there_are_used_and_a_test_set_is_scored_at_the_end(here):
@@ -189,7 +191,7 @@ def test_splits_may_be_capitalised_and_those_that_do_not_fit_are_refused(here):
     recipe.data.open(0)
     (here / "patterns" / "Valid" / "down").rename(here / "patterns" / "Valid" / "up")
     assert refused("convnext", "patterns") == (
-        "patterns#Valid: classes that are not trained: up; expected those of patterns#Train"
+        "patterns#Valid: classes that are not in the training set: up; expected those of patterns#Train"
     )
     (here / "patterns" / "Valid" / "up").rename(here / "patterns" / "Train" / "test")
     assert fitted("convnext", "patterns/Train", "other.yaml")[0].data.train == "patterns/Train", "a class called test"
@@ -204,7 +206,7 @@ def test_a_test_set_alone_is_scored_under_its_name_and_that_is_to_be_decided(her
     recipe, _ = fitted("convnext", "patterns")
     assert recipe.data.evaluate == {"test": "patterns#test"} and recipe.best.metric == "test/ema/top1"
     assert list(recipe.evaluations) == ["test"]
-    assert "# <- the test set also chooses the best checkpoint" in Path("mine.yaml").read_text()
+    assert "# <- the test set also selects the best checkpoint" in Path("mine.yaml").read_text()
     fitted("convnext_cifar10", "patterns", "other.yaml")
     assert "# <- the test set" not in Path("other.yaml").read_text(), "nothing is chosen in a recipe without `best`"
 
@@ -239,8 +241,8 @@ def test_uneven_classes_sizes_and_metrics_of_two_classes_are_seen(here):
     assert "fewer than 5 images of down" in text
     fitted("convnext", "patterns", "other.yaml")
     other = Path("other.yaml").read_text()
-    assert "  sampling: uniform  # <- 4 to 40 images a class" in other
-    assert "  image_size: 32  # images are 96 x 96 in the median" in other
+    assert "  sampling: uniform  # <- 4 to 40 images per class" in other
+    assert "  image_size: 32  # the median image is 96 x 96" in other
 
 
 def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkeypatch):
@@ -251,7 +253,7 @@ def test_paths_begin_at_the_data_root_and_what_is_not_there_is_said(here, monkey
     monkeypatch.setenv("TRAINKIT_DATA", str(here / "nowhere"))
     assert fitted("convnext", "sets/patterns", "c.yaml")[0].data.train == str(here / "sets" / "patterns")
     with pytest.raises(
-        UserError, match="does not exist; expected a folder or file; of the hub it would be hf://me/set"
+        UserError, match="does not exist; expected a folder or file; for a set of the hub write hf://me/set"
     ):
         fitted("convnext", "me/set", "d.yaml")
     assert not Path("d.yaml").exists()
@@ -270,18 +272,18 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     for name in ("down", "slanted"):
         (here / "patterns" / name).rename(here / name)
     said = refused("convnext", "patterns")
-    assert "images of 1 class (across); expected a folder for each of two classes" in said
+    assert "images of 1 class (across); expected two or more class folders" in said
     (here / "patterns" / "other").mkdir()
     (here / "patterns" / "other" / "a.gif").write_bytes(b"")
     said = refused("convnext", "patterns")
-    assert "(across); 1 folder without images: other; 1 file (1 .gif) that are not read" in said
+    assert "(across); 1 folder without images: other; 1 file (1 .gif) that are not images" in said
     (here / "patterns" / "across" / "000.png").write_bytes(b"no picture")
     (here / "down").rename(here / "patterns" / "down")
     assert "patterns/across/000.png: " in refused("convnext", "patterns")
     (here / "loose").mkdir()
     assert refused("convnext", "loose").startswith(f"{here}/loose: no images; expected images in <class>/<image>")
     (here / "patterns" / "other").rename(here / "loose" / "other")
-    assert "loose: no images, but 1 file (1 .gif)" in refused("convnext", "loose")
+    assert "loose: no images, only 1 file (1 .gif)" in refused("convnext", "loose")
     (here / "loose" / "a.png").write_bytes(b"")
     assert "loose: 1 image, in no folder of a class; expected" in refused("convnext", "loose")
     assert "a built-in set" in refused("convnext", "sample:objects")
@@ -298,7 +300,7 @@ def test_data_of_another_kind_is_refused_with_the_recipes_that_are_for_it(recipe
         assert refused(recipe, "mixed").startswith(f"{here}/mixed/down/a.nii.gz: a volume (NIfTI); expected ")
     if recipe != "segment":
         assert "holds images with masks" in refused(recipe, "streets")
-        assert refused(recipe, "streets").endswith("; copy segment or camvid for it")
+        assert refused(recipe, "streets").endswith("; copy segment or camvid instead")
 
 
 def test_files_that_are_not_read_are_told(here):
@@ -306,7 +308,7 @@ def test_files_that_are_not_read_are_told(here):
     for name in ("a.gif", "b.gif", "c.jxl", "notes.txt", ".hidden.gif"):
         (here / "patterns" / "down" / name).write_bytes(b"")
     _, copied = fitted("convnext", "patterns")
-    assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not read as images"
+    assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not images"
 
 
 def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):

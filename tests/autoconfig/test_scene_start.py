@@ -92,9 +92,9 @@ def test_the_command_line_says_how_training_starts(here):
     assert made.task.net.weights == "tf_efficientnet_lite0.safetensors" and said(seen).endswith("as --weights says")
     for asked, words in (
         (fit.Asked("probe"), "--start: probe, of a recipe of scenes; expected fine-tune or scratch"),
-        (fit.Asked("scratch", str(named)), "--weights: given beside --start scratch"),
-        (fit.Asked("fine-tune"), "--start: fine-tune, and pretrained weights are not here"),
-        (fit.Asked(None, "run:other"), "--weights: run:other, for another kind of network"),
+        (fit.Asked("scratch", str(named)), "--weights: not allowed with --start scratch"),
+        (fit.Asked("fine-tune"), "--start: fine-tune, but the pretrained weights are not downloaded"),
+        (fit.Asked(None, "run:other"), "--weights: run:other, of another kind of network"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             copied("streets", new="none.yaml", asked=asked)
@@ -107,7 +107,7 @@ def test_larger_pictures_are_brought_to_what_was_measured(here):
     scene_sets.camvid(here / "streets", (2, 1), (720, 960))
     made, text, _ = copied("streets")
     assert made.data.size == (360, 480) and made.data.crop == (256, 320) and made.data.score_at == "file"
-    assert "# <- images are 720 x 960 in the median: larger ones show more" in text
+    assert "# <- the median image is 720 x 960: larger crops show more" in text
     scene_sets.put(here / "streets" / "train" / "tall.png", np.zeros((1000, 500, 3), np.uint8))
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((1000, 500), np.uint8))
     made, _, _ = copied("streets", new="other.yaml")
@@ -129,7 +129,7 @@ def test_without_weights_training_starts_at_random_and_the_command_that_gets_the
     scene_sets.camvid(here / "streets", (4, 2), SIZE)
     made, _, seen = copied("streets")
     assert made.task.net.name == "bisenetv2" and made.task.net.weights is None
-    assert said(seen).startswith("from scratch: the pretrained weights of tf_efficientnet_lite0 are not here; ")
+    assert said(seen).startswith("from scratch: the pretrained weights of tf_efficientnet_lite0 are not downloaded; ")
     assert f"`trainkit download timm:{pretrained.NETWORK}`" in said(seen)
 
 
@@ -152,7 +152,9 @@ def test_drawings_and_small_pictures_start_at_random(here):
             mask = scene_sets.scene(n, SIZE, 3, ignored=False)[1]
             scene_sets.put(here / "drawn" / split / f"{split}{n}.png", table[mask])
             scene_sets.put(here / "drawn" / f"{split}annot" / f"{split}{n}.png", mask)
-    assert said(copied("drawn", new="other.yaml")[2]).startswith("from scratch: drawings, not photographs: 3 colours")
+    assert said(copied("drawn", new="other.yaml")[2]).startswith(
+        "from scratch: drawings, not photographs: in the median image, 3 colours"
+    )
 
 
 # Masks of every form
@@ -205,7 +207,7 @@ def test_a_set_laid_out_as_voc_has_names_to_decide(here):
         (lists / f"{split}.txt").write_text("".join(f"{split}{n}\n" for n in range(3)))
     made, text, _ = copied("set")
     assert made.data.names == ["class_0", "class_1", "class_2"]
-    assert "# <- the names of these values; what stands for no class goes into ignore" in text
+    assert "# <- name these values; list values without a class in ignore" in text
     (here / "set" / "classes.txt").write_text("field\nriver\nhouse\n")
     made, text, _ = copied("set", new="other.yaml")
     assert made.data.names is None and made.data.open(0).meta.class_names == ("field", "river", "house")
@@ -230,8 +232,8 @@ def test_a_folder_that_a_set_is_some_levels_off_is_recognised(here, given, taken
     (here / "download" / ".DS_Store").touch()
     made, _, seen = copied(given)
     assert (made.data.train, made.data.evaluate) == (f"{taken}#train", {"val": f"{taken}#val"})
-    assert seen[0] == f"{given} is no set of images and masks; {here / taken} is, and was taken"
-    with pytest.raises(UserError, match=rf"of unknown layout.*{taken} holds such a set: name that folder"):
+    assert seen[0] == f"{given} is not a set of images and masks; using {here / taken}"
+    with pytest.raises(UserError, match=rf"of unknown layout.*{taken} holds such a set; use that folder"):
         sources.open_scenes(str(here / given))
 
 

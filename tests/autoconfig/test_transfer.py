@@ -66,8 +66,8 @@ def test_few_photographs_are_fine_tuned_as_the_network_was_trained(here, tiny):
     stripes(here / "patterns", 12, 1, (48, 60))
     recipe, said = copied(weights=str(tiny))
     assert said == (
-        f"start: fine-tuning of {TINY} ({tiny}): 36 photographs are too few to train all weights anew, "
-        "and fine-tuned in minutes"
+        f"start: fine-tuning of {TINY} ({tiny}): 36 photographs are too few to train from scratch, "
+        "and fine-tuning takes minutes"
     )
     net, data = recipe.task.net, recipe.data
     assert (net.model, net.weights, net.freeze_bn, net.frozen, net.args) == (TINY, str(tiny), True, False, {})
@@ -119,13 +119,13 @@ def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch
             pixels[top : top + 3, n : n + 20] = False
             Image.fromarray(pixels).save(here / "letters" / name / f"{n}.png")
     recipe, said = copied(data="letters")
-    why = "drawings or characters and not photographs: one colour covers 85 % of an image, in the median"
+    why = "drawings or characters, not photographs: in the median image, one colour covers 85 %"
     assert said == f"start: from scratch: {why}" and recipe.task.net.model == "convnext_atto"
     stripes(here / "dots", 6, 1, (12, 12))
     assert "images of 12 px are too small" in copied(data="dots", new="dots.yaml")[1]
     stripes(here / "patterns", 6, 1)
     monkeypatch.setattr(transfer, "LARGE_SET", 18)
-    assert "from scratch: 18 images are enough to train all weights" in copied(new="many.yaml")[1]
+    assert "from scratch: 18 images are enough to train from scratch" in copied(new="many.yaml")[1]
 
 
 def test_photographs_have_many_colours_and_drawings_few():
@@ -142,14 +142,13 @@ def test_weights_that_are_not_here_are_told_with_the_command_that_brings_them(he
     recipe, said = copied()
     assert recipe.task.net.weights is None and recipe.task.net.model == "convnext_atto"
     assert said == (
-        "start: from scratch: the pretrained weights of tf_efficientnet_lite0 are not here; "
-        "`trainkit download timm:tf_efficientnet_lite0.in1k` downloads them, --weights FILE names a file: "
-        "then copy again"
+        "start: from scratch: the pretrained weights of tf_efficientnet_lite0 are not downloaded; "
+        "run `trainkit download timm:tf_efficientnet_lite0.in1k`, or pass --weights FILE, and copy again"
     )
-    assert "--start: probe, and pretrained weights are not here" in refused(start="probe")
+    assert "--start: probe, but the pretrained weights are not downloaded" in refused(start="probe")
     recipe, said = copied(new="other.yaml", weights="timm:resnet18.a1_in1k")
     assert (recipe.task.net.model, recipe.task.net.weights) == ("resnet18.a1_in1k", "pretrained")
-    assert said.endswith("the weights are not here yet: `trainkit download other.yaml` downloads them")
+    assert said.endswith("the weights are not downloaded: run `trainkit download other.yaml`")
 
 
 def test_weights_are_found_beside_the_data(here, monkeypatch):
@@ -186,7 +185,7 @@ def test_the_command_line_chooses(here, tiny):
 
 def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
     stripes(here / "patterns", 6, 1)
-    assert refused(start="scratch", weights=str(tiny)).startswith("--weights: given beside --start scratch")
+    assert refused(start="scratch", weights=str(tiny)).startswith("--weights: not allowed with --start scratch")
     assert "nowhere.safetensors: does not exist" in refused(weights="nowhere.safetensors")
     shutil.copy(tiny, here / "resnet18.safetensors")
     assert "resnet18.safetensors" in refused(weights="resnet18.safetensors"), "of another network than it is called"

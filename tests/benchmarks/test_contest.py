@@ -68,7 +68,7 @@ def test_a_ratio_is_the_median_of_those_within_a_round(race):
 
 def test_sides_that_did_different_work_get_no_table(race, contest):
     made, found, _ = race({"plain": [1.0], "ours": [1.0]}, {"plain": [1.0, "a"], "ours": [1.0 + 1e-9, "a"]})
-    assert made.lines(found)[0].startswith("NO TABLE: the sides did not do the same work: small ours")
+    assert made.lines(found)[0].startswith("NO TABLE: the implementations did not do the same work: small ours")
     made, found, _ = race(
         {"plain": [1.0], "ours": [1.0]}, {"plain": [1.0, "a"], "ours": [1 + 1e-9, "a"]}, tolerance=1e-6
     )
@@ -89,11 +89,11 @@ def test_targets_are_met_or_missed(race, contest):
     )
     said = [line.strip() for line in made.lines(found) if "target" in line]
     assert said == [
-        "target: small ours ratio at most 0.5: 0.6, MISSED",
+        "target: small ours ratio at most 0.5: 0.6, missed",
         "target: over plain at most 1: -4, met",
-        "target: small ours value at least 7: 6, MISSED",
+        "target: small ours value at least 7: 6, missed",
     ]
-    assert "gone is absent: no such package" in "\n".join(made.lines(found))
+    assert "gone was not measured: no such package" in "\n".join(made.lines(found))
 
 
 def test_a_target_can_be_against_another_side_than_the_baseline(race, contest):
@@ -106,7 +106,7 @@ def test_a_target_can_be_against_another_side_than_the_baseline(race, contest):
     made, found, _ = race(figures, targets=targets)
     assert [line.strip() for line in made.lines(found) if "target" in line] == [
         "target: / other at least 3: 3, met",
-        "target: over other at most 1: 6, MISSED",
+        "target: over other at most 1: 6, missed",
     ]
 
 
@@ -129,8 +129,8 @@ def test_the_summary_says_how_many_times_as_good_as_each_peer_and_which_targets_
     said = suite.summary({"race": found})
     assert "| Race: small | trainkit | plain | 6 | 5 to 10 |" in said
     assert "| Race: small | trainkit | peer | 3 | 2 to 5 |" in said
-    assert "| Race: of plain | at most 0.1 | 0.1667 | MISSED |" in said
-    assert "| Race (busy machine: no result): small | trainkit | peer | 3 | 2 to 5 |" in suite.summary(
+    assert "| Race: of plain | at most 0.1 | 0.1667 | missed |" in said
+    assert "| Race (busy machine: not valid): small | trainkit | peer | 3 | 2 to 5 |" in suite.summary(
         {"race": {**found, "busy": 0.9}}
     )
     made, found, _ = race(figures, more_is_better=True)
@@ -161,8 +161,8 @@ def test_a_case_that_is_run_once_is_of_the_first_round_alone(race):
 
 def test_a_busy_machine_has_no_result(race):
     made, found, _ = race({"plain": [1.0], "ours": [2.0]})
-    assert not any("no result" in line for line in made.lines(found))
-    assert any("no result" in line for line in made.lines({**found, "busy": 0.9}))
+    assert not any("not valid" in line for line in made.lines(found))
+    assert any("not valid" in line for line in made.lines({**found, "busy": 0.9}))
 
 
 def test_each_side_runs_in_a_process_of_its_own(contest, tmp_path):
@@ -188,7 +188,7 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     found = json.loads(kept.read_text())
     pids = {s["more"]["pid"] for sides in found["cases"].values() for ss in sides.values() for s in ss}
-    assert len(pids) == 4 and "gone is absent: No module named 'no_such_package'" in done.stdout
+    assert len(pids) == 4 and "gone was not measured: No module named 'no_such_package'" in done.stdout
 
 
 def test_a_ratio_of_sides_in_turns_is_of_blocks_next_to_each_other(race, contest):
@@ -242,7 +242,7 @@ if __name__ == "__main__":
     assert len(spans) == 12 and all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
     # Let run beside each other, they would beat as often outside of their turns as inside.
     assert all(6 < s["beats"] > 2 * s["outside"] for s in (sides[side][0]["more"] for side in ("plain", "ours")))
-    assert "gone is absent: No module named 'no_such_package'" in done.stdout
+    assert "gone was not measured: No module named 'no_such_package'" in done.stdout
 
 
 def test_the_digest_of_weights_is_that_of_their_bits(contest):

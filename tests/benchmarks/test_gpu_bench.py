@@ -65,7 +65,7 @@ def test_memory_runs_out_and_does_not_grow(store):
 def test_a_training_whose_memory_does_not_run_out_fails_its_row(store, monkeypatch):
     monkeypatch.setattr(memory, "SPARED", (2.0,))
     held, said = memory._runs_out(CPU, "classify")
-    assert not held and said == "memory did not run out with 32"
+    assert not held and said == "not out of memory with 32"
 
 
 # ---- What is kept and shown
@@ -94,7 +94,7 @@ def test_rows_are_kept_and_measured_once_for_a_machine_and_its_code(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("measured", "limit", "left"),
-    [("AcceleratorError: CUDA error: device-side assert triggered", 60, report.BROKEN), ("1", -1, "-1 s are over")],
+    [("AcceleratorError: CUDA error: device-side assert triggered", 60, report.BROKEN), ("1", -1, "-1 s time limit")],
 )
 def test_a_part_ends_where_cuda_is_broken_or_its_time_is_over(tmp_path, monkeypatch, measured, limit, left):
     monkeypatch.setattr(report, "LIMIT", limit)
@@ -135,12 +135,12 @@ def test_the_page_of_the_project_has_every_part():
 def test_without_a_gpu_nothing_is_measured_and_said(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main([]) == command.main(["memory"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["0 tests: there is no GPU here, and nothing was measured"] * 2
+    assert capsys.readouterr().out.splitlines() == ["0 tests: no GPU available, nothing measured"] * 2
     assert (
         command.main(["memroy"]) == 2 and "expected one of equality, memory, speed, claims" in capsys.readouterr().err
     )
     monkeypatch.setattr(command, "NEEDED", ("no_such_package",))
-    assert command.main([]) == 2 and "no_such_package; give another one" in capsys.readouterr().err
+    assert command.main([]) == 2 and "no_such_package; use another one" in capsys.readouterr().err
 
 
 def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):

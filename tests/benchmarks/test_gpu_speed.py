@@ -206,7 +206,7 @@ def test_a_claim_becomes_a_row():
 def test_several_gpus_are_asked_for_where_there_is_one(monkeypatch):
     monkeypatch.setattr(several, "processes", lambda scale: 1)
     found = list(several.rows(TINY, []))
-    assert len(found) == 5 and {row.measured for row in found} == {"it takes two GPUs"}
+    assert len(found) == 5 and {row.measured for row in found} == {"needs two GPUs"}
     assert {row.result for row in found} == {"skipped"}
 
 

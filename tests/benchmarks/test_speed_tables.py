@@ -145,7 +145,7 @@ def test_the_table_has_median_range_and_paired_ratio_of_each_row(bench, run):
     assert plain[2] == "320 (160-640)" and amp[4] == "2.00 (2.00-2.00)"
     assert plain[3] == "320 (160-640)" and plain[5] == "0.75 (0.75-0.75)" and plain[6] == "0.400 (0.400-0.400)"
     assert amp[-1] == "s0 s1 s2"
-    assert "Slower" not in table and "40 updates of 2560 samples" in table and "val 800" in table
+    assert "Slower" not in table and "40 steps on 2560 samples" in table and "val 800" in table
     assert "load average 0.0 at the start, 2.5 at the end" in table
     assert len(cells(bench.table(runs, ()), "ConvNeXt, FP32")) == len(plain) - 1
 

@@ -188,7 +188,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_noted_and_tried_again_at_th
     ran = trained(tmp_path / "full", *words, tracker=telling)
     assert steps(ran) == [4, 12, 16] and steps(quiet) == [4, 8, 12, 16]
     failed, again = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("step 8:", "step 12:"))]
-    assert failed.endswith("1.0 MB free; free some space; the training goes on and tries again at its next checkpoint")
+    assert failed.endswith("1.0 MB free; free some space; training continues and tries again at the next checkpoint")
     assert again == "step 12: checkpoints can be written again"
     assert [(step, name) for step, name, _ in telling.events if name == "checkpoint_failed"] == [
         (8, "checkpoint_failed")

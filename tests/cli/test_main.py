@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
+import click_commands
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -24,7 +26,7 @@ from trainkit.cli import main, train
 from trainkit.config import loader
 from trainkit.tracking.store import Store
 
-HEAVY = {"torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
+HEAVY = {"rich", "torch", "mlflow", "timm", "datasets", "accelerate", "matplotlib", "numpy", "PIL", "yaml", "pydantic"}
 
 
 def ask(*words: str, code: int = 0) -> str:
@@ -69,7 +71,7 @@ def test_help_answers_at_once_and_loads_nothing_heavy(tmp_path):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     help_text, _, loaded = done.stdout.partition("loaded ")
-    assert done.returncode == 0 and "Commands:" in help_text and not HEAVY & set(loaded.split())
+    assert done.returncode == 0 and "Compare and choose:" in help_text and not HEAVY & set(loaded.split())
     assert min(seconds) < 0.3
 
 
@@ -155,8 +157,33 @@ def test_a_process_that_does_not_lead_signs_its_message(monkeypatch):
     assert ask("show", "nosuch.yaml", code=2).startswith("[process 1] error: ")
 
 
-def test_without_words_there_is_help_and_exit_code_2():
-    assert "Commands:" in ask(code=2)
+def test_without_a_command_there_are_five_first_steps_and_the_way_to_all_commands():
+    *steps, last = ask().splitlines()
+    assert len(steps) == 5 and last.endswith(" trainkit --help")
+    for line in steps:
+        task, _, command = line.partition("  ")
+        assert task and click_commands.parsed(command.strip()), line
+    assert ask("data", code=2).count("Commands:") == 1
+
+
+def test_help_has_a_heading_for_each_group_and_each_command_below_one():
+    text = ask("--help")
+    for heading in ("Train", "Data", "Compare and choose", "Speed", "Use the model", "Store"):
+        assert f"\n{heading}:\n" in text
+    grouped = [name for names in main.main.headings.values() for name in names]
+    assert sorted(grouped) == sorted(main.main.commands) and "...\n" not in text.partition("Train:")[2], (
+        "no sentence is cut off"
+    )
+
+
+@pytest.mark.parametrize("words", click_commands.paths(), ids=" ".join)
+def test_each_command_and_option_has_help_and_an_example_that_is_a_command(words):
+    command = click_commands.find(words)
+    example = (command.help or "").rpartition("Example: ")[2].strip()
+    assert example.startswith(f"trainkit {' '.join(words)}") and click_commands.parsed(example), words
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.help and option.help[0].isupper(), f"{words} {option.opts}"
 
 
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
@@ -288,7 +315,10 @@ def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / "recipes" / "convnext.yaml", "mine.yaml")
     done = CliRunner().invoke(main.main, words, catch_exceptions=False)
-    assert (done.exit_code, done.stderr) == (0, "valid: mine.yaml\n") and done.output.endswith(done.stderr)
+    valid, following = done.stderr.splitlines()
+    assert (done.exit_code, valid) == (0, "valid: mine.yaml") and done.output.endswith(done.stderr)
+    verb = "sweep mine.yaml seed=1,2" if words[0] == "sweep" else "run mine.yaml"
+    assert following == f"Next: trainkit {verb}  # train it" and click_commands.parsed(following)
     Path("printed.yaml").write_text(done.stdout)
     assert loader.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
     done = CliRunner().invoke(main.main, [*words, "optim.lrr=1"], catch_exceptions=False)
@@ -308,8 +338,9 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
     said = ask("cp", "face_teacher", "mine.yaml")
     text = Path("mine.yaml").read_text()
     assert said.startswith(
-        f"mine.yaml: change the {text.count(new_recipe.MARK)} lines marked with {new_recipe.MARK!r}, "
+        f"mine.yaml: change the {text.count(new_recipe.MARK)} lines marked with {new_recipe.MARK!r}\n"
     )
+    assert said.splitlines()[-1] == "Next: trainkit check mine.yaml  # validate it"
     resolved, *explained = ask("check", "mine.yaml").partition("# to decide")
     assert resolved == ask("check", "face_teacher") and len("".join(explained).splitlines()) == text.count(
         new_recipe.MARK
@@ -319,7 +350,7 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
 
 def test_download_says_when_there_is_nothing_to_download(tmp_path):
     shutil.copy(ROOT / "recipes" / "face_teacher.yaml", tmp_path)
-    assert "names nothing to download" in ask("download", str(tmp_path / "face_teacher.yaml"))
+    assert "no downloads listed" in ask("download", str(tmp_path / "face_teacher.yaml"))
 
 
 # Data
@@ -446,5 +477,5 @@ def test_accelerate_launch_trains_to_the_end(store, tmp_path):
     done = command(*words, cwd=tmp_path, PYTHONPATH=str(PLUGIN))
     assert done.returncode == 0, done.stdout + done.stderr
     ran = newest()
-    assert ran.info().status == "FINISHED" and ran.info().last_step == 12 and "open   trainkit ui" in done.stdout
+    assert ran.info().status == "FINISHED" and ran.info().last_step == 12 and "View:   trainkit ui" in done.stdout
     assert ask("show", ran.name)

@@ -210,7 +210,7 @@ extra: 1
         "optim.lr (line 4): found 'fast', expected a number",
         "optim.betas.1 (line 5): found nothing, expected a number; this key is required",
         "sets (line 6): found a list, expected a block",
-        "extra (line 7): unknown key; there are name, task, optim, sets, note",
+        "extra (line 7): unknown key; the keys here are name, task, optim, sets, note",
         "optim.clip (override 'optim.clip=high'): found 'high', expected a number or null",
     ]
 
@@ -243,13 +243,15 @@ def test_a_problem_says_its_parts_separately():
         ("optim", "rate: 0", "optim.rate (line 7): found 0, expected a value above 0"),
         ("optim", "rate: 2.5", "optim.rate (line 7): found 2.5, expected a value at most 1"),
         ("optim", "even: 3", "optim.even (line 7): 3 is odd; an even number is needed"),
-        ("optim", "leraning: 3", "optim.leraning (line 7): unknown key; there are lr, betas, groups, even, rate, "
-                                 "workers, nesterov, clip"),
+        ("optim", "leraning: 3",
+         "optim.leraning (line 7): unknown key; the keys here are lr, betas, groups, even, rate, workers, nesterov, "
+         "clip"),
         ("optim", "LR: 3", "optim.LR (line 7): unknown key, did you mean 'lr'?"),
         ("optim", "classes: 3", "optim.classes (line 7): unknown key; it belongs in task"),
         ("optim", "note: x", "optim.note (line 7): unknown key; it belongs at the top level"),
         ("task", "match: x", "task.match (line 5): unknown key; it belongs in optim.groups.*"),
-        ("task", "depth: x", "task.depth (line 5): unknown key; there are name, classes, margin, net, low, high"),
+        ("task", "depth: x",
+         "task.depth (line 5): unknown key; the keys here are name, classes, margin, net, low, high"),
         ("task", "low: 2", "task (line 2): low 2.0 is above high 1.0"),
         ("task", "margin: {kind: arcc}",
          "task.margin.kind (line 5): found 'arcc', expected one of arc, cos, adaptive; did you mean 'arc'?"),
@@ -259,7 +261,8 @@ def test_a_problem_says_its_parts_separately():
          "task.net.name (line 5): found 'lrge', expected one of small, large, huge; did you mean 'large'?"),
         ("task", "net: {}",
          "task.net.name (line 5): found nothing, expected one of small, large, huge; this key is required"),
-        ("task", "net: {name: small, depth: 3}", "task.net.depth (line 5): unknown key; there are name, width"),
+        ("task", "net: {name: small, depth: 3}",
+         "task.net.depth (line 5): unknown key; the keys here are name, width"),
         ("task", "net: {name: small, width: x}", "task.net.width (line 5): found 'x', expected a whole number"),
         ("task", "net: small",
          "task.net (line 5): found 'small', expected a block whose name is one of small, large, huge or null; "
@@ -346,14 +349,15 @@ def test_a_message_stays_short_whatever_the_file_holds():
         (GOOD.replace("0.1", "1e999"), "optim.lr (line 6): 1e999 is too large for a number"),
         (GOOD.replace("3", "9223372036854775808"), "task.classes (line 4): 9223372036854775808 does not fit 64 bits"),
         (GOOD.replace("3", "012"),
-         "task.classes (line 4): 012 starts with 0, which some read as octal; leave the 0 out, or quote the text"),
+         "task.classes (line 4): 012 starts with 0, which some readers take for octal; remove the 0, or quote the "
+         "text"),
         (GOOD + "? [a]\n: 1", "line 7: found a key that is not a word; keys are plain text"),
         (GOOD + "'': 1", "line 7: key ''; a key is a word without dots; nest blocks instead"),
-        (GOOD + "---\n" + GOOD, "line 7: found a second document; one file is one recipe"),
+        (GOOD + "---\n" + GOOD, "line 7: found a second document; write one recipe per file"),
         ("%YAML 1.1\n---\n" + GOOD, "line 1: found a % directive; leave it out"),
         (GOOD.replace("  lr", "\tlr"), "line 6: found a tab; use spaces"),
-        (GOOD + "# \x07", "line 7: found character U+0007, which does not belong in a text file; remove it"),
-        (GOOD + "\x00", "line 7: found character U+0000, which does not belong in a text file; remove it"),
+        (GOOD + "# \x07", "line 7: found character U+0007, which is not allowed in a text file; remove it"),
+        (GOOD + "\x00", "line 7: found character U+0000, which is not allowed in a text file; remove it"),
         (GOOD.encode() + b"note: \xff", "line 7: byte 0xFF, which is not UTF-8; save the file as UTF-8"),
         (GOOD.encode("utf-16"), "line 1: byte 0xFF, which is not UTF-8; save the file as UTF-8"),
         ("- " * 20_000, "line 1: found blocks nested more than 50 deep; a recipe needs a few levels"),
@@ -422,10 +426,10 @@ def test_an_override_mends_a_mistake_of_the_file():
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("optim.lr", "override 'optim.lr': not of the form key=value; write it like optim.lr=0.05"),
-        ("=3", "override '=3': not of the form key=value; write it like optim.lr=0.05"),
-        ("optim..lr=3", "override 'optim..lr=3': not of the form key=value; write it like optim.lr=0.05"),
-        ("optim.\udcff=3", "override 'optim.\\udcff=3': not of the form key=value; write it like optim.lr=0.05"),
+        ("optim.lr", "override 'optim.lr': not of the form KEY=VALUE; write it like optim.lr=0.05"),
+        ("=3", "override '=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
+        ("optim..lr=3", "override 'optim..lr=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
+        ("optim.\udcff=3", "override 'optim.\\udcff=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
         ("note=", "override 'note=': no value; write note=null for none, note='\"\"' for empty text"),
         ("note= ", "override 'note= ': no value; write note=null for none, note='\"\"' for empty text"),
         ("optim.lr=fast", "optim.lr (override 'optim.lr=fast'): found 'fast', expected a number"),
@@ -485,7 +489,7 @@ def test_a_path_that_is_no_recipe_file_is_told(tmp_path, monkeypatch):
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "x.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert file_mistake(tmp_path / "folder.yaml").startswith("a folder, not a recipe")
+    assert file_mistake(tmp_path / "folder.yaml").startswith("a folder, not a recipe file")
     assert file_mistake(tmp_path / "x.json").startswith("not the name of a YAML file")
     assert file_mistake(tmp_path / "pipe.yaml").startswith("not a regular file")
     with pytest.raises(ConfigError, match="cannot be read: File name too long"):
@@ -536,9 +540,9 @@ def test_a_plug_in_adds_words_for_one_load_and_its_recipe_comes_back(plugin, tmp
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("", "no TABLES in it; expected TABLES = "),
-        ("TABLES = {'tsk': {}}", "adds words for 'tsk' blocks; expected one of task, data"),
-        ("TABLES = {'task': {'adadistill': 'a:B'}}", "the task 'adadistill' is there already; choose another word"),
+        ("", "it has no TABLES; expected TABLES = "),
+        ("TABLES = {'tsk': {}}", "it adds names to unknown blocks 'tsk'; expected one of task, data"),
+        ("TABLES = {'task': {'adadistill': 'a:B'}}", "the task 'adadistill' already exists; choose another name"),
         ("TABLES = {'task': {'mine': 'a.B'}}", "task 'mine' is 'a.B'; expected package.module:Class"),
     ],
 )
@@ -745,7 +749,7 @@ def test_no_number_of_a_recipe_is_without_a_lower_and_an_upper_bound():
         ("face_teacher", "device.threads=1000000", "expected a value at most 512"),
         ("face_teacher", "loader.workers=1000000", "expected a value at most 128"),
         ("face_teacher", "task.margin.m=-0.5", "expected a value at least 0"),
-        ("face_teacher", "limits.hang=999999999 h", "longer than the 100000 h"),
+        ("face_teacher", "limits.hang=999999999 h", "longer than the maximum of 100000 h"),
         ("convnext", "data.image_size=1000000000", "found 1000000000, expected a value at most 8,192"),
         ("convnext", "data.image_size=[32, 0]", "data.image_size"),
         ("eye_state", "task.net={name: eye_convnext, base_channels: 1024, num_blocks: 16}", "131072 channels"),
@@ -758,7 +762,7 @@ def test_a_number_out_of_its_range_is_refused_when_the_recipe_is_read(recipe, wo
 
 def test_nesterov_needs_momentum():
     words = ["optim.nesterov=true", "optim.momentum=0.0"]
-    with pytest.raises(ConfigError, match="needs a momentum above 0"):
+    with pytest.raises(ConfigError, match="set a momentum above 0"):
         load(RECIPES / "face_teacher.yaml", words)
     assert load(RECIPES / "face_teacher.yaml", [*words, "optim.name=adamw"]).optim.nesterov
 

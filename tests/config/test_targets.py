@@ -12,7 +12,7 @@ from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
-from trainkit.config.schema import Targets, targets_reached, targets_with_modes
+from trainkit.config.targets import Targets, targets_reached, targets_with_modes
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost
@@ -76,8 +76,8 @@ def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("time_to={other/accuracy: [0.9]}", "time_to is 'other/accuracy', of no evaluation here; there are: val"),
-        ("time_to={val: [0.9]}", "time_to is 'val', of no evaluation here"),
+        ("time_to={other/accuracy: [0.9]}", "time_to is 'other/accuracy', but there is no such evaluation"),
+        ("time_to={val: [0.9]}", "time_to is 'val', but there is no such evaluation"),
         ("time_to={val/accuracy: []}", "time_to of val/accuracy: at is empty"),
         ("time_to={val/accuracy: [0.9, 0.90]}", "0.9 is given twice; keep one of them"),
         ("time_to={val/accuracy: 0.9}", "found 0.9, expected a list, each entry a number or a block"),
@@ -94,7 +94,9 @@ def test_targets_that_cannot_be_are_refused(word, said):
 
 
 def test_a_target_of_averaged_weights_needs_an_average():
-    with pytest.raises(loader.ConfigError, match=r"time_to is of EMA weights, and train\.ema is not set"):
+    with pytest.raises(
+        loader.ConfigError, match=r"time_to is a metric of EMA weights, but train\.ema is not set; set it"
+    ):
         loaded("time_to={val/ema/accuracy: [0.9]}", "train.ema=null")
 
 

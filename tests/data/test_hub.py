@@ -81,10 +81,10 @@ def test_sets_of_the_hub_are_streamed_and_downloaded_alike_and_mistakes_are_told
     refused = {
         "no config": (["hf://o/card"], "several configurations: there is a, b; expected one; as in hf://o/card/a"),
         "other config": (["hf://o/card/c"], "no configuration 'c': there is a, b"),
-        "code": (["hf://o/code"], "needs code of its own to be read (code.py); expected files of data; no code is"),
+        "code": (["hf://o/code"], "needs its own code to be read (code.py); expected data files; no code is"),
         "code, streamed": (["hf://o/code", "--stream"], "refs/convert/parquet"),
-        "split": (["hf://o/plain#val", "--stream"], "hf://o/plain#val: no such split; there is test, train"),
-        "none": (["hf://o/none"], "is not on the hub, or needs a login"),
+        "split": (["hf://o/plain#val", "--stream"], "hf://o/plain#val: no such split; available: test, train"),
+        "none": (["hf://o/none"], "is not on the hub, or requires a login"),
         "kind": (["hf://o/text", "--stream"], "files of the kind text; expected one of csv, imagefolder"),
         "column": (["hf://o/plain", "--columns", "label=fin,image=img"],
                    "no column 'fin'; expected one of its columns: img, fine; did you mean 'fine'?"),
@@ -116,5 +116,5 @@ def test_a_name_is_divided_into_its_parts():
     assert name == hub.HubName("o/n", "config", "refs/convert/parquet", "test")
     assert hub.parse("hf://o/n") == hub.HubName("o/n", None, None, None)
     for text in ("hf://o/n/a/b", "hf://o/n@../x", "hf://o/n@a//b", "hf://o/n@/a"):
-        with pytest.raises(UserError, match="no name of a data set"):
+        with pytest.raises(UserError, match="not the name of a data set"):
             hub.parse(text)

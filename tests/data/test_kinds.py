@@ -76,7 +76,7 @@ def test_a_name_that_is_taken_and_a_name_of_no_function_are_refused(monkeypatch)
     monkeypatch.setattr(kinds, "KINDS", dict(kinds.KINDS))
     faces = kinds.KINDS["faces"]
     kinds.add(faces)  # a plug-in that is imported again
-    with pytest.raises(UserError, match="'faces': is there already"):
+    with pytest.raises(UserError, match="'faces': already exists"):
         kinds.add(replace(faces, verify=None))
     with pytest.raises(UserError, match=r"predict of the kind of data 'x': 'a\.b'; expected package\.module:function"):
         kinds.add(kinds.Kind(name="x", open="a:B", predict="a.b"))

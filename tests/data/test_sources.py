@@ -137,13 +137,13 @@ def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(", "no regular expression"),
-        ("[a-", "no regular expression"),
-        ("(?P<a>x)(?P=b)", "no regular expression"),
+        ("(", "not a regular expression"),
+        ("[a-", "not a regular expression"),
+        ("(?P<a>x)(?P=b)", "not a regular expression"),
         ("s[0-9]+", "0 parts in parentheses"),
         ("(s)([0-9]+)", "2 parts in parentheses"),
         ("(a)" + "b" * 200, "203 characters"),
-        ("(a{99999999999999999999})", "no regular expression"),
+        ("(a{99999999999999999999})", "not a regular expression"),
     ],
 )
 def test_an_expression_that_names_no_group_is_refused_before_anything_is_read(tmp_path, pattern, words):
@@ -227,7 +227,7 @@ def test_open_eyes_alone_are_still_called_open(tmp_path):
 )
 def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
     root = put(mrl(tmp_path / "eyes"), name)
-    with pytest.raises(UserError, match=f"1 image not named as those of MRL Eye:\n  {name}\n"):
+    with pytest.raises(UserError, match=f"1 image not named like those of MRL Eye:\n  {name}\n"):
         import_images.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
 
 
@@ -269,8 +269,8 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
 @pytest.mark.parametrize(
     ("changes", "split", "words"),
     [
-        ({}, "#test", "#test: no such split; there is train, val"),
-        ({"split": ["a", "b", "a", "b", "a"]}, "", "#train: no such split; there is a, b"),
+        ({}, "#test", "#test: no such split; available: train, val"),
+        ({"split": ["a", "b", "a", "b", "a"]}, "", "#train: no such split; available: a, b"),
         ({"split": ["train", None, "train", "val", None]}, "", "2 rows whose split is empty"),
         ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
         ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),
@@ -299,7 +299,7 @@ def test_files_are_chosen_by_the_split_in_their_names(tmp_path, below):
     for split, labels in (("", [0, 1]), ("#train", [0, 1]), ("#validation", [2]), ("#test", [3])):
         source = sources.open_source(f"{root}{split}")
         assert [record.label for record in source.records()] == labels and source.size == len(labels)
-    with pytest.raises(UserError, match="#val: no such split; there is test, train, validation"):
+    with pytest.raises(UserError, match="#val: no such split; available: test, train, validation"):
         sources.open_source(f"{root}#val")
 
 
@@ -383,7 +383,7 @@ def test_a_split_of_a_set_of_the_hub_is_its_files(tmp_path, monkeypatch):
     for text, label in (("hf://owner/name", 4), ("hf://owner/name#train", 4), ("hf://owner/name@main#test", 5)):
         assert [record.label for record in sources.named(text).records()] == [label]
         assert sources.missing(text) is None
-    with pytest.raises(UserError, match="no such split; there is test, train"):
+    with pytest.raises(UserError, match="no such split; available: test, train"):
         sources.named("hf://owner/name#validation")
     in_hub(tmp_path, {"other/train-00000-of-00001.parquet": 6})
     with pytest.raises(UserError, match="several configurations: other, plain_text"):
@@ -392,7 +392,7 @@ def test_a_split_of_a_set_of_the_hub_is_its_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("text", ["hf://owner", "hf://../x", "hf://owner/name#", "hf://owner/name#a/b", "hf://o/n@#x"])
 def test_what_is_no_name_of_the_hub_is_refused(text):
-    with pytest.raises(UserError, match="no name of a data set"):
+    with pytest.raises(UserError, match="not the name of a data set"):
         hub.parse(text)
 
 

@@ -51,7 +51,7 @@ def test_an_epoch_is_shuffled_and_no_batch_larger_than_the_split():
     assert order.shape == (2, 5) and sorted(np.concatenate([order[0, 0:5], order[1, 0:5]])) == list(range(10))
     with pytest.raises(UserError, match="1 to 10"):
         Numbers().order(0, 11)
-    with pytest.raises(ValueError, match="to be scored"):
+    with pytest.raises(ValueError, match="is an evaluation split"):
         type("Scored", (EvalSplit,), {"name": "val", "fetch": None, "on_device": None})().order(0, 1)
 
 
@@ -65,18 +65,18 @@ def test_groups_are_held_out_by_share_or_name_and_samples_of_none_are_trained():
     kept, held = Holdout(["b", "d"]).divide(group, names, 0)
     assert kept.tolist() == [0, 2, 4, 5] and held.tolist() == [1, 3]
     assert len(Holdout(0.5).choose(names, 0)) == 2 and len(Holdout(0.01).choose(names, 0)) == 1
-    with pytest.raises(UserError, match=r"people that are not there: x"):
+    with pytest.raises(UserError, match=r"unknown people: x"):
         Holdout(["x"], "person", "people").divide(group, names, 0)
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         Holdout(names).divide(group[:5], names, 0)
     with pytest.raises(UserError, match="holds nothing out"):
         Holdout(["d"]).divide(np.asarray([0, 1]), names, 0)
 
 
 def test_names_of_evaluation_sets_are_checked_and_completed():
-    with pytest.raises(ValueError, match="does not say which patients"):
+    with pytest.raises(ValueError, match="is not set; set it to the patients"):
         check_evaluate({"v": "held_out"}, False, "fold", "patients")
-    with pytest.raises(ValueError, match="another set than the patients of fold"):
+    with pytest.raises(ValueError, match="is not the patients of fold"):
         check_evaluate({"held_out": "b"}, True, "fold", "patients")
     with pytest.raises(ValueError, match="the name 'a/b'"):
         check_evaluate({"a/b": "c"}, False, "fold", "patients")

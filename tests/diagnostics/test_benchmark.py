@@ -84,7 +84,7 @@ def child(monkeypatch, tmp_path, said: list[dict], *words: str) -> list[dict]:
 
 
 def test_losses_of_a_paced_training_are_those_of_an_ordinary_one(monkeypatch, tmp_path, store):
-    told = child(monkeypatch, tmp_path, [{"do": "go", "updates": 3}, {"do": "go", "updates": 4}])
+    told = child(monkeypatch, tmp_path, [{"do": "go", "steps": 3}, {"do": "go", "steps": 4}])
     found = [loss for answer in told if "block" in answer for loss in answer["block"]["losses"]]
     assert [answer["block"]["first"] for answer in told[1:]] == [1, 2, 5]
     assert [answer["block"]["samples"] for answer in told[1:]] == [16, 48, 64]
@@ -107,7 +107,7 @@ def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
         told.append(dict(answer, at=time.perf_counter()))
 
     monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
-    monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "updates": 5}\n'))
+    monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "steps": 5}\n'))
     stepping_child.run([str(TOY), "--plugin=toy"], time.time(), tell)
     block = told[-1]["block"]
     assert set(block["phases"]) == {"data", "transfer", "forward", "backward", "optimizer", "eval", "checkpoint", "log"}
@@ -119,22 +119,22 @@ def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
 
 
 def test_outputs_and_evaluations_leave_the_training_as_it_was(monkeypatch, tmp_path):
-    plain = child(monkeypatch, tmp_path, [{"do": "go", "updates": 6}])
+    plain = child(monkeypatch, tmp_path, [{"do": "go", "steps": 6}])
     file = tmp_path / "outputs.npz"
     asked = [{"do": "outputs", "file": str(file)}, {"do": "evaluate", "name": "val", "most": 60}]
-    looked = child(monkeypatch, tmp_path, [*asked, {"do": "go", "updates": 6}])
+    looked = child(monkeypatch, tmp_path, [*asked, {"do": "go", "steps": 6}])
     assert looked[-1]["block"]["losses"] == plain[-1]["block"]["losses"]
     assert np.load(file)["logits"].shape == (8, 4)
-    assert looked[3]["held"] and looked[3]["seconds"] > 0
+    assert looked[3]["ran"] and looked[3]["seconds"] > 0
 
 
-def test_an_evaluation_that_would_take_too_long_is_not_held(monkeypatch, tmp_path):
+def test_an_evaluation_that_would_take_too_long_does_not_run(monkeypatch, tmp_path):
     told = child(monkeypatch, tmp_path, [{"do": "evaluate", "name": "val", "most": 0}])
-    assert told[-1]["held"] is False and told[-1]["seconds"] > 0
+    assert told[-1]["ran"] is False and told[-1]["seconds"] > 0
 
 
 def test_checkpoints_that_are_kept_are_written(monkeypatch, tmp_path):
-    told = child(monkeypatch, tmp_path, [{"do": "go", "updates": 4}], "checkpoints.every=1 step", "--keep=checkpoints")
+    told = child(monkeypatch, tmp_path, [{"do": "go", "steps": 4}], "checkpoints.every=1 step", "--keep=checkpoints")
     assert told[-1]["block"]["phases"]["checkpoint"] > 0
     assert list((tmp_path / "checkpoints").glob("step-*/model.safetensors"))
 
@@ -280,7 +280,7 @@ def test_the_cache_of_a_recipe_is_a_switch():
 
 
 def test_a_teacher_that_could_be_asked_once_is_a_switch():
-    assert of("cache_teacher").absent == "this task has no teacher that could be asked once"
+    assert of("cache_teacher").absent == "this task has no teacher to cache"
     path = loader.RECIPES / "adadistill_ms1mv2.yaml"
 
     def switch(words: tuple[str, ...], views: int) -> switches.Switch:
@@ -518,7 +518,7 @@ def test_a_larger_batch_is_measured_and_never_chosen(world):
     world["speeds"] = {"train.batch_size=32": 1.5}
     one, _ = climbed("batch")
     result = one.state.found("batch", "batch 32")
-    assert result.ratio == pytest.approx(3.0, rel=0.02) and "not chosen" in result.verdict
+    assert result.ratio == pytest.approx(3.0, rel=0.02) and "not kept" in result.verdict
     assert result.loss_drift is None, "other samples: their losses are not compared"
     assert one.kept() is None
 
@@ -528,7 +528,7 @@ def test_what_drifts_is_not_chosen(world):
     world["drifts"] = {"train.precision=bf16": 0.05}
     one, _ = climbed("precision")
     (result,) = one.state.results
-    assert result.loss_drift == pytest.approx(0.05, rel=0.05) and result.verdict == "faster, not chosen: it drifts"
+    assert result.loss_drift == pytest.approx(0.05, rel=0.05) and result.verdict == "faster; not kept: numerical drift"
     assert one.kept() is None
     world["drifts"] = {"train.precision=bf16": 0.002}
     one, _ = climbed("precision")
@@ -559,9 +559,9 @@ def test_what_fits_only_alone_is_measured_alone(world):
     world["room"] = 1
     one, _ = climbed("batch")
     result = one.state.found("batch", "batch 32")
-    assert "not measured in turns" in result.note and result.ratio == pytest.approx(2.0, rel=0.05)
+    assert "not measured in alternating blocks" in result.note and result.ratio == pytest.approx(2.0, rel=0.05)
     assert one.state.found("batch", "batch 64").ratio == pytest.approx(4.0, rel=0.05)
-    assert benchmark_report.largest(one.state) == (64, "more were not tried")
+    assert benchmark_report.largest(one.state) == (64, "larger ones were not tried")
 
 
 def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
@@ -571,8 +571,8 @@ def test_the_largest_batch_is_looked_for_beyond_the_fastest(world):
     one, _ = climbed("batch")
     assert one.state.found("batch", "batch 32").ratio < 0.6
     assert one.state.found("batch", "batch 64").failed == "out of memory: CUDA out of memory"
-    assert benchmark_report.largest(one.state) == (32, "64 do not")
-    assert "micro-batches of 32 fit into memory; 64 do not" in benchmark_report.table(one.state, None)
+    assert benchmark_report.largest(one.state) == (32, "64 is out of memory")
+    assert "micro-batch 32 fits into memory; 64 is out of memory" in benchmark_report.table(one.state, None)
     world["machine"] = MACHINE
     two, _ = climbed("batch")
     assert two.state.found("batch", "batch 64") is None, "of use on a CPU is what is faster"
@@ -599,8 +599,8 @@ def test_fewer_evaluations_are_computed_and_not_chosen(world):
     pace, one_of_both = 16 / 1000, 6.0  # the EMA weights are evaluated too
     assert half.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + 50 * one_of_both), rel=0.01)
     assert none.ratio == pytest.approx((1000 * pace + 100 * one_of_both) / (1000 * pace + one_of_both), rel=0.01)
-    assert half.low is None and "computed, not chosen" in half.verdict and one.kept() is None
-    saved = one.state.found("checkpoints", "a checkpoint at the end alone")
+    assert half.low is None and "computed; not kept" in half.verdict and one.kept() is None
+    saved = one.state.found("checkpoints", "final checkpoint only")
     # Every 5 updates of 16 ms one that takes half a second: it waits for the one before. The last is waited for.
     often, seldom = 200 * (0.5 - 5 * pace) + 5 * pace, 0.5
     assert saved.ratio == pytest.approx((1000 * pace + often) / (1000 * pace + seldom), rel=0.01)
@@ -634,7 +634,7 @@ def test_the_state_reads_back(tmp_path, world):
     one, _ = climbed("fused", "threads", "tf32", "evaluations")
     one.state.save(tmp_path / "benchmark.json")
     again = BenchmarkState.read(tmp_path / "benchmark.json")
-    assert again == one.state and again.absent == {"tf32": "of no effect on a CPU"}
+    assert again == one.state and again.absent == {"tf32": "no effect on a CPU"}
     (tmp_path / "benchmark.json").write_text('{"results": [{"nonsense": 1}]}')
     assert BenchmarkState.read(tmp_path / "benchmark.json") == BenchmarkState()
     before = len(Fake.started)
@@ -706,7 +706,7 @@ def test_nothing_is_written_where_nothing_helps(world, tmp_path):
     one, _ = climbed("batch")
     new = tmp_path / "fast.yaml"
     told = benchmark_command._write(toy(), load(toy()), one.state, one.kept(), new, None)
-    assert "is not written" in told and not new.exists()
+    assert "was not written" in told and not new.exists()
 
 
 def test_the_table_says_what_was_measured(world):
@@ -717,7 +717,7 @@ def test_the_table_says_what_was_measured(world):
     assert lines[1].split()[:2] == ["as", "shipped"]
     assert next(line for line in lines if "2 workers" in line).endswith("kept")
     assert next(line for line in lines if "channels_last" in line).endswith("slower")
-    assert "not measured  pin: of no effect on a CPU" in text and "made up" in text
+    assert "not measured  pin: no effect on a CPU" in text and "made up" in text
 
 
 def test_the_picture_has_a_line_for_each_try():
@@ -728,7 +728,7 @@ def test_the_picture_has_a_line_for_each_try():
         row("", "as shipped", 1.0, None, None, ""),
         row("workers", "2 workers", 1.4, 1.35, 1.45, "kept"),
         row("precision", "bf16", 0.4, 0.38, 0.42, "slower"),
-        row("evaluations", "half", 1.1, None, None, "computed, not chosen"),
+        row("evaluations", "half", 1.1, None, None, "computed; not kept"),
         row("compile", "compiled, default", None, None, None, "failed: no compiler"),
     ]
     (axes,) = drawing.figure(listed).axes
@@ -815,7 +815,7 @@ def test_children_freeze_in_between_train_alike_and_end_with_their_parent(tmp_pa
     assert not left and not list(tmp_path.iterdir())
     with pytest.raises(SteppedProcessError, match="val") as told:
         stepped_process.SteppedProcess(toy("best.metric=nothing/x"))
-    assert told.value.kind == "user" and isinstance(told.value.mistake, UserError)
+    assert told.value.kind == "user" and isinstance(told.value.user_error, UserError)
 
 
 @pytest.mark.slow
@@ -825,8 +825,9 @@ def test_frozen_children_do_not_outlive_a_parent_that_is_killed():
 
     code = (
         "import time; from pathlib import Path\n"
-        "from trainkit.config.run_request import Order; from trainkit.diagnostics.stepped_process import Paced\n"
-        f"child = Paced(Order(Path({str(TOY)!r}), ('loader.workers=1',), ('toy',)))\n"
+        "from trainkit.config.run_request import RunRequest\n"
+        "from trainkit.diagnostics.stepped_process import SteppedProcess\n"
+        f"child = SteppedProcess(RunRequest(Path({str(TOY)!r}), ('loader.workers=1',), ('toy',)))\n"
         "print(child._child.pid, flush=True); time.sleep(600)"
     )
     path = os.pathsep.join([str(PLUGIN), *(p for p in sys.path if p)])

@@ -56,18 +56,18 @@ def test_what_is_tried_is_what_the_training_then_does(tmp_path, quick):
     whole = ran.folder.checkpoints / f"step-{cut.steps:09d}"
     size = sum(file.stat().st_size for file in whole.rglob("*") if file.is_file())
     assert tried.bytes == pytest.approx(size, rel=0.1) and tried.written_s > 0
-    assert tried.scored == {"val": 37} and set(tried.costs) == set(tried.held) == {"val"}
+    assert tried.samples == {"val": 37} and set(tried.costs) == set(tried.evaluation_s) == {"val"}
     expected = preflight.forecast(recipe, cut, tried)
     assert expected.steps == cut.steps == ran.steps[-1]
     assert expected.evaluations["val"][0] == len(ran.series("val/accuracy"))
     assert expected.total() == pytest.approx(
         cut.steps * tried.steps.seconds.mean()
-        + len(ran.series("val/accuracy")) * tried.held["val"]
+        + len(ran.series("val/accuracy")) * tried.evaluation_s["val"]
         + expected.checkpoints[0] * expected.checkpoints[1]
         + expected.last_s
     )
     each = expected.checkpoints[1]
-    assert tried.holds_up_s <= each <= max(tried.holds_up_s, tried.written_s)
+    assert tried.blocking_s <= each <= max(tried.blocking_s, tried.written_s)
     assert expected.last_s == pytest.approx(max(0.0, tried.written_s - each))
 
 
@@ -101,12 +101,12 @@ def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, long,
         home = tmp_path / str(seconds)
         home.mkdir()
         recipe, cut, tried = flown(home, *long)
-        if 0 < 2 * tried.holds_up_s < 0.3:
+        if 0 < 2 * tried.blocking_s < 0.3:
             break
-    assert tried.written_s > 0.3 > 2 * tried.holds_up_s > 0
+    assert tried.written_s > 0.3 > 2 * tried.blocking_s > 0
     expected = preflight.forecast(recipe, cut, tried)
-    assert expected.checkpoints == (2, tried.holds_up_s)
-    assert expected.last_s == pytest.approx(tried.written_s - tried.holds_up_s)
+    assert expected.checkpoints == (2, tried.blocking_s)
+    assert expected.last_s == pytest.approx(tried.written_s - tried.blocking_s)
 
 
 def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypatch):
@@ -115,7 +115,7 @@ def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypa
         return plain(self)
 
     monkeypatch.setattr(Copies, "make", make)
-    assert 0.15 < flown(tmp_path, *long)[2].holds_up_s < 0.6
+    assert 0.15 < flown(tmp_path, *long)[2].blocking_s < 0.6
 
 
 def test_updates_beside_a_checkpoint_are_none_of_the_pace():
@@ -145,7 +145,7 @@ def test_a_preflight_leaves_no_run_behind_and_says_what_it_found(capsys, quick):
     assert preflight.command(order(), say=said.append) == 0
     text = "\n".join(said)
     for word in (
-        "updates",
+        "steps",
         "evaluation  val: 37 samples",
         "checkpoint",
         "disk",
@@ -162,7 +162,7 @@ def test_a_disk_that_does_not_hold_the_checkpoints_is_told_of(tmp_path, quick):
     recipe, cut, tried = flown(tmp_path)
     lines, fits = preflight.report(recipe, cut, tried, free=3 * tried.bytes)
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
-    assert not fits and lines[-1].startswith("error: the disk does not hold") and keep > 3
+    assert not fits and lines[-1].startswith("error: not enough disk space for the checkpoints;") and keep > 3
     assert preflight.report(recipe, cut, tried, free=(keep + 1) * tried.bytes)[1]
 
 
@@ -181,13 +181,15 @@ def test_what_a_table_of_outputs_takes_is_forecast(tmp_path, quick):
     plain = preflight.forecast(recipe, cut, tried).total()
     tried.building = [Building("teacher", 5_822_653, 2, 3600.0, 12_000_000_000)]
     expected = preflight.forecast(recipe, cut, tried)
-    assert expected.total() == pytest.approx(plain + 3600) and "3.6e+03 s before the first" in expected.said()
+    assert expected.total() == pytest.approx(plain + 3600) and "3.6e+03 s before the first" in expected.describe()
     need = 12_000_000_000 + (1 + recipe.checkpoints.keep_last + recipe.checkpoints.keep_best) * tried.bytes
     lines, fits = preflight.report(recipe, cut, tried, free=need)
-    said = "outputs     of teacher for 5,822,653 samples in 2 views: computed in 60 min, 12 GB in the store, once"
-    assert fits and said in lines and any(", 12 GB of outputs" in line for line in lines)
+    said = (
+        "teacher     outputs of teacher for 5,822,653 samples in 2 views: computed in 60 min, 12 GB in the cache, once"
+    )
+    assert fits and said in lines and any(", 12 GB of teacher outputs" in line for line in lines)
     assert not preflight.report(recipe, cut, tried, free=need - 1)[1]
-    for one, word in (((0.0, 0), "in the store already"), ((5.0, 0), "in memory, at every start")):
+    for one, word in (((0.0, 0), "already cached"), ((5.0, 0), "in memory, at every start")):
         tried.building = [Building("teacher", 10, 2, *one)]
         assert word in "\n".join(preflight.report(recipe, cut, tried, free=need)[0])
 
@@ -198,5 +200,5 @@ def test_an_evaluation_that_would_fail_at_the_end_fails_now(quick):
 
 
 def test_a_training_of_three_updates_is_refused(tmp_path, quick):
-    with pytest.raises(UserError, match=r"a training of 2 updates; expected more than 3"):
+    with pytest.raises(UserError, match=r"a training of 2 steps; expected more than 3 steps"):
         flown(tmp_path, "train.length=2 steps", "checkpoints={every: null, at_end: false}")

@@ -198,7 +198,7 @@ def test_our_loop_waits_nowhere_inside_of_steps():
     assert found.inside() == {} and found.per_step() == 0
     where = {place.where.rpartition(":")[0] for place in found.tallies}
     assert "trainkit/training/loss_meter.py" in where, "it sees what waits outside of them"
-    assert "inside steps: nothing waits" in sync_audit.lines(found)
+    assert "inside steps: no waits" in sync_audit.lines(found)
 
 
 @pytest.mark.parametrize(("length", "watched"), [(9, 5), (6, 3), (4, 1), (3, 1), (2, 1), (1, 1)])
@@ -272,14 +272,14 @@ def test_lines_of_a_plugin_are_named_with_how_often_they_wait(waiting):
     trial = [p for p in found.tallies if p.phase == "trial"]
     assert [(p.where, p.what) for p in trial] == [(waiting[3], ".cpu()")]
     said = "\n".join(sync_audit.lines(found))
-    assert "inside steps: 5.2 a step" in said and f"{waiting[0]}  float(tensor) in float(out.sum)  2, " in said
+    assert "inside steps: 5.2 waits per step" in said and f"{waiting[0]}  float(tensor) in float(out.sum)  2, " in said
 
 
 def test_the_verb_says_what_was_found(waiting):
     said = list(sync_audit.command(RunRequest(TOY, ("train.length=9 steps",), ("toy",)), 4))
-    assert said[0] == "toy on cpu: 4 updates watched" and any("nothing waits" in line for line in said)
+    assert said[0] == "toy on cpu: 4 steps observed" and any("nothing waits" in line for line in said)
     short = toy(length=4, steps=50)
-    assert short.steps == 1 and "the training has 4 updates" in short.notes
+    assert short.steps == 1 and "the training has only 4 steps" in short.notes
     with pytest.raises(UserError, match="steps"):
         toy(steps=0)
 

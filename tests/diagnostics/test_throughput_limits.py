@@ -73,7 +73,7 @@ def test_all_is_measured(toy):
     # Of a convolution 3 -> 8 in 3 x 3 on 8 x 8 pixels, the gradient of its weights, and three products of 512 x 4.
     assert found.flops_per_sample == 2 * 2 * 64 * 8 * 27 + 3 * 2 * 512 * 4
     assert sum(found.fetch.values()) == pytest.approx(1)
-    assert found.peak_flops > 1e8 and "timed here" in found.peak_source
+    assert found.peak_flops > 1e8 and "a timed float32 matrix product" in found.peak_source
     assert 0 < limits.mfu(found.model, found) < 1
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_is_told_to_stop_measures_no_further(toy, tmp_path):
     asked = iter(range(10**9))
     store = Store(tmp_path, "sqlite:///none")
     found = throughput_limits.ensure(recipe, data, runtime, store, {}, lambda text: None, lambda: next(asked) > 20)
-    assert found.absent["evaluations"] == "the run was told to stop"
+    assert found.absent["evaluations"] == "the run was stopped"
     assert not (tmp_path / throughput_limits.FOLDER).exists()
 
 
@@ -356,7 +356,7 @@ KNOWN = ThroughputLimits(
     fetch={"decode": 0.81, "read": 0.17, "other": 0.02, "collate": 0.001},
     flops_per_sample=1.32e9,
     peak_flops=9.895e14,
-    peak_source="the data sheet, bf16 without sparsity",
+    peak_source="the data sheet peak for bf16 without sparsity",
     absent={"fetch": "another profiler is at work"},
 )
 
@@ -364,14 +364,14 @@ KNOWN = ThroughputLimits(
 def test_what_they_say():
     assert limits.lines(KNOWN) == [
         "loader alone          310 samples/s  (decode 81 %, read 17 %, other 2 %)",
-        "network alone         1,900 samples/s",
+        "model alone           1,900 samples/s",
         "evaluation val alone  42.5 samples/s",
-        "operations            1.32 GFLOP a sample, forward and backward",
-        "peak                  990 TFLOP/s (the data sheet, bf16 without sparsity)",
-        "network alone uses    0.3 % of the peak",
-        "fetch is not known    another profiler is at work",
+        "operations            1.32 GFLOP per sample, forward and backward pass",
+        "peak                  990 TFLOP/s (the data sheet peak for bf16 without sparsity)",
+        "model alone uses      0.3 % of the peak",
+        "fetch: not measured   another profiler is at work",
     ]
-    assert limits.lines(ThroughputLimits(absent={"model": "x"})) == ["model is not known  x"]
+    assert limits.lines(ThroughputLimits(absent={"model": "x"})) == ["model: not measured  x"]
 
 
 def test_shares():
@@ -393,7 +393,7 @@ def test_metrics_have_names_that_mlflow_takes():
 
 def test_the_command_says_and_keeps_them(store):
     said = list(throughput_limits.command(RunRequest(TOY, SHORT, ("toy",))))
-    assert said[0].startswith("toy: network, loader and evaluations")
+    assert said[0].startswith("toy: timing model, loader and evaluations")
     assert any(line.startswith("loader alone") for line in said)
     assert any("take turns" in line for line in said)  # the toy reads in the process itself
     (file,) = (store / throughput_limits.FOLDER).iterdir()
@@ -428,4 +428,4 @@ def test_on_two_processes_there_is_one_figure_for_both(store):
     history = journal.read(folder.journal)
     assert history.metrics["speed/ceiling_model"][0].value > 0
     assert history.metrics["speed/ceiling_loader"][0].value > 0
-    assert len(re.findall(r"^network alone +\d", done.stdout, re.M)) == 1 and "is not known" not in done.stdout
+    assert len(re.findall(r"^model alone +\d", done.stdout, re.M)) == 1 and "not measured" not in done.stdout

@@ -137,9 +137,7 @@ def test_the_variable_for_accumulation_is_compared_with_the_batch_sizes(steps, m
     asked({"gradient_accumulation_steps": steps}, "")
     words = ["train.batch_size=16", f"train.micro_batch={micro}"]
     if refused:
-        with pytest.raises(
-            UserError, match=r"gradient_accumulation_steps 2, where recipe toy has train\.batch_size=16"
-        ):
+        with pytest.raises(UserError, match=r"gradient_accumulation_steps 2, but recipe toy has train\.batch_size=16"):
             launch_settings.check(recipe(*words))
     else:
         launch_settings.check(recipe(*words))
@@ -164,7 +162,7 @@ LAUNCHES = {
     "--cpu --mixed_precision fp16": "train.precision: fp16 on a CPU",
     "--cpu --mixed_precision bf16 | train.precision='no'": "mixed_precision bf16",
     "--cpu --dynamo_backend eager": "dynamo_backend eager",
-    "--cpu --num_processes 2": "1 process came up; expected 2",
+    "--cpu --num_processes 2": "1 process started; expected 2",
     "--use_fsdp --num_processes 2 --main_process_port 0": "FSDP1",
     "--use_fsdp --fsdp_version 2 --num_processes 2 --main_process_port 0 | train.on_oom=halve": "train.on_oom: halve",
     "--cpu | ACCELERATE_GRADIENT_ACCUMULATION_STEPS=3": "gradient_accumulation_steps 3",

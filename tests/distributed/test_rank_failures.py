@@ -20,9 +20,9 @@ from trainkit.tracking.store import Store
 WORDS = ("limits.collective=20 s", "limits.hang=60 s")
 TRAINED = ("train.length=3 epochs",)
 ENDINGS = {
-    "killed": ("kill", "process 1 is gone without a word"),
-    "raises": ("RuntimeError out of luck", "process 1 failed first: RuntimeError: out of luck"),
-    "leaves": ("exit 0", "process 1 is gone without a word"),
+    "killed": ("kill", "rank 1 ended without an error message"),
+    "raises": ("RuntimeError out of luck", "rank 1 failed first: RuntimeError: out of luck"),
+    "leaves": ("exit 0", "rank 1 ended without an error message"),
 }
 HANGS = {
     "sleeps": {"at": "toy.ToyTask.loss", "do": "sleep 600"},
@@ -63,7 +63,7 @@ def dies(seed: int, two, home: Path, database: Path) -> None:
             print(f"{name}, process {rank}: all gone after {time.monotonic() - began:.1f} s", flush=True)
             # What has not ended 15 s after the first is killed, as a launcher does: nothing had to be.
             assert codes[1 - rank] == 1, one.said
-            assert said.replace("process 1", f"process {rank}") in one.said, one.said
+            assert said.replace("rank 1", f"rank {rank}") in one.said, one.said
             if rank:
                 assert one.ran().folder.info().status == "FAILED"
         with job(home, "--resume-or-start", processes=2) as again:
@@ -123,7 +123,7 @@ def test_a_single_process_that_hangs_is_ended_and_the_next_start_says_so(store, 
     run("seed=5")
     assert hung.info().status == "FAILED"
     client = Store.locate().client().get_run(hung.info().run_id)
-    assert client.info.status == "FAILED" and "process 0" in client.data.tags["trainkit.error"]
+    assert client.info.status == "FAILED" and "rank 0" in client.data.tags["trainkit.error"]
 
 
 @pytest.mark.slow
@@ -191,19 +191,19 @@ def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):
     folder = RunFolder(tmp_path)
     runtime = SimpleNamespace(world=3, rank=0, gone=lambda rank: rank == 2)
     assert rank_failures.left(folder.path) == ""
-    assert "process 2 is gone without a word" in str(rank_failures.first(folder.path, runtime))
+    assert "rank 2 ended without an error message" in str(rank_failures.first(folder.path, runtime))
     rank_failures.note(folder.path, 2, RuntimeError("[gloo] Connection closed by peer"))
     rank_failures.note(folder.path, 1, ValueError("token=abc is no number"))
-    assert "process 1 failed first: ValueError" in str(rank_failures.first(folder.path, runtime))
-    assert rank_failures.left(folder.path).startswith("process 1: ValueError")
+    assert "rank 1 failed first: ValueError" in str(rank_failures.first(folder.path, runtime))
+    assert rank_failures.left(folder.path).startswith("rank 1: ValueError")
     rank_failures.clear(folder.path)  # by a run that goes on, perhaps on one process alone
     assert rank_failures.left(folder.path) == ""
     rank_failures.stacks(folder.path, 1).write_text("Timeout (0:00:10)!\n")
-    assert rank_failures.left(folder.path).startswith("process 1 hung")
+    assert rank_failures.left(folder.path).startswith("rank 1 hung")
     store = Store(tmp_path, "")
     run_folder = store.new_run("toy", 0, "abc")
     rank_failures.stacks(run_folder.path, 0).write_text("Timeout (0:00:10)!\n")
-    assert post_mortem.cause_of_death(run_folder).startswith("process 0 hung"), "and was not killed for want of memory"
+    assert post_mortem.cause_of_death(run_folder).startswith("rank 0 hung"), "and was not killed for want of memory"
     run_folder.release()
     rank_failures.stacks(folder.path, 1).write_text("")
     assert rank_failures.left(folder.path) == "", "of one that was killed, no time had run out"
@@ -224,7 +224,7 @@ def test_processes_that_disagree_do_not_begin(store, each, environment, named):
         codes = one.end()
         assert all(code == 2 for code in codes), one.said
         one.gone()
-        assert f"process 1 differs from process 0 in: {named}" in one.said and "Traceback" not in one.said
+        assert f"rank 1 differs from rank 0 in: {named}" in one.said and "Traceback" not in one.said
     assert not Store.locate().runs()
 
 

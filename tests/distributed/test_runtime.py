@@ -36,7 +36,7 @@ def test_each_training_begins_with_the_loss_scale_of_a_new_process(store, monkey
 def test_fewer_processes_than_the_launcher_was_asked_for_are_refused(store, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setattr(launch_settings, "asked_processes", lambda: 2)
-    with pytest.raises(UserError, match="launch: 1 process came up; expected 2, as the launcher was told"):
+    with pytest.raises(UserError, match="launch: 1 process started; expected 2, as set in the launcher"):
         Runtime(load(RunRequest(TOY, (), ("toy",))))
 
 
@@ -77,8 +77,8 @@ def test_a_score_that_hangs_is_given_up_by_the_process_that_computes_it(store):
     """Those that wait for it go on waiting: for them each heartbeat counts as progress."""
     with job(store, *scoring(600, collective=4, hang=8), processes=2) as one:
         assert one.end() == [1, 1], one.said
-        assert "process 0: nothing moved for 8 s (limits.hang)" in one.said
-        assert "process 1: nothing" not in one.said and "Timed out" not in one.said, one.said
+        assert "rank 0: no progress for 8 s (limits.hang)" in one.said
+        assert "rank 1: no progress" not in one.said and "Timed out" not in one.said, one.said
 
 
 @pytest.mark.slow

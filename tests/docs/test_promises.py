@@ -38,7 +38,7 @@ each_page = pytest.mark.parametrize("page", PAGES)
 def defaults() -> dict[str, Any]:
     """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
     found = loader.flat(loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
-    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None}
+    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None, "train.schedule.warmup": None}
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def source() -> set[str]:
 @each_page
 def test_every_key_that_is_named_is_one_and_takes_what_it_is_shown_with(page, defaults):
     named = re.findall(rf"`({KEY})(?:(?:=|: )([^`]+))?`", PAGES[page])
-    files = ("train.rec", "train.idx", "train.csv", "train.parquet", "integrity.json")
+    files = ("train.rec", "train.idx", "train.py", "train.csv", "train.parquet", "integrity.json")
     assert not [key for key, _ in named if key not in defaults and key not in files]
     for key, value in named:
         if value:
-            loader.load(RECIPE, [f"{key}={value}"])
+            loader.load(RECIPE, [f"{key}={value.strip(chr(34))}"])
 
 
 @each_page

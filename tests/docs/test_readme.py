@@ -117,10 +117,11 @@ def test_every_relative_link_leads_somewhere(page):
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings of a page, to be linked to."""
+    """What a link into a page may lead to: what GitHub makes of its headings, and the anchors of generated pages."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    named = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)"', text))
 
 
 @each_page

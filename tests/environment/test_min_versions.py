@@ -81,7 +81,7 @@ def test_a_version_below_a_floor_is_refused_with_what_is_needed_and_why(installe
     with pytest.raises(UserError) as refused:
         min_versions.check()
     said = str(refused.value)
-    assert f"{package} is {BELOW[package]}, {floor.version} or newer is needed ({floor.why})" in said
+    assert f"{package} is {BELOW[package]}, {floor.version} or newer is required ({floor.why})" in said
     assert f'pip install "{package}>={floor.version}"' in said
     installed[package] = f"{floor.version}+cpu"
     if package != "torch":  # which is then not torchvision's
@@ -101,11 +101,11 @@ def test_all_that_is_too_old_is_said_at_once(installed):
 
 def test_an_old_version_may_be_allowed_and_a_missing_package_not(installed, monkeypatch, capsys):
     installed["pillow"] = BELOW["pillow"]
-    with pytest.raises(UserError, match="or go on at your own risk with TRAINKIT_ALLOW_UNSAFE_VERSIONS=1"):
+    with pytest.raises(UserError, match="or set TRAINKIT_ALLOW_UNSAFE_VERSIONS=1 to continue at your own risk"):
         min_versions.check()
     monkeypatch.setenv("TRAINKIT_ALLOW_UNSAFE_VERSIONS", "1")
     min_versions.check()
-    assert capsys.readouterr().err.startswith("warning: pillow is 12.2.0, 13 or newer is needed (")
+    assert capsys.readouterr().err.startswith("warning: pillow is 12.2.0, 13 or newer is required (")
     installed["mlflow"] = None
     with pytest.raises(UserError, match="mlflow is not installed"):
         min_versions.check()
@@ -126,9 +126,7 @@ def test_what_is_optional_may_be_absent_and_nothing_else(installed):
 def test_a_torchvision_of_another_torch_is_said_in_a_sentence(installed, requirement):
     installed["torchvision requires"] = ["numpy", requirement]
     installed["torch"], installed["torchvision"] = "2.14.1+cpu", "0.28.0"
-    with pytest.raises(
-        UserError, match=r"torchvision: 0\.28\.0, which was built for torch 2\.13, beside torch 2\.14\.1"
-    ):
+    with pytest.raises(UserError, match=r"torchvision: 0\.28\.0, which was built for torch 2\.13, with torch 2\.14\.1"):
         min_versions.check()
     installed["torch"] = "2.13.0a0+git1234"
     min_versions.check()
@@ -143,7 +141,7 @@ def test_a_torchvision_of_the_stable_interface_takes_newer_torch(installed):
     installed["torch"], installed["torchvision"] = "2.15.0+cu132", "0.29.2"
     min_versions.check()
     installed["torch"] = "2.13.0"
-    with pytest.raises(UserError, match=r"0\.29\.2, which was built for torch 2\.14 or newer, beside torch 2\.13\.0"):
+    with pytest.raises(UserError, match=r"0\.29\.2, which was built for torch 2\.14 or newer, with torch 2\.13\.0"):
         min_versions.check()
 
 
@@ -251,7 +249,7 @@ def test_the_tests_that_the_page_names_are_there():
 
 
 def test_the_word_is_in_the_table_of_messages():
-    assert "or newer is needed" in (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text()
+    assert "or newer is required" in (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text()
 
 
 # Other surroundings

@@ -85,4 +85,4 @@ def test_without_prctl_a_line_says_what_is_not_done(monkeypatch):
 
     monkeypatch.undo()
     monkeypatch.setattr(process.ctypes, "CDLL", refuse)
-    assert "has to be stopped by hand" in (process.die_with_parent() or "")
+    assert "stop this process yourself" in (process.die_with_parent() or "")

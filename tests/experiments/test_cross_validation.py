@@ -117,7 +117,7 @@ def test_finished_folds_are_used_again_also_one_that_was_trained_alone(store, ca
     alone = run(*WORDS, "data.fold=1")
     assert alone.code == 0
     assert run(*WORDS, folds=True).code == 0
-    assert len(children()) == 3 and f"fold 1: reusing run {alone.folder.name}" in capsys.readouterr().out
+    assert len(children()) == 3 and f"{alone.folder.name} (reused)" in capsys.readouterr().out
     first = parents()[0]
     assert tags(alone.folder)["mlflow.parentRunId"] == first.info().run_id
     assert run(*WORDS, folds=True).code == 0
@@ -142,8 +142,8 @@ def test_an_interrupted_cross_validation_goes_on_where_it_was(store, capsys):
     printed = capsys.readouterr().out
     assert done.code == 0 and len(parents()) == 1 and parents()[0].info().status == "FINISHED"
     assert [r.info().status for r in children()] == ["FINISHED"] * 3 and children()[1] == begun
-    assert f"run {begun.name}, resumed from" in printed and "fold 0: reusing run" in printed
-    assert f"run {parents()[0].name}, continued" in printed
+    assert f"{begun.name}: resumed from" in printed and "(reused)" in printed
+    assert f"Run         {parents()[0].name}, continued" in printed
     assert {tags(r)["mlflow.parentRunId"] for r in children()} == {parents()[0].info().run_id}
     assert tags(parents()[0])["trainkit.resumed"] == "1"
     # As if it had never been interrupted.
@@ -160,7 +160,7 @@ def test_what_cannot_be_continued_is_refused(store):
     with pytest.raises(UserError, match=r"no unfinished run of toy-folds with these settings"):
         run(*WORDS, folds=True, resume="")
     single = run(*WORDS, "data.fold=0", stopping=stop_after(2)).folder
-    with pytest.raises(UserError, match=r"is no cross-validation of .*toy\.yaml with these settings"):
+    with pytest.raises(UserError, match=r"is not a cross-validation of .*toy\.yaml with these settings"):
         run(*WORDS, folds=True, resume=single.name)
     assert single.info().status == "KILLED" and not single.alive()
     assert run(*WORDS, folds=True).code == 0
@@ -183,7 +183,7 @@ def test_a_fold_that_fails_ends_the_parent_too_and_the_data_of_all_is_looked_at_
     [
         (
             ("evaluations={val: {}}", "best=null"),
-            r"--folds: the data of toy, .*, has no `folds` and `fold`; expected data",
+            r"--folds: the data of toy, .*, has no keys `folds` and `fold`; expected data",
         ),
         ((*WORDS, "data.fold=1"), r"--folds: data\.fold=1 is given too"),
         ((*WORDS, "data.folds=1"), r"data\.folds: 1; expected 2 or more"),
@@ -288,7 +288,7 @@ def test_a_score_that_a_fold_has_not_got_is_left_out_of_the_mean_and_without_two
 def test_rows_that_cannot_stand_together_are_said():
     one, two = rows(0, 3, 0), rows(1, 3, 2)
     assert cross_validation.summarise({}, 0, {"v": [one, two]}).notes == (
-        "v: no table of all folds; the same samples are scored in several",
+        "v: no table of all folds; the same samples are evaluated in several folds",
     )
     patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
     assert len(cross_validation.summarise({}, 0, {"v": patches}).tables["v"]["fold"]) == 6

@@ -42,9 +42,9 @@ def folder(tmp_path):
 
 def test_it_says_how_far_it_came_and_what_memory_it_held(folder, tmp_path):
     said = post_mortem.cause_of_death(folder(), tmp_path / "no.events")
-    assert "process 4711 on " in said and "died without a word, at step 7 or later" in said
-    assert "signal 9), likely for want of memory (it held up to 3.25 GB, 97 % of the machine's memory" in said
-    assert "perhaps for want of memory" in post_mortem.cause_of_death(folder(full=40.0), tmp_path / "no.events")
+    assert "process 4711 on " in said and "ended without a message, at step 7 or later" in said
+    assert "signal 9), likely out of memory (it used up to 3.25 GB, 97 % of the machine's memory" in said
+    assert "perhaps out of memory" in post_mortem.cause_of_death(folder(full=40.0), tmp_path / "no.events")
     (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\n")
     said = post_mortem.cause_of_death(folder(full=40.0), tmp_path / "memory.events")
     assert "likely" in said and "the kernel has killed 2 processes of this container" in said
@@ -52,7 +52,7 @@ def test_it_says_how_far_it_came_and_what_memory_it_held(folder, tmp_path):
 
 def test_a_machine_that_was_started_anew_is_not_called_a_want_of_memory(folder, tmp_path):
     said = post_mortem.cause_of_death(folder(after=-3600.0), tmp_path / "no.events")
-    assert said.endswith("the machine has been started anew since") and "memory" not in said
+    assert said.endswith("the machine was restarted since") and "memory" not in said
 
 
 @pytest.mark.parametrize("status", ["KILLED", "FAILED", "FINISHED"])
@@ -67,7 +67,7 @@ def test_a_resumed_run_says_it_and_notes_it(capsys):
     cut.folder.update(status="RUNNING")
     resumed = run(resume="")
     said = capsys.readouterr().out
-    assert "died without a word, at step 6 or later" in said and resumed.code == 0
+    assert "ended without a message, at step 6 or later" in said and resumed.code == 0
     assert [e.data["said"] in said for e in resumed.events("died")] == [True]
 
 
@@ -79,4 +79,4 @@ def test_a_process_that_is_really_killed():
     first = spawn(1, *words, task.format("true"))
     assert first.returncode == -signal.SIGKILL and newest().info().status == "RUNNING"
     again = spawn(1, *words, task.format("true"), "--resume")
-    assert "died without a word, at step" in again.stdout, again.stdout
+    assert "ended without a message, at step" in again.stdout, again.stdout

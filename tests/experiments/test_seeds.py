@@ -6,6 +6,7 @@ import math
 import re
 import time
 
+import click_commands
 import numpy as np
 import pytest
 from pyarrow import csv
@@ -51,8 +52,8 @@ def test_the_time_of_each_run_counts_from_the_command_or_from_the_end_of_the_run
     assert launch(RunRequest(TOY, words, ("toy",), seeds=2), lambda: False, time.perf_counter() - 5000.0) == 0
     first, second = (final(r) for r in runs_of("toy"))
     assert first["final/time/wall_s"] > 5000 > second["final/time/wall_s"] > second["final/time/total_s"]
-    said = [line.split(";")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("speed  ")]
-    assert said == [f" {run['final/time/wall_s']:.0f} s in all" for run in (first, second)]
+    said = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("seed ")]
+    assert [row[4] for row in said[:2]] == [f"{run['final/time/wall_s']:.0f}" for run in (first, second)]
 
 
 def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store, tmp_path, capsys):
@@ -61,7 +62,12 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     printed = capsys.readouterr().out
     (parent,), children = runs_of("toy-seeds"), sorted(runs_of("toy"), key=lambda folder: folder.info().seed)
     assert [folder.info().seed for folder in children] == [3, 4, 5] and children[1] == alone.folder
-    assert f"seed 4: reusing run {alone.folder.name}" in printed and parent.info().status == "FINISHED"
+    rows = printed.partition("\nChildren ")[2].split("\n\n")[0].splitlines()[1:]
+    assert rows[0].split() == ["val/accuracy", "step", "seconds", "run"] and len(rows) == 4, printed
+    assert [row[:6] for row in rows[1:]] == ["seed 3", "seed 4", "seed 5"]
+    assert rows[2].endswith(f"  {alone.folder.name} (reused)") and parent.info().status == "FINISHED"
+    last = click_commands.following(printed)[-2:]
+    assert last[0].startswith(f"Next:   trainkit compare OTHER_RUN {parent.name}  # ")
     assert {shown(r).data.tags["mlflow.parentRunId"] for r in children} == {parent.info().run_id}
     assert run_folder.members(parent) == {f"seed {r.info().seed}": r.name for r in children}
     assert run_folder.members(children[0]) == {}
@@ -71,9 +77,9 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert "seed" not in above.data.params and above.data.params["data.samples"] == "66"
 
     assert lineage.read(parent).splitlines() == [
-        f"follows {alone.folder.name}, the last run of experiment toy that had finished", "", "seed  4 -> (several)",
+        f"compared with {alone.folder.name}, the last finished run", "", "seed  4 -> (several)",
     ]  # fmt: skip
-    assert lineage.read(children[2]) == f"beneath {parent.name}\n\nseed  (several) -> 5\n"
+    assert lineage.read(children[2]) == f"child run of {parent.name}\n\nseed  (several) -> 5\n"
 
     scores = [final(r)["final/val/accuracy"] for r in children]
     assert len(set(scores)) > 1, "nothing to average here"
@@ -110,7 +116,7 @@ def test_more_seeds_use_those_there_are_and_an_interrupted_repetition_goes_on(st
     assert begun.info().status == "KILLED" and begun.info().seed == 2
     assert repeat(seeds=4, resume="") == 0
     printed = capsys.readouterr().out
-    assert f"run {begun.name}, resumed from" in printed and f"run {above[1].name}, continued" in printed
+    assert f"{begun.name}: resumed from" in printed and f"Run         {above[1].name}, continued" in printed
     assert [folder.info().seed for folder in runs_of("toy")] == [0, 1, 2, 3] and len(runs_of("toy-seeds")) == 2
     scores = [final(folder)["final/val/accuracy"] for folder in runs_of("toy")]
     assert final(above[1])["final/val/accuracy"] == pytest.approx(np.mean(scores))
@@ -171,7 +177,7 @@ def test_on_two_processes_too(store):
     )
     scores = [final(folder)["final/val/accuracy"] for folder in children]
     assert final(parent)["final/val/accuracy"] == pytest.approx(np.mean(scores))
-    assert done.stdout.count("95 % of the mean") == 1, "said once"
+    assert done.stdout.count("95 % CI of the mean") == 1, "said once"
 
 
 # The arithmetic, without a run

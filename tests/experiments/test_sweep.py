@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import ClassVar
 
@@ -75,7 +76,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
         "optim.lr        0.05 -> (several)",
         "optim.momentum  0.9 -> (several)",
     ]
-    assert lineage.read(children[1]).splitlines()[0] == f"beneath {parent.name}"
+    assert lineage.read(children[1]).splitlines()[0] == f"child run of {parent.name}"
 
     values = [best_score(r) for r in children]
     assert len(set(values)) > 1, "nothing to choose from"
@@ -92,7 +93,7 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert history.series("sweep/best/val/accuracy")[1] == np.maximum.accumulate(values).tolist()
 
     again = CliRunner().invoke(main.main, ["show", parent.name], catch_exceptions=False).output
-    assert run_folder.summary(parent) in again and f"best   {best.name}" in again, "as it was printed"
+    assert run_folder.summary(parent) in again and f"Best: {best.name}" in again, "as it was printed"
     assert "varies         optim.lr, optim.momentum\n" in again and "None" not in again
 
     path = Store.locate().client().download_artifacts(parent.info().run_id, "tables/sweep.csv", str(tmp_path))
@@ -101,8 +102,14 @@ def test_every_combination_is_a_run_and_the_best_of_them_is_named(store, tmp_pat
     assert table["val/accuracy"] == pytest.approx(sorted(values, reverse=True), rel=1e-5)
     assert all(seconds > 0 for seconds in table["seconds"])
     words = f"optim.lr={shown(best).params['optim.lr']} optim.momentum={shown(best).params['optim.momentum']}"
-    assert f"best   {best.name}: {words}" in printed and f"    best   {best.name}: {words}\n" in above.tags[NOTE]
-    assert f"{words}\nluck   trainkit repeat " in printed and "'train.length=1 epoch'" in printed
+    assert f"Best: {best.name}  {words}" in printed and f"    Best: {best.name}  {words}\n" in above.tags[NOTE]
+    assert re.search(rf"^Next:   trainkit repeat .*'train\.length=1 epoch'.* {re.escape(words)}  # ", printed, re.M), (
+        printed
+    )
+    assert f"\nNext:   trainkit promote {best.name} " in printed
+    rows = printed.partition("\nChildren ")[2].split("\n\n")[0].splitlines()[1:]
+    assert rows[0].split() == ["setting", "val/accuracy", "step", "seconds", "run"] and len(rows) == 5
+    assert rows[3].startswith("trial 2     optim.lr=0.05 optim.momentum=0.9") and rows[3].endswith("(reused)")
 
 
 def test_a_setting_that_fails_is_noted_and_the_others_are_tried(store, capsys):
@@ -116,7 +123,7 @@ def test_a_setting_that_fails_is_noted_and_the_others_are_tried(store, capsys):
 
 
 def test_where_none_comes_to_its_end_the_first_mistake_is_said(store):
-    with pytest.raises(UserError, match=r"none of 2 settings came to its end; the first: .*not finite"):
+    with pytest.raises(UserError, match=r"none of the 2 settings finished; the first: .*not finite"):
         sweep(*WORDS, "task.nan_at=0,1")
     assert [folder.info().status for folder in Store.locate().runs()] == ["FAILED"] * 3
 
@@ -165,7 +172,7 @@ def test_a_run_that_falls_behind_ends_after_its_evaluation_and_is_used_again_as_
 
     assert sweep(*words, pruner="median") == 0
     assert runs_of("toy") == children, "nothing was trained again"
-    assert Rule.made[1].ended == ended and f"reusing run {children[1].name} (pruned)" in capsys.readouterr().out
+    assert Rule.made[1].ended == ended and f"{children[1].name} (reused, pruned)" in capsys.readouterr().out
     parents = runs_of("toy-sweep")
     assert {shown(r).tags["mlflow.parentRunId"] for r in children} == {parents[1].info().run_id}
     assert run_folder.members(parents[1]) == run_folder.members(parents[0])
@@ -184,7 +191,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(store, capsys):
     begun = runs_of("toy")[1]
     assert sweep(*words, random=3, resume="") == 0
     printed = capsys.readouterr().out
-    assert f"run {begun.name}, resumed from" in printed and len(runs_of("toy-sweep")) == 1
+    assert f"{begun.name}: resumed from" in printed and len(runs_of("toy-sweep")) == 1
     assert [r.info().status for r in runs_of("toy")] == ["FINISHED"] * 3
     # Two more are the same three and two others.
     assert sweep(*words, random=5) == 0
@@ -232,16 +239,16 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
         ({}, ("optim.lrr=0.1,0.2",), "optim.lrr"),
         ({}, ("optim.lr=0.1,fast",), "optim.lr"),
         ({}, ("optim.lr=0.1,0.2", "optim.lr=0.3"), "given twice"),
-        ({}, ("best=null", "optim.lr=0.1,0.2"), "toy does not say by which score"),
+        ({}, ("best=null", "optim.lr=0.1,0.2"), "toy does not name the metric"),
         ({}, tuple(f"{key}={','.join(map(str, range(1, 12)))}" for key in ("seed", "data.test", "data.samples")),
          "1331 settings; expected at most 1000"),
-        ({"pruner": "median"}, ("optim.lr=0.1,0.2", "evaluations.val.every=null"), "val is scored at the end alone"),
+        ({"pruner": "median"}, ("optim.lr=0.1,0.2", "evaluations.val.every=null"), "val is evaluated only at the end"),
         ({}, ("optim.lr=0.1,1e-1",), "optim.lr=1e-1: is the same experiment as optim.lr=0.1"),
         ({}, ("seed=0,1", "loader.workers=0,2"), "seed=0 loader.workers=2: is the same experiment as seed=0 loader"),
         ({"tpe": 4}, ("loader.workers=0..2",), "is the same experiment"),
         ({}, ("train.precision=no,bf16",), "a sweep is one launch"),
         ({}, ("device.threads=1,2",), "a sweep is one launch"),
-        ({}, ("best.metric=val/accuracy,val/ema/accuracy",), "compared by one `best`"),
+        ({}, ("best.metric=val/accuracy,val/ema/accuracy",), "must have the same `best`"),
         ({"random": 3}, ("optim.lr=0.2..0.1",), "ends where it begins, or before"),
         ({"random": 3}, ("optim.lr=log:0..1",), "logarithm"),
         ({"random": 2}, ("optim.lr=0.1,0.2",), "--random: 2, of 2 settings"),
@@ -312,9 +319,9 @@ def test_the_best_at_the_end_of_what_was_tried_is_said():
     trials = [Trial(str(k), setting) for k, setting in enumerate(settings)]
     assert sweeps._edges(axes, trials, trials[1]) == []
     assert [line.split(";")[0] for line in sweeps._edges(axes, trials, trials[2])] == [
-        "edge   rate=0.1: the greatest that was tried", "edge   size=32: the greatest that was tried",
+        "Note: rate=0.1 is the largest value tried", "Note: size=32 is the largest value tried",
     ]  # fmt: skip
-    assert "rate=1e-3: the least that was tried; less may" in sweeps._edges(axes, trials, trials[0])[0]
+    assert "rate=1e-3 is the smallest value tried; a smaller one may" in sweeps._edges(axes, trials, trials[0])[0]
 
 
 def test_the_best_comes_first_then_what_was_pruned_and_what_failed():
@@ -361,7 +368,7 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     [
         (train.run, ["x.yaml", "--folds", "--seeds", "3"], "--folds and --seeds at once"),
         (train.run, ["x.yaml", "--random", "3"], "add --sweep"),
-        (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score is of one run, not with --sweep"),
+        (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score evaluates one run; leave out --sweep"),
         (main.main, ["sweep", "x.yaml", "--random", "3", "--tpe", "3"], "--random and --tpe at once"),
         (main.main, ["sweep", "x.yaml", "--random", "0"], "--random"),
         (main.main, ["sweep", "x.yaml", "--pruner", "boldly"], "'boldly' is not one of 'median', 'halving'"),

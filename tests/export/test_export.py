@@ -127,7 +127,7 @@ def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
 
 def test_nothing_is_written_over(name, tmp_path):
     (tmp_path / "model.json").write_text("kept")
-    with pytest.raises(UserError, match=r"model\.json: is there already"):
+    with pytest.raises(UserError, match=r"model\.json: already exists"):
         export.export(name, tmp_path)
     with pytest.raises(UserError, match=r"is a file; expected a folder"):
         export.export(name, tmp_path / "model.json")

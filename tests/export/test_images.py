@@ -237,7 +237,7 @@ def test_what_timm_cannot_make_is_refused_before_any_work(home, tmp_path, monkey
     with pytest.raises(UserError, match="--latency: a network that gives embeddings alone"):
         export.export(faces(home).name, tmp_path / "out", ("safetensors",), latency=True)
     (tmp_path / "README.md").write_text("kept")
-    with pytest.raises(UserError, match=r"README\.md: is there already"):
+    with pytest.raises(UserError, match=r"README\.md: already exists"):
         export.export(faces(home).name, tmp_path, ("safetensors",))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 

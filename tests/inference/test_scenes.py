@@ -204,10 +204,10 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
             out = tmp_path / there
             out.mkdir()
             (out / there).write_text("kept")
-            with pytest.raises(UserError, match=rf"{there}/{there}: is there already; name another folder"):
+            with pytest.raises(UserError, match=rf"{there}/{there}: already exists; name another folder"):
                 predict.predict(name, sets / "val", out)
             assert (out / there).read_text() == "kept" and len(list(out.iterdir())) == 1
-        with pytest.raises(UserError, match="is there already and 2 more"):
+        with pytest.raises(UserError, match="already exists and 2 more"):
             predict.predict(name, sets / "val", sets / "val")
     # And one that comes into being while others are predicted.
     real = image_decode.decode
@@ -241,7 +241,7 @@ def test_what_has_no_pictures_is_refused(name, sets, tmp_path):
     for source, said in (
         (sets, "no images; expected files .*FOLDER#val"),
         (tmp_path / "nowhere", "nowhere: does not exist; expected a folder of images"),
-        (tmp_path / "notes.md", "is no image"),
+        (tmp_path / "notes.md", "is not an image"),
         (tmp_path / "twice", r"a\.png: would become a\.png, and so would .*A\.jpg"),
         (f"{sets}#none", "none"),
     ):
@@ -301,7 +301,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, t
     assert [file.name for file in done.written] == [file.name for file in whole]
     assert [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
     assert {file.name for file in out.iterdir()} == {file.name for file in whole} | {"classes.json"}
-    with pytest.raises(UserError, match="is there already and 3 more"):
+    with pytest.raises(UserError, match="already exists and 3 more"):
         predict.predict(name, sets / "val", out)
 
 
@@ -318,6 +318,6 @@ def test_files_of_others_in_an_unfinished_folder_are_not_taken_for_its_own(name,
         patch.setattr("trainkit.data.formats.image_decode.decode", slow)
         with pytest.raises(UserError, match="is there, and was not when the work began"):
             predict.predict(name, sets / "val", tmp_path / "out")
-    with pytest.raises(UserError, match=rf"{file.name}: is there already"):
+    with pytest.raises(UserError, match=rf"{file.name}: already exists"):
         predict.predict(name, sets / "val", tmp_path / "out")
     assert (tmp_path / "out" / file.name).read_text() == "kept"

@@ -167,9 +167,9 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
     out.mkdir()
     (out / image.name).write_text("kept")
     monkeypatch.setattr("trainkit.data.volumes.reader.read_image", None)
-    with pytest.raises(UserError, match=rf"{image.name}: is there already; name another folder"):
+    with pytest.raises(UserError, match=rf"{image.name}: already exists; name another folder"):
         predict.predict(name, sets / "val", out)
-    with pytest.raises(UserError, match="is there already and 1 more"):
+    with pytest.raises(UserError, match="already exists and 1 more"):
         predict.predict(name, sets / "val" / "image", sets / "val" / "image")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):

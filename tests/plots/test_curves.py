@@ -158,10 +158,18 @@ def test_speed_curve_starts_at_zero_and_marks_evaluations():
 def test_time_shares_are_bars_from_the_largest_down():
     (axes,) = figures.time_shares({"data": 0.05, "compute": 0.9, "sync": 0.0, "log": 0.0004, "eval": 0.0496}).axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([90, 5, 4.96, 0.04])
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["compute", "data loading", "evaluation", "logging"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "forward, backward and optimizer",
+        "data loading",
+        "evaluation",
+        "logging",
+    ]
     assert [text.get_text() for text in axes.texts] == ["90.0 %", "5.0 %", "5.0 %", "< 0.1 %"]
     assert axes.yaxis_inverted()
-    assert "%" in axes.get_xlabel() and title(axes.figure) == "Compute takes 90 % of wall-clock time"
+    assert (
+        "%" in axes.get_xlabel()
+        and title(axes.figure) == "Forward, backward and optimizer take 90 % of wall-clock time"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""recipes/README.md: the table of the shipped recipes, which says what their headers say."""
+"""recipes/README.md: the table of the shipped recipes, generated from their headers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from trainkit.config.loader import RECIPES
 PAGE = RECIPES / "README.md"
 FILES = sorted(RECIPES.glob("*.yaml"))
 WORDS = "paper|command|runs|figure|cost|result|data|reading|teacher|memory"
-COLUMNS = ("recipe", "learns", "task", "data", "paper", "runs", "cost", "measured here", "published")
+COLUMNS = ("recipe", "description", "task", "data", "paper", "runs", "cost", "measured here", "published")
 ABOVE = (
     "# The recipes\n\n"
-    "One file is one experiment. What is said here is what their headers say; `trainkit show NAME` prints a recipe "
-    "with all its defaults, `trainkit cp NAME mine.yaml --data FOLDER` copies it for other data "
-    "([docs/reference/recipe-file.md](../docs/reference/recipe-file.md), [tutorials](../docs/tutorials/images.md)). "
-    "Runs behind what was measured are in [docs/project/results.md](../docs/project/results.md).\n\n"
+    "Each file is one experiment; this table is generated from the headers of the files. `trainkit show NAME` prints a "
+    "recipe with all its defaults. `trainkit cp NAME mine.yaml --data FOLDER` copies one for your own data. See the "
+    "[recipe file format](../docs/reference/recipe-file.md), the [tutorials](../docs/tutorials/images.md) and the runs "
+    "behind the measured scores in [results](../docs/project/results.md). Column `runs`: precision, compilation and "
+    "numbers of processes that the recipe supports as shipped.\n\n"
 )
 
 
 def said(path: Path) -> dict[str, str]:
-    """The parts of a header by their word; what stands above them under `learns`."""
-    parts, word = {"learns": ""}, "learns"
+    """The parts of a header by their word; what stands above them under `description`."""
+    parts, word = {"description": ""}, "description"
     for line in loader.header(path).splitlines():
         if found := re.fullmatch(
             r"# (paper|command|runs|figure|cost|result|data|reading|teacher|memory)\s+(\S.*)", line
@@ -42,7 +43,7 @@ def row(path: Path) -> list[str]:
     parts, tree = said(path), yaml_reader.read(path.read_text(encoding="utf-8")).tree
     task, data = tree["task"]["name"], f"`{tree['data']['train']}`"
     figures = (parts[word] for word in ("paper", "runs", "cost", "result", "figure"))
-    return [f"[{path.stem}]({path.name})", parts["learns"], task, data, *figures]
+    return [f"[{path.stem}]({path.name})", parts["description"], task, data, *figures]
 
 
 def page() -> str:
@@ -78,4 +79,4 @@ def test_every_score_that_a_header_gives_as_measured_is_in_the_results():
 def test_a_header_is_read_with_lines_that_go_on(tmp_path):
     file = tmp_path / "x.yaml"
     file.write_text("# One.\n# Two.\n#\n# paper    A,\n#          B\n# cost     much\nname: x\n# paper    no\n")
-    assert said(file) == {"learns": "One. Two.", "paper": "A, B", "cost": "much"}
+    assert said(file) == {"description": "One. Two.", "paper": "A, B", "cost": "much"}

@@ -260,7 +260,7 @@ def test_a_download_is_put_below_the_data_and_through_no_link(web, tmp_path):
         with pytest.raises(UserError, match=f"leads to .*; expected a place below {data}"):
             fetching._file(download(to))
     (data / "a" / "round.pth").symlink_to("nowhere.pth")
-    with pytest.raises(UserError, match="is there with another content"):
+    with pytest.raises(UserError, match="exists with different content"):
         fetching._file(download("a/round.pth"))
     assert len(web) == asked and sorted(p.name for p in tmp_path.iterdir()) == ["data"]
 

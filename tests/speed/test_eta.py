@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainkit.speed.eta import Forecast, pace
+from trainkit.speed.eta import Forecast, mean_step
 
 
 def test_a_forecast_is_the_sum_of_what_is_still_to_come():
     f = Forecast(steps=1000, step_s=0.1, step_error=0.01, evaluations={"val": (5, 3.0)}, checkpoints=(4, 0.5))
     assert f.total() == pytest.approx(100 + 15 + 2) and f.interval == pytest.approx((90 + 17, 110 + 17))
-    assert "117 s to go (107 s to 2 min, if the steps stay as they are)" in f.said()
-    assert f.said().endswith("1,000 updates of 100 ms, val 5 x 3 s, 4 checkpoints of 500 ms")
+    assert "117 s left (107 s to 2 min if later steps take as long)" in f.describe()
+    assert f.describe().endswith("1,000 steps of 100 ms, val 5 x 3 s, 4 checkpoints of 500 ms")
 
 
 def test_an_evaluation_with_a_budget_takes_its_share_of_the_whole_and_no_more():
@@ -29,12 +29,12 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says(correlated):
         noise = rng.normal(0, 0.1, 400)
         if correlated:  # a neighbour that comes and goes
             noise = np.convolve(noise, np.ones(8) / 8**0.5, "same")
-        mean, error = pace(1 + noise)
+        mean, error = mean_step(1 + noise)
         held += abs(mean - 1) <= error
     assert 0.92 <= held / 1000 <= 0.98
 
 
 def test_of_a_few_steps_nothing_is_promised():
-    mean, error = pace(np.array([0.1, 0.2]))
+    mean, error = mean_step(np.array([0.1, 0.2]))
     assert mean == pytest.approx(0.15) and error == mean
-    assert np.isnan(pace(np.array([]))[0])
+    assert np.isnan(mean_step(np.array([]))[0])

@@ -118,7 +118,7 @@ def test_a_processor_is_measured_by_a_product(monkeypatch):
     monkeypatch.setattr(flops, "_product", lambda a, b: 2 * len(a) ** 3 / 50e9)  # 50 GFLOP/s
     most, source = flops.timed(torch.device("cpu"), torch.float32, seconds=0.01)
     assert most == pytest.approx(50e9)
-    assert "float32 product of 512 x 512, timed here on" in source
+    assert "timed float32 matrix product of 512 x 512 on" in source
 
 
 def test_the_product_that_is_timed_is_no_faster_than_numpy_says():

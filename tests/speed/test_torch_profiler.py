@@ -101,7 +101,7 @@ def test_a_trace_at_the_very_start_or_after_a_resume_is_as_whole_as_it_can_be(ne
 def test_a_run_resumed_behind_its_trace_makes_none(net, tmp_path):
     traced = Trace(Profile(at=5, steps=2), folder=tmp_path)
     assert train(net, traced, Clock(), 6, 9) == [] and traced.due == NEVER
-    assert traced.file is None and "after update 6" in traced.absent and not list(tmp_path.iterdir())
+    assert traced.file is None and "after step 6" in traced.absent and not list(tmp_path.iterdir())
 
 
 def test_a_training_that_ends_early_leaves_what_there_is_or_says_why_nothing(net, tmp_path):
@@ -115,7 +115,7 @@ def test_a_training_that_ends_early_leaves_what_there_is_or_says_why_nothing(net
         none = Trace(Profile(at=5, steps=2), clock=clock, folder=tmp_path)
         train(net, none, clock, 0, last)
         none.close()
-        assert none.file is None and none.absent == "the training ended before update 5" and "to" not in vars(clock)
+        assert none.file is None and none.absent == "training ended before step 5" and "to" not in vars(clock)
 
 
 def test_updates_that_are_made_again_do_not_make_a_trace_longer(net, tmp_path):

@@ -1,4 +1,4 @@
-"""Places of the MLflow page, gone to and waited for until what they are for can be seen."""
+"""Open parts of the MLflow page, and wait until their content is shown."""
 
 from __future__ import annotations
 
@@ -21,6 +21,32 @@ def experiments(page: Page, at: str, *names: str) -> None:
     """The list of experiments."""
     page.open(f"{at}/#/experiments")
     page.until_shown(*names)
+
+
+def start(page: Page, at: str, *texts: str) -> None:
+    """What the address of `trainkit ui` opens."""
+    page.open(f"{at}/")
+    page.until_shown("Run Name", *texts)
+
+
+def run(page: Page, at: str, experiment: str, run: str, *texts: str) -> None:
+    """The page of a run: its description, metrics and tags."""
+    page.open(f"{at}/#/experiments/{experiment}/runs/{run}?{_TRAINING}")
+    page.until_shown("Description", "samples/s", *texts)
+
+
+def run_charts(page: Page, at: str, experiment: str, run: str, *texts: str) -> None:
+    """The charts of a single run."""
+    page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics?{_TRAINING}")
+    page.until_shown(*texts)
+    _drawn(page, 2)
+
+
+def report(page: Page, at: str, experiment: str, run: str) -> None:
+    """The report among the artifacts of a run."""
+    page.open(f"{at}/#/experiments/{experiment}/runs/{run}/artifacts/report.html?{_TRAINING}")
+    page.until("!!document.querySelector('iframe')")
+    page.settle(2.0)
 
 
 def run_table(page: Page, at: str, experiment: str, *texts: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainkit.checkpoint import storage, verification
-from trainkit.tracking import metric_selection, mlflow_run
+from trainkit.tracking import metric_selection, mlflow_run, upload_queue
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import CREATION, RunFolder
 
@@ -162,7 +162,7 @@ def _journal(folder: RunFolder) -> list[Row]:
     creation = mlflow_run.read(folder)
     wanted = metric_selection.matcher(creation.metrics if creation is not None else None)
     return [
-        (name, record["step"], _text(float(value)), record["t"])
+        (name, record["step"], _text(upload_queue.rounded(float(value))), record["t"])
         for record in _records(folder)
         for name, value in record.get("m", {}).items()
         if wanted(name)

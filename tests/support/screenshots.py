@@ -1,9 +1,9 @@
-"""Screenshots of the MLflow page for the README and the docs: `make screenshots`.
+"""Take the screenshots of the MLflow page for the README and the docs: `make screenshots`.
 
     python tests/support/screenshots.py [--experiment NAME] [--out docs/images]
 
-Of the newest experiment of the store, or the one named, that has several finished runs; the store is that of the
-environment (TRAINKIT_STORE). Nothing is written to the store. It needs Chromium.
+They show the newest experiment of the store, or the one named, that has several finished runs. The store is that of
+the environment (TRAINKIT_STORE); nothing is written to it. It needs Chromium.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainkit.tracking.store import Store  # noqa: E402
 
 
 def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path, str]]:
-    """Take all that the experiment has something for: files, and what each of them shows."""
+    """Take all that the experiment has something for; return the files, and what each of them shows."""
     client = store.client()
     newest = client.search_experiments(order_by=["last_update_time DESC"])
     for experiment in newest:
@@ -34,14 +34,18 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
             break
     else:
         found = f"{store.shown} has no experiment {name or ''} with several finished runs".replace("  ", " ")
-        raise UserError("screenshots", found, remedy="train some: accelerate launch trainkit/run.py adadistill")
+        raise UserError(
+            "screenshots", found, remedy="train some: accelerate launch trainkit/run.py recipes/convnext.yaml"
+        )
     number = experiment.experiment_id
+    trained = [run for run in finished if "trainkit.verdict" in run.data.tags]
+    compared = next((run for run in trained if "trainkit.parent" in run.data.tags), trained[0]).info.run_id
     pictured = next((run.info.run_id for run in finished if "mlflow.loggedImages" in run.data.tags), None)
     models = client.search_logged_models([number], max_results=1)
     versions = client.search_registered_models(max_results=1)
     taken = []
 
-    with browser() as page:
+    with browser(1440, 900) as page:
 
         def take(file: str, what: str, visit: Callable[..., None], *given: object) -> None:
             visit(page, at, *given)
@@ -49,11 +53,10 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
             page.screenshot(out / file)
             taken.append((out / file, what))
 
-        page.remember(f"MLflowLocalStorage-1.1-ExperimentView-{number}-expandRows")
-        take(
-            "runs.png", f"run table of experiment `{experiment.name}`", mlflow_pages.run_table, number, "matching runs"
-        )
+        take("runs.png", f"run table of experiment `{experiment.name}`", mlflow_pages.start, "matching runs")
         take("charts.png", f"chart view of `{experiment.name}`", mlflow_pages.charts, number)
+        take("run.png", f"page of run {compared}", mlflow_pages.run, number, compared)
+        take("report.png", f"`report.html` of run {compared}", mlflow_pages.report, number, compared)
         if pictured:
             take("slider.png", f"images of run {pictured}", mlflow_pages.pictures, number, pictured)
         if models:
@@ -75,7 +78,8 @@ def main() -> int:
             raise UserError("screenshots", "there is no Chromium", remedy="apt-get install chromium")
         port = next(port for port in range(5100, 6000) if ui._is_free(port))
         given.out.mkdir(parents=True, exist_ok=True)
-        with ui.running(store, port) as (_, at):
+        start = ui.fragment_of(store, given.experiment) if given.experiment else ""
+        with ui.running(store, port, start) as (_, at):
             for file, what in shots(store, given.experiment, at, given.out):
                 print(f"{file}: {what}")
     except UserError as error:

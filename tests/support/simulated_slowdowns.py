@@ -128,8 +128,8 @@ class World:
             trained=clock.steps,
             device="cuda" if self.cuda else "cpu",
             on_device=device if self.cuda else {},
-            held={"val": held},
-            ceilings=self.ceilings,
+            evaluation_s={"val": held},
+            limits=self.ceilings,
             load=self.load,
             compiled=self.compiled,
             waits=self.waits,
@@ -213,7 +213,7 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
                 rank["forward" if gathers or number == slowest else "backward"] += mean * world.step_s
                 rank["met"] = mean * world.step_s * (gathers and number != slowest)
             world.extra["forward" if gathers or slowest == 0 else "backward"] += each
-        case "neighbour":
+        case "other_processes":
             for phase in ("forward", "backward", "optimizer"):
                 world.extra[phase] += each * 0.33
             share = min(0.95, mean / (1 + mean) + 0.15)
@@ -230,5 +230,5 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
 
 CAUSES = (
     "data", "page_cache", "evaluation", "checkpoint", "log", "recompile", "sync", "throttled", "memory", "slow_rank",
-    "neighbour",
+    "other_processes",
 )  # fmt: skip

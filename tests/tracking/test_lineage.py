@@ -63,7 +63,7 @@ def test_a_run_is_held_against_the_last_of_its_experiment_that_finished(store):
     assert second.folder.info().follows == tags["trainkit.parent"] == first.folder.name
     text = lineage.read(second.folder)
     assert text.splitlines() == [
-        f"follows {first.folder.name}, the last run of experiment toy that had finished",
+        f"compared with {first.folder.name}, the last finished run",
         "",
         "seed          0 -> 3",
         "data.samples  64 -> 48",
@@ -79,7 +79,7 @@ def test_a_run_is_held_against_the_last_of_its_experiment_that_finished(store):
     assert (tags["trainkit.data"], tags["trainkit.data.val"]) == ("train-48-1.0", "val-37-1.0")
     alone = client.get_run(first.folder.info().run_id).data.tags
     assert "trainkit.parent" not in alone and first.folder.info().follows is None
-    assert lineage.read(first.folder) == "follows no run: none of experiment toy had finished before\n"
+    assert lineage.read(first.folder) == "nothing to compare with: no run of experiment toy had finished before\n"
     shown = ask("show", second.folder.name)
     assert text in shown and f"follows        {first.folder.name}\n" in shown
 
@@ -95,7 +95,7 @@ def test_an_interrupted_run_keeps_what_it_follows_whatever_finishes_meanwhile(st
     assert lineage.read(cut.folder) == before and "optim.lr  0.05 -> 0.125" in before
     tags = Store.locate().client().get_run(cut.folder.info().run_id).data.tags
     assert tags["trainkit.parent"] == cut.folder.info().follows == first.folder.name
-    assert tags["mlflow.note.content"].startswith(lineage.note(cut.folder))
+    assert lineage.note(cut.folder) in tags["mlflow.note.content"]
 
 
 def test_a_copied_recipe_follows_the_run_that_it_was_copied_from(store, tmp_path):
@@ -108,7 +108,7 @@ def test_a_copied_recipe_follows_the_run_that_it_was_copied_from(store, tmp_path
     ran = run("name=mine", recipe=new)
     assert ran.folder.info().follows == first.folder.name
     assert lineage.read(ran.folder).splitlines() == [
-        f"follows {first.folder.name}, from which its recipe was copied",
+        f"compared with {first.folder.name}, from which its recipe was copied",
         "",
         "name  toy -> mine",
     ]
@@ -118,7 +118,7 @@ def test_a_run_that_was_copied_elsewhere_is_named_all_the_same(store):
     tracker = told(begun("x"), "# A recipe.\n# Copied from run other-s0-1121-0103-a1b2.\n")
     assert tracker.told["trainkit.parent"] == "other-s0-1121-0103-a1b2"
     (said,) = tracker.files["recipe/changes.txt"].splitlines()
-    assert said.startswith("follows other-s0-1121-0103-a1b2, from which") and said.endswith("not in this store")
+    assert said.startswith("copied from other-s0-1121-0103-a1b2, which") and said.endswith("not in this store")
 
 
 def test_what_stands_beneath_a_run_is_held_against_it_and_not_against_its_neighbours(store):
@@ -126,9 +126,9 @@ def test_what_stands_beneath_a_run_is_held_against_it_and_not_against_its_neighb
     begun("x", lr=0.3, status="FINISHED", parent="1" * 32)
     tracker = told(begun("x", lr=0.2, parent="1" * 32), above="1" * 32)
     assert tracker.told["trainkit.parent"] == above.name
-    assert tracker.files["recipe/changes.txt"] == f"beneath {above.name}\n\noptim.lr  0.1 -> 0.2\n"
+    assert tracker.files["recipe/changes.txt"] == f"child run of {above.name}\n\noptim.lr  0.1 -> 0.2\n"
     lost = told(begun("x", parent="2" * 32), above="2" * 32)
-    assert "trainkit.parent" not in lost.told and "beneath the MLflow run 2222" in lost.files["recipe/changes.txt"]
+    assert "trainkit.parent" not in lost.told and "child run of the MLflow run 2222" in lost.files["recipe/changes.txt"]
 
 
 def test_runs_above_others_are_held_against_each_other_without_what_they_vary(store):
@@ -167,7 +167,11 @@ def test_sources_versions_and_hardware_that_differ_are_said_where_both_runs_tell
     new = begun("x")
     kept = {
         old.name: {"trainkit.torch": "2.13.0", "trainkit.cpu": "A", "mlflow.source.git.commit": "a" * 40},
-        new.name: {"trainkit.torch": "2.14.1", "trainkit.gpus": "H100", "mlflow.source.git.commit": "b" * 40},
+        new.name: {
+            "trainkit.versions": "python 3.12.1, torch 2.14.1",
+            "trainkit.gpus": "H100",
+            "mlflow.source.git.commit": "b" * 40,
+        },
     }
     monkeypatch.setattr(lineage, "_tags", lambda folders, *_: [kept[folder.name] for folder in folders])
     text = told(new, digests={"trainkit.data": "d" * 64}).files["recipe/changes.txt"]
@@ -214,4 +218,4 @@ def test_folds_are_held_against_the_run_above_them(store):
     below = [folder for folder in Store.locate().runs() if folder.info().recipe == "toy"]
     assert [folder.info().follows for folder in below] == [above.name] * 2
     for number, folder in enumerate(below):
-        assert lineage.read(folder) == f"beneath {above.name}\n\ndata.fold  (several) -> {number}\n"
+        assert lineage.read(folder) == f"child run of {above.name}\n\ndata.fold  (several) -> {number}\n"

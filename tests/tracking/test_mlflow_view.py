@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainkit.tracking import mlflow_view
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 
@@ -48,26 +49,30 @@ def test_the_view_shows_the_parameters_in_which_runs_differ():
     run(0.1, {"cpu": "one"}, 3)
     assert view() == (["seed"], [])
     run(0.2, {"cpu": "two"}, 3)
-    assert view() == (["seed", "optim.lr"], [["optim.lr"]])
+    assert view() == (["optim.lr", "seed"], [["optim.lr"]])
     run(0.2, {"cpu": "two"}, 4)
-    assert view() == (["seed", "optim.lr", "net.depth"], [["optim.lr", "net.depth"]])
+    assert view() == (["optim.lr", "net.depth", "seed"], [["optim.lr", "net.depth"]])
 
 
 def test_keys_that_the_command_has_set_are_columns_from_the_first_run_on():
     params = {"seed": 0, "optim": {"lr": 0.1, "eps": 1e-8}, "log": {"rows": True}, "train": {"ema": {"decay": 0.9}}}
     begin(params=params, changed=["train.ema", "optim.lr", "log.rows"])
-    assert columns("params") == ["seed", "optim.lr", "train.ema.decay"]
+    assert columns("params") == ["optim.lr", "train.ema.decay", "seed"]
 
 
-def test_the_charts_begin_with_the_loss_and_the_primary_score():
+def test_the_charts_begin_with_the_loss_the_primary_score_and_the_throughput():
     begin(primary_metric="lfw/eer", higher_is_better=False)
     found = state()
     assert [chart.get("metricKey") for chart in found["compareRunCharts"]][:3] == [
-        "train/loss", "lfw/eer", "best/lfw/eer",
+        "train/loss", "lfw/eer", "speed/samples_per_s",
     ]  # fmt: skip
     first = found["compareRunSections"][0]
     assert {chart["metricSectionId"] for chart in found["compareRunCharts"]} == {first["uuid"]}
-    assert columns("metrics") == ["best/lfw/eer", "lfw/eer", "train/loss", "speed/samples_per_s"]
+    assert columns("metrics") == ["best/lfw/eer", "speed/samples_per_s", "lfw/eer", "train/loss"]
+    alone = mlflow_view.charts_of_run("lfw/eer")
+    assert [chart["metricKey"] for chart in alone["compareRunCharts"]] == [
+        "train/loss", "lfw/eer", "speed/samples_per_s",
+    ]  # fmt: skip
 
 
 def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_changes_them():
@@ -75,12 +80,14 @@ def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_ch
     begin(params={"seed": 4}, primary_metric="lfw/eer", higher_is_better=False)
     assert "`best/lfw/eer`" in tags()["mlflow.note.content"]
     view, before = json.loads(tags()["mlflow.sharedViewState.trainkit"]), state()
-    assert before["selectedColumns"][:3] == ["params.`task.method`", "params.`seed`", "metrics.`best/lfw/eer`"]
+    assert before["selectedColumns"][:4] == [
+        "metrics.`best/lfw/eer`", "metrics.`speed/samples_per_s`", "params.`seed`", "params.`task.method`",
+    ]  # fmt: skip
     assert before["orderByKey"] == "metrics.`best/lfw/eer`" and before["orderByAsc"] is True
     parent = begin(tags={"trainkit.folds": 2}, primary_metric="lfw/eer", higher_is_better=False)
     begin(parent=parent, primary_metric="lfw/eer", higher_is_better=False)
     nested = state()
-    assert nested["orderByKey"] == "attributes.start_time" and nested["orderByAsc"] is False
+    assert nested["orderByKey"] == "metrics.`best/lfw/eer`", "child runs are ranked among all others"
     assert set(nested["selectedColumns"]) - set(before["selectedColumns"]) == {"metrics.`final/lfw/eer`"}
     client = Store.locate().client()
     found = client.get_experiment_by_name("faces").experiment_id
@@ -100,7 +107,7 @@ def test_the_page_of_the_installed_mlflow_knows_every_word_of_the_view():
     assert spec is not None and spec.origin is not None
     scripts = list((Path(spec.origin).parent / "server/js/build/static/js").glob("*.js"))
     page = "\n".join(script.read_text("utf-8") for script in scripts)
-    words = {*found, *(key for chart in found["compareRunCharts"] for key in chart)}
+    words = {*found, *mlflow_view.charts_of_run(None), *(key for chart in found["compareRunCharts"] for key in chart)}
     words |= {key for section in found["compareRunSections"] for key in section}
     assert {"compareRunSections", "selectedParams", "lineSmoothness"} <= words
     assert not [word for word in words if word not in page]

@@ -113,7 +113,7 @@ def test_the_last_line_after_a_stop_goes_on_also_with_seeds_and_with_a_teacher(t
     words = ("train.length=4 steps", "checkpoints.every=2 steps", "log.ceilings=off")
     assert run(*words, stopping=stop_after(6), seeds=2).code == 143
     above = next(folder for folder in Store.locate().runs() if folder.info().recipe == "toy-seeds")
-    assert capsys.readouterr().out.endswith(f"\ngo on: trainkit run --resume {above.name} --plugin toy\n")
+    assert capsys.readouterr().out.endswith(f"\nNext: trainkit run --resume {above.name} --plugin toy\n")
     assert ask("--resume", "last", "--plugin", "toy")[0] == 0 and above.info().status == "FINISHED"
     assert [folder.info().status for folder in Store.locate().runs()] == ["FINISHED"] * 3
     capsys.readouterr()
@@ -123,7 +123,7 @@ def test_the_last_line_after_a_stop_goes_on_also_with_seeds_and_with_a_teacher(t
     needs = (*words, f"task.needs_recipe={first}")
     assert run(*needs, stopping=stop_after(3)).code == 143
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("go on: trainkit run ") and said.endswith(f"{needs[-1]} --plugin toy --resume"), said
+    assert said.startswith("Next: trainkit run ") and said.endswith(f"{needs[-1]} --plugin toy --resume"), said
     assert launch(RunRequest(TOY, needs, ("toy",), ""), lambda: False) == 0
     assert newest().info().recipe == "toy" and newest().info().status == "FINISHED"
 
@@ -133,8 +133,8 @@ def test_an_error_of_a_training_ends_with_the_command_that_goes_on(monkeypatch):
     done = CliRunner().invoke(main.main, ["run", str(TOY), "data.damaged=7", "log.ceilings=off", "--plugin", "toy"])
     *_, before, last = done.output.splitlines()
     assert done.exit_code == 2 and before.startswith("error: ") and "images/7: damaged" in before
-    assert last == f"go on: trainkit run --resume {newest().name} --plugin toy"
-    assert "go on" not in CliRunner().invoke(main.main, ["run", str(TOY), "optim.lrr=1", "--plugin", "toy"]).output
+    assert last == f"Next: trainkit run --resume {newest().name} --plugin toy"
+    assert "Next: " not in CliRunner().invoke(main.main, ["run", str(TOY), "optim.lrr=1", "--plugin", "toy"]).output
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from trainkit.errors import UserError
+from trainkit.tracking import run_names
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -110,3 +111,19 @@ def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
 def test_a_folder_of_the_store_is_its_run(store):
     run = made(store, "faces", "KILLED", 1)
     assert store.find(f"{run.path}/") == store.find(f"{run.name}/") == store.find("id1") == run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), "r"),
+        (("seed=3", "log.experiment=x"), "r"),
+        (("train.length=6 epochs", "optim.lr=6e-3"), "lr=6e-3 length=6 epochs · r"),
+        (("optim.lr=1", "optim.lr=2"), "lr=2 · r"),
+        (("a.lr=1", "b.lr=2"), "b.lr=2 a.lr=1 · r"),
+        ((f"b={'x' * 40}", "c=1", "d=2", f"a={'y' * 20}"), f"a={'y' * 20} d=2 c=1 +1 · r"),
+        ((f"a={'x' * 60}",), f"a={'x' * 45}… · r"),
+    ],
+)
+def test_the_name_in_mlflow_begins_with_what_was_changed(overrides, expected):
+    assert run_names.title("r", overrides) == expected

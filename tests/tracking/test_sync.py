@@ -20,7 +20,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import Synced, sync
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import left
+from trainkit.tracking.upload_queue import left, rounded
 
 LONG_AGO = 1_700_000_000
 
@@ -77,7 +77,7 @@ def rows(here: Store, run_id: str) -> list[tuple[str, int, float]]:
 
 def in_journal(folder: RunFolder) -> list[tuple[str, int, float]]:
     metrics = journal.read(folder.journal).metrics
-    return sorted((name, point.step, point.value) for name, points in metrics.items() for point in points)
+    return sorted((name, point.step, rounded(point.value)) for name, points in metrics.items() for point in points)
 
 
 def of(here: Store, folder: RunFolder):
@@ -201,7 +201,7 @@ def test_the_command_says_what_went_and_what_could_not(here):
     gone.update(run_id="0" * 32)
     said = ask(code=2)
     assert f"{first.name}: 2 values and 3 files, tags or models sent; FINISHED\n" in said
-    assert f"left: run {gone.name}: MLflow run {'0' * 32} is not in" in said
+    assert f"not sent: run {gone.name}: MLflow run {'0' * 32} is not in" in said
     assert ask(first.name) == f"{first.name}: nothing was left to send\n"
     assert "nearest are" in ask("nothing-of-that-name", code=2)
 

@@ -176,23 +176,23 @@ def toy(monkeypatch):
         ("mps", 10**6, None, "", "off (train.compile auto: MPS)"),
         (
             "cuda", 295_672, None, "",
-            "default (train.compile auto: CUDA, 295,672 updates; compiling takes about a minute)",
+            "default (train.compile auto: CUDA, 295,672 steps; compiling takes about a minute)",
         ),
         (
             "cuda", 500, None, "",
-            "off (train.compile auto: 500 updates, and compiling, about a minute, pays from 6,000 on)",
+            "off (train.compile auto: 500 steps; compiling takes about a minute and pays off from 6,000 steps)",
         ),
         ("cuda", 10**6, None, "no triton", "off (train.compile auto: no triton)"),
         (
             "cpu", 500, "default", "",
-            "default (as the checkpoint was trained; here it would be off: train.compile auto: a CPU)",
+            "default (from the checkpoint; here it would be off: train.compile auto: a CPU)",
         ),
         ("cpu", 500, "default", "no compiler", "off (no compiler; the checkpoint was trained with default)"),
         ("cpu", 500, "off", "", "off (train.compile auto: a CPU)"),
         (
             "cuda", 6_000, "off", "",
-            "off (as the checkpoint was trained; here it would be default: "
-            "train.compile auto: CUDA, 6,000 updates; compiling takes about a minute)",
+            "off (from the checkpoint; here it would be default: "
+            "train.compile auto: CUDA, 6,000 steps; compiling takes about a minute)",
         ),
     ],
 )  # fmt: skip
@@ -269,8 +269,8 @@ def test_a_resumed_run_keeps_the_mode_and_the_precision_that_auto_chose(traced, 
     said = capsys.readouterr().out
     assert traced and same(again, whole)
     assert (
-        "precision bf16 (as the checkpoint was trained; here it would be no: train.precision auto, for this device), "
-        "compile default (as the checkpoint was trained; here it would be off: train.compile auto: a CPU)" in said
+        "precision bf16 (from the checkpoint; here it would be no: train.precision auto, for this device), "
+        "compile default (from the checkpoint; here it would be off: train.compile auto: a CPU)" in said
     )
 
 

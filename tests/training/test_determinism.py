@@ -45,7 +45,7 @@ def test_a_flipped_bit_is_found(promise, tmp_path):
             try:
                 poisoned(tmp_path / str(seed), LAST, TWICE, FLIP.format(place, bit))
             except UserError as error:
-                assert "step 5: computed twice, it came out differently: " in str(error)
+                assert "step 5: computed twice, the step gave different results: " in str(error)
             else:
                 assert (place, bit) in [("gradient", low) for low in range(3)], "not found"
                 assert same(bits(held(tmp_path / str(seed))[0]), sound)
@@ -116,5 +116,5 @@ def test_a_run_that_computes_its_past_differently_says_so(monkeypatch):
 def test_on_two_processes_each_is_compared():
     task = ONE_RANK.replace("poison: {}", "flip: weight, bit: 3").replace("steps: [6]", "steps: [5]").format(1)
     done, ran = on_two(task, TWICE, code=1)
-    assert "step 5: computed twice, it came out differently" in done.stderr and "on process 1" in done.stderr
+    assert "step 5: computed twice, the step gave different results" in done.stderr and "on process 1" in done.stderr
     assert ran.events("nondeterminism") and ran.folder.info().status == "FAILED"

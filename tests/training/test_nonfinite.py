@@ -129,7 +129,7 @@ def test_a_rollback_goes_back_and_leaves_the_update_out(tmp_path, kind):
 
 def test_ten_updates_in_a_row_and_six_rollbacks_end_the_run(tmp_path):
     many = [SPOILT.format("loss", "nan", [3, 4, *range(6, 20)]), "train.length=6 epochs"]
-    with pytest.raises(UserError, match="step 15: 10 updates in a row were not finite"):
+    with pytest.raises(UserError, match="step 15: 10 steps in a row were not finite"):
         poisoned(tmp_path / "a", *many, "train.nonfinite=skip")
     with pytest.raises(UserError, match=r"step 9: the loss .* not finite, and this is rollback 6"):
         poisoned(tmp_path / "b", *many, "train.nonfinite=rollback")

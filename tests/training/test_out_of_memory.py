@@ -272,7 +272,7 @@ def test_an_evaluation_halves_its_batches_and_changes_no_bit_of_the_training(tmp
     last, other = held(tmp_path / "short")[-1], held(tmp_path / "free")[-1]
     assert last.state["eval_batches"] == {"val": 4} and same(bits(last), bits(other))
     assert run.tracker.metrics["val/accuracy"] == free.tracker.metrics["val/accuracy"]
-    with pytest.raises(UserError, match=r"evaluations\.val\.batch_size: memory ran out with 32 .*train\.on_oom=halve"):
+    with pytest.raises(UserError, match=r"evaluations\.val\.batch_size: out of memory with 32 .*train\.on_oom=halve"):
         poisoned(tmp_path / "stop", TASK.format("room_scored: 5"), *words, "train.on_oom=stop")
 
 

@@ -71,7 +71,7 @@ def test_of_more_processes_than_samples_as_many_train_as_the_update_and_its_norm
     made = plans(recipe, world)
     assert {p.active for p in made} == {active} and made[0].micro_batch == batch // active
     said = described(recipe, made[0])
-    assert (f"{world} processes, {world - active} of them idle" in said) == (active < world)
+    assert (f"Idle        {world - active} of {world} processes: " in said) == (active < world)
 
 
 def test_an_idle_process_counts_nothing_and_is_not_gathered():
@@ -164,7 +164,7 @@ def test_processes_share_a_block_where_there_are_too_few(blocks, world, cut):
     [
         (["task.gather=local"], 2, r"1 block of 80, .* over 2 processes; .*train\.batch_size=160 .*task\.gather=all"),
         ([], 3, r"expected equally many of its 16 people on each; take a multiple of 3 people; or .*=240"),
-        (["train.batch_size=30 per process", "train.micro_batch=null"], 2, "60 samples of an update"),
+        (["train.batch_size=30 per process", "train.micro_batch=null"], 2, "a batch of 60 samples in micro-batches"),
     ],
 )
 def test_blocks_that_cannot_be_shared_are_refused_with_what_to_write(words, world, message):

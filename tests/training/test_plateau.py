@@ -63,7 +63,7 @@ def test_a_run_reduces_its_rate_and_says_so(capsys):
     assert ran.series("train/lr") == [0.05, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
     events = ran.events("lr_reduced")
     said = capsys.readouterr().out
-    assert "learning rate x 0.5 each time val/accuracy has not improved for 2 evaluations" in said
+    assert "LR          x 0.5 each time val/accuracy has not improved for 2 evaluations" in said
     assert "step 5: val/accuracy no longer improves; learning rate x 0.5 (reduction 2)" in said
     assert [(event.step, event.data["times"]) for event in events] == [(3, 1), (5, 2), (7, 3)]
 

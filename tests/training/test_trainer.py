@@ -335,7 +335,7 @@ def test_a_compiled_network_trains_alike_and_its_checkpoints_have_the_same_keys(
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["train.batch_size=96"], "96, of 64 samples"),
+        (["train.batch_size=96"], "96, but the data has 64 samples"),
         (["evaluations.test={}", "best=null"], "no evaluation set 'test'"),
         (["optim.groups=[{match: nothing*}]"], "matches no parameter"),
         (["best.metric=other/accuracy"], "of no evaluation here"),
@@ -384,7 +384,7 @@ def test_resume_or_start_serves_the_first_time_and_every_other(capsys):
     capsys.readouterr()
     written = {path: path.stat().st_mtime_ns for path in again.folder.path.rglob("*")}
     done = run(resume="", or_start=True)
-    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
+    said = "has already finished (same recipe, data and program); to train again, leave out --resume-or-start"
     assert done.code == 0 and capsys.readouterr().out == f"run {again.folder.name} {said}\n"
     assert done.folder == again.folder, "it is not trained again"
     assert {path: path.stat().st_mtime_ns for path in again.folder.path.rglob("*")} == written

@@ -1,7 +1,6 @@
 """What the loop does in every update: the short ways come to the same bits as the long ones."""
 
 import importlib
-import itertools
 import json
 import math
 import subprocess
@@ -16,17 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import rng
-from trainkit.config.schema import Log, Optim
+from trainkit.config.schema import Optim
 from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
-from trainkit.speed.clock import Clock
-from trainkit.tracking.run_folder import RunFolder
 from trainkit.training import optimizer
 from trainkit.training.finite_checks import all_finite
 from trainkit.training.guards import Update
 from trainkit.training.loss_meter import LossMeter
 from trainkit.training.nonfinite import NonFiniteGuard
-from trainkit.training.run_logger import RunLogger
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,47 +177,6 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
     before = average.tensors["0.0.weight"].clone()
     average.update(other, 100)
     assert torch.equal(average.tensors["0.0.weight"], torch.lerp(before, other[0][0].weight.detach(), 0.5))
-
-
-def test_the_progress_bar_is_told_a_few_times_between_two_drawings_and_of_the_last_step(monkeypatch):
-    told, now = [], [0.0]
-
-    class Bar:
-        def __init__(self, total, initial, **rest):
-            self.n = initial
-
-        def update(self, n):
-            self.n += n
-            told.append((self.n, now[0]))
-
-    monkeypatch.setattr("tqdm.tqdm", Bar)
-    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
-    monkeypatch.setattr("trainkit.training.run_logger.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    run = RunLogger(SimpleNamespace(log=Log()), RunFolder(Path()), main=True)
-    for step in range(1, 10_001):
-        now[0] += 0.001 if step < 9_000 else 0.3
-        run.progress(step, 10_000)
-    steps, times = zip(*told, strict=True)
-    quick = [later - t for t, later in itertools.pairwise(times) if later < 8.9]
-    assert steps[-1] == 10_000 and list(steps) == sorted(steps)
-    assert max(quick[2:]) == pytest.approx(0.5, rel=0.01) and len(quick) < 25  # drawn every 2 s
-    assert [s for s in range(9_600, 10_000) if s not in steps] == []  # slow steps are told of one by one
-
-
-def test_the_progress_bar_shows_the_mean_speed_of_the_training_and_says_so(monkeypatch):
-    shown, now = [], [0.0]
-    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: shown.append(text))
-    run = RunLogger(SimpleNamespace(log=Log()), main=True)
-    run.clock, run._bar = Clock(now=lambda: now[0]), bar
-    for step, seconds in ((1, 0.1), (2, 0.1), (3, 0.1), (4, 0.7)):  # the last one is slow
-        run.clock.to("forward")
-        now[0] += seconds
-        run.clock.step()
-        run.clock.to("eval")
-        now[0] += 5.0
-        if step % 2 == 0:
-            run.line(step, 100, 8, {"train/loss": 1.5}, run.clock.window(8))
-    assert shown == ["loss 1.5000, 80 samples/s mean so far", "loss 1.5000, 32 samples/s mean so far"]
 
 
 # ---- The contests

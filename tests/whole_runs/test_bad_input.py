@@ -152,11 +152,11 @@ def nobody(tiny):
         (None, ["evaluations={other: {}}"], r"evaluations\.other: the data has no evaluation set 'other'"),
         (None, ["optim.lrr=0.1"], r"optim\.lrr"),
         (None, ["train.batch_size=many"], r"train\.batch_size"),
-        (None, ["train.batch_size=13"], r"train\.batch_size: 13, of 12 samples; expected at most 12"),
+        (None, ["train.batch_size=13"], r"train\.batch_size: 13, but the data has 12 samples; expected at most 12"),
         (
             None,
             ["train.length=3 steps", "train.schedule={warmup: {over: 2 epochs}}"],
-            r"train: of \d+ updates an epoch, .*'2 epochs', is longer than the training, length '3 steps'.*"
+            r"train: with \d+ steps per epoch, .*'2 epochs', is longer than the training, length '3 steps'.*"
             r'train\.schedule\.warmup\.over="1 step"',
         ),
         (None, ["data.image_size=8"], r"images of 8 x 8 pixels"),

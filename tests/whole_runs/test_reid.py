@@ -164,7 +164,7 @@ MISTAKES = [
     ({"data__sampler": "{name: modal_pk, people: 10, each: 2}", "train": "{length: 4 steps, batch_size: 20}"},
      r"10 people in an update, and 9 can be drawn"),
     ({"data__modalities": "[rgb, nir, sk, infrared]"}, r"infrared"),
-    ({"data__modalities": "[nir, sk]"}, r"rgb is needed"),
+    ({"data__modalities": "[nir, sk]"}, r"add rgb"),
     ({"data__hold_out": "[nobody]"}, r"people that are not there: nobody"),
     ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"}, r"task\.sdm: data of RGB alone"),
     ({"task__net": "{model: resnet18, lora: {rank: 2}}"}, r"task\.net\.lora"),

@@ -30,7 +30,7 @@ def train(processes: int, *words: str, code: int = 0, **environment: str) -> Ran
     done = spawn(processes, *TRAIN, *words, **environment)
     # torchrun turns every code but 0 into 1.
     assert (done.returncode == 0) == (code == 0), done.stdout + done.stderr
-    assert ("KILLED at step" if code else "FINISHED at step") in done.stdout, done.stdout + done.stderr
+    assert ("Stopped after " if code else "Finished in ") in done.stdout, done.stdout + done.stderr
     return Ran(done.returncode, newest())
 
 
@@ -123,7 +123,7 @@ def test_the_two_process_config_starts_two_processes(monkeypatch):
     done = launch("--config_file", config, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps")
     text, _ = done.communicate(timeout=200)
     assert done.returncode == 0, text
-    assert "2 process(es) x 1 x 8" in text and newest().info().status == "FINISHED"
+    assert "2 processes x 1 micro-batch x 8" in text and newest().info().status == "FINISHED"
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
     config.write_text(yaml.safe_dump({**content, "distributed_type": "MULTI_CPU"}))
     done = launch("--config_file", str(config), str(ROOT / "trainkit" / "run.py"), *TRAIN)
     text, _ = done.communicate(timeout=200)
-    assert done.returncode != 0 and "1 process came up; expected 2, as the launcher was told" in text
+    assert done.returncode != 0 and "1 process started; expected 2, as set in the launcher" in text
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
         time.sleep(1)
     texts = [node.communicate(timeout=240)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], texts
-    assert "2 process(es) x 1 x 8" in texts[0] and newest().info().status == "FINISHED"
+    assert "2 processes x 1 micro-batch x 8" in texts[0] and newest().info().status == "FINISHED"
 
 
 @pytest.mark.slow

@@ -126,5 +126,7 @@ def test_the_recipe_with_emcad_builds_its_whole_network_and_scores_a_whole_volum
     evaluated = "evaluations={val: {}}"
     ran, said = full(heads, capsys, random, evaluated, "train.batch_size=8", "log.baseline=false", recipe=EMCAD)
     assert ran.code == 0 and ran.last.step == 1 and np.isfinite(ran.series("loss")).all()
-    assert "batch 8 = 1 process(es) x 1 x 8" in said and "pvt_v2_b2 with kernels 1x3x5, each slice alone" in said
+    assert (
+        "8 samples = 1 process x 1 micro-batch x 8" in said and "pvt_v2_b2 with kernels 1x3x5, each slice alone" in said
+    )
     assert ran.series("eval/val/unique_samples") == [1.0] and 0 <= ran.series("val/dice_mean")[-1] < 0.3

@@ -334,8 +334,8 @@ def log(found: Comparison, outcome: Outcome, logger: RunLogger) -> None:
     if found.left_out:
         logger.say("\n".join(f"trivial baseline, {reason}" for reason in found.left_out))
     if found.warning:
-        page = f"{markdown.plain(found.warning)}  \n{outcome.page}"
-        tracker.tags({"trainkit.verdict": f"baseline: {found.warning}", "mlflow.note.content": page})
+        outcome.page = f"{markdown.plain(found.warning)}  \n\n{outcome.page}"
+        tracker.tags({"trainkit.verdict": f"baseline: {found.warning}", "mlflow.note.content": outcome.page})
     if not found.scored:
         return
     best = found.scored[0].metrics

@@ -19,6 +19,7 @@ from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
 from trainkit.config import diff
 from trainkit.config.diff import Change
+from trainkit.environment.record import versions
 from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.bootstrap import Kind
@@ -36,8 +37,7 @@ from trainkit.tracking.upload_queue import waits
 _PLACE = {
     "mlflow.source.git.commit": "git commit",
     "mlflow.source.git.dirty": "git dirty",
-    **{f"trainkit.{name}": name for name in ("version", "python", "torch", "torchvision", "accelerate", "timm")},
-    **{f"trainkit.{name}": name for name in ("datasets", "numpy", "host", "cpu", "cores", "gpus")},
+    **{f"trainkit.{name}": name for name in ("host", "cpu", "cores", "gpus")},
     "trainkit.world_size": "processes",
 }
 _DIGITS = 12
@@ -460,6 +460,7 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
         place: dict[str, Any] = {
             label: side.run_tags[0][tag] for tag, label in _PLACE.items() if tag in side.run_tags[0]
         }
+        place |= {name: version for name, version in versions(side.run_tags[0]).items() if name != "mlflow"}
         if "git commit" in place:
             place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})

@@ -1,7 +1,7 @@
 """Check the data of a run for train/test leakage and suspicious samples.
 
 Each data digest is checked once, before training; the report is kept in `<store>/integrity/`. Findings are printed and
-logged with every run: `integrity.json` and `tables/integrity.csv`. The recipe's `integrity.policy` decides whether they
+logged with every run: `tables/integrity.json` and `.csv`. The recipe's `integrity.policy` decides whether they
 stop the run. `trainkit data check` runs the same checks without training.
 
 A split takes part through its method `held()`; `trainkit.data.leakage` compares sets.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 FOLDER = "integrity"
 """Folder of the store for reports and thumbnails."""
-ARTIFACT = "integrity.json"
+ARTIFACT = "tables/integrity.json"
 FIGURE = "figures/look_alikes.png"
 UNEVEN = 100
 """Ratio of the largest class to the smallest from which the imbalance is reported."""
@@ -112,8 +112,8 @@ class Report:
 
     def sentences(self) -> list[str]:
         """Return the lines for the start of a run: leaks and errors, and the number of other findings."""
-        scores: dict[str, str] = dict.fromkeys(("subjects", "copies"), "; its metrics are optimistically biased")
-        scores["look-alikes"] = f"; if they are the same image, its metrics are optimistically biased: see {FIGURE}"
+        scores: dict[str, str] = dict.fromkeys(("subjects", "copies"), "; its metrics are too optimistic")
+        scores["look-alikes"] = f"; if they are the same image, its metrics are too optimistic: look at {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
         odd = sum(one.verdict == "odd" for one in self.findings)
         return said + ([f"{number_of(odd, 'more findings', 'more finding')} in {ARTIFACT}"] if odd and said else [])

@@ -13,7 +13,7 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from trainkit.config.schema import is_code, is_plain_path
+from trainkit.config.downloads import is_code, is_plain_path
 from trainkit.errors import UserError
 
 MOST_FILES = 5_000_000
@@ -63,7 +63,7 @@ def _members(archive: Path, opened: ExitStack) -> Iterator[_Member]:
     tar = opened.enter_context(tarfile.open(archive))  # noqa: SIM115 - `opened` closes it
     for number, member in enumerate(tar):
         if number > MOST_FILES or not (member.isreg() or member.isdir()):
-            raise ValueError(f"{member.name!r} is a link or a device, or one of more than {MOST_FILES:,} files")
+            raise ValueError(f"{member.name!r} is a link or a device, or beyond the limit of {MOST_FILES:,} files")
         if member.isreg():
             yield PurePosixPath(member.name), member.size, lambda member=member: _file(tar, member)
 
@@ -76,19 +76,19 @@ def _of_macos(path: PurePosixPath) -> bool:
 def _file(tar: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     data = tar.extractfile(member)
     if data is None:
-        raise ValueError(f"{member.name!r} is no file")
+        raise ValueError(f"{member.name!r} is not a file")
     return data
 
 
 def _check(archive: Path, members: list[_Member]) -> None:
     """Raise ValueError for names and sizes that are not unpacked; before anything is written."""
     if not members or len(members) > MOST_FILES:
-        raise ValueError(f"it holds {len(members):,} files; 1 to {MOST_FILES:,} are expected")
+        raise ValueError(f"it holds {len(members):,} files; expected 1 to {MOST_FILES:,}")
     for path, _, _ in members:
         if not is_plain_path(str(path)) or is_code(path.name):
-            raise ValueError(f"{str(path)[:200]!r} leads elsewhere, is hidden or is the name of code")
+            raise ValueError(f"{str(path)[:200]!r} leads out of the folder, is hidden or is a code file")
     if len({str(path).casefold() for path, _, _ in members}) < len(members):
-        raise ValueError("it holds a file twice, by its name")
+        raise ValueError("it holds two files of the same name")
     size, free = sum(size for _, size, _ in members), shutil.disk_usage(archive.parent).free
     if size > free:
         raise ValueError(f"it holds {size / 1e9:.3g} GB, and the disk has {free / 1e9:.3g} GB free")
@@ -103,4 +103,4 @@ def _copy(data: IO[bytes], out: IO[bytes], size: int) -> None:
             break
         out.write(chunk)
     if left:
-        raise ValueError("a file has another size than is stated")
+        raise ValueError("a file differs from its stated size")

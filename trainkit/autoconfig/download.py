@@ -14,7 +14,8 @@ from typing import Any
 from trainkit.autoconfig import archive
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.config.schema import Download, Recipe
+from trainkit.config.downloads import Download
+from trainkit.config.schema import Recipe
 from trainkit.data.storage.hashed_folder import sha256
 from trainkit.errors import UserError
 
@@ -44,7 +45,7 @@ def download(recipe: Path, plugins: Sequence[str] = ()) -> Iterator[str]:
         yield _set(path)
     yield from map(weights, nets)
     if not files and not sets and not nets:
-        yield f"{recipe}: names nothing to download"
+        yield f"{recipe}: no downloads listed"
 
 
 def weights(word: str) -> str:
@@ -96,7 +97,7 @@ def _place(path: str) -> Path:
     to = locate(path)
     root = data_root().resolve()
     if not to.resolve().is_relative_to(root):
-        raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link on its way")
+        raise UserError(str(to), f"leads to {to.resolve()}", f"a place below {root}", "remove the link in its path")
     return to
 
 
@@ -105,7 +106,7 @@ def _file(wanted: Download) -> str:
     if os.path.lexists(to):
         if to.is_file() and sha256(to) == wanted.sha256:
             return f"{to}: already there"
-        raise UserError(str(to), "is there with another content", f"SHA-256 {wanted.sha256}", "move it away")
+        raise UserError(str(to), "exists with different content", f"SHA-256 {wanted.sha256}", "move it away")
     # A name that nobody could know before, and made anew: a link that waits there is not written through.
     aside = to.with_name(f".{to.name}.{uuid.uuid4().hex}")
     try:
@@ -115,7 +116,7 @@ def _file(wanted: Download) -> str:
                 out.write(chunk)
         found = sha256(aside)
         if found != wanted.sha256:
-            raise UserError(wanted.url, f"SHA-256 {found}", wanted.sha256, "the file is not kept")
+            raise UserError(wanted.url, f"SHA-256 {found}", wanted.sha256, "the file was deleted")
         os.replace(aside, to)
     except (OSError, http.client.HTTPException) as error:  # what urllib raises is an OSError
         raise UserError(wanted.url, f"cannot be downloaded: {error}") from None

@@ -44,15 +44,15 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = _open_faces(train)
     looked = look(source, (size, size))
     if len(looked.counts) < 2:
-        raise UserError(train, f"images of {len(looked.counts)} people", "a folder for each: <person>/<image>")
+        raise UserError(train, f"images of {len(looked.counts)} people", "one folder per person: <person>/<image>")
     fitted.drop("data.hold_out", "data.fit", "task.class_weights", *(["data.flip"] if data.flip else []))
     fitted.put("data.train", train)
     sets, count = _verification(text), looked.total
     if splits and not sets:
         place = text.partition("#")[0]
         scored = next(iter(splits.values())).replace("#", "/")
-        remedy = f"draw pairs of other people: trainkit data pairs {scored}"
-        raise UserError(place, "nothing to be scored on", "pairs.csv or .bin", remedy)
+        remedy = f"generate pairs: trainkit data pairs {scored}"
+        raise UserError(place, "no evaluation data", "pairs.csv or .bin", remedy)
     if not sets:
         sets = {"val": HELD_OUT}
         count = _hold_out(fitted, source, train)
@@ -75,14 +75,16 @@ def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str
     if len(odd):
         found = f"{len(odd)} of {len(looked.shapes)} images are not square, such as {odd[0][0]} x {odd[0][1]}"
         fitted.put("data.fit", "crop")
-        fitted.decide("data.fit", f"{found}: are faces in the middle, of one size? {LANDMARKS} would align them")
-        fitted.seen.append(f"{train}: {found}; the largest middle square of each is used")
+        fitted.decide(
+            "data.fit", f"{found}: check that faces are centred and of one size; {LANDMARKS} would align them"
+        )
+        fitted.seen.append(f"{train}: {found}; the largest centre square of each is used")
     least, median = int(looked.shapes.min()), int(np.median(looked.shapes.min(1)))
     if least < size:
-        fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} that were looked at")
+        fitted.put("data.image_size", least, f"the smallest of {len(looked.shapes)} sampled images")
     elif median >= LARGER * size:
         fitted.put("data.image_size", size)
-        fitted.decide("data.image_size", f"images have {median} in the median; published networks see 112")
+        fitted.decide("data.image_size", f"the median side is {median} px; published networks use 112")
 
 
 def _hold_out(fitted: Fitted, source: Source, train: str) -> int:
@@ -100,18 +102,18 @@ def _hold_out(fitted: Fitted, source: Source, train: str) -> int:
         shown = set(pairs_csv.read_names(file, lambda name, where: None)[0])
         held = [name for name, images in people.items() if not shown.isdisjoint(images)]
         if len(held) < 2:
-            remedy = "move it away, and other pairs are drawn"
+            remedy = "move it away to generate other pairs"
             raise UserError(str(file), f"pairs of other images than those of {train}", "pairs of its images", remedy)
-        many = f"the pairs that {file.name} has"
-        said = "as named in a file that was there"
+        many = f"the pairs in {file.name}"
+        said = "as listed in an existing file"
     else:
         held, drawn = _drawn(people, train)
         fitted.files[file] = pairs_csv.written(drawn)
-        many = f"{len(drawn)} pairs of them are in {file.name}, half of one person"
-        said = "drawn" if len(drawn) >= MANY else f"drawn; {len(drawn)} pairs tell little apart"
+        many = f"{file.name} has {len(drawn)} pairs of them, half of the same person"
+        said = "chosen at random" if len(drawn) >= MANY else f"chosen at random; {len(drawn)} pairs distinguish little"
     of_all = f"{number_of(len(held), 'people')} of {len(people)}"
-    fitted.decide("data.hold_out", f"{of_all}, {said}; nobody may be in two folders")
-    fitted.seen.append(f"{train}: {of_all} are held out and not trained on; {many}")
+    fitted.decide("data.hold_out", f"{of_all}, {said}; no person may be in two folders")
+    fitted.seen.append(f"{train}: {of_all} are held out of training; {many}")
     return sum(len(images) for images in people.values()) - sum(len(people[name]) for name in held)
 
 
@@ -119,8 +121,8 @@ def _drawn(people: dict[str, list[str]], train: str) -> tuple[list[str], list[tu
     """Choose a fifth of the people, and as many more as ten pairs of one person take; return them and their pairs."""
     names = list(people)
     if len(names) < FEW:
-        expected = f"{FEW} or more: two to train on, two others to be scored on"
-        raise UserError(train, f"{len(names)} people, and no pairs of others", expected)
+        expected = f"{FEW} or more: two for training, two for evaluation"
+        raise UserError(train, f"{len(names)} people and no evaluation pairs", expected)
     count = max(round(len(names) * HOLD_OUT / 100), min(FEW, len(names) // 2))
     while True:
         held = [names[place] for place in Holdout(count / len(names)).choose(names, SEED).tolist()]

@@ -1,7 +1,7 @@
 """Fitting a recipe to other data: what follows from the data is filled in, what only its owner knows is noted.
 
 The data is looked at with the readers that a training uses. Each kind of data has a module of its own; here is what
-they share: the tree that is changed, splits that are found, evaluations under other names, and lengths in updates.
+they share: the tree that is changed, splits that are found, evaluations under other names, and lengths in steps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Fitted:
     files: dict[Path, str] = field(default_factory=dict)
     """Files that belong to the new recipe, and what is to be in them."""
     scored: dict[str, str] = field(default_factory=dict)
-    """Sets to be scored on, by name."""
+    """Sets to be evaluated on, by name."""
     asked: Asked = Asked()
     start: str = ""
     """How training starts, and why; empty where the recipe says it."""
@@ -114,7 +114,7 @@ class Fitted:
         """Have a text kept beside the new recipe; its name, as a recipe has it. Raises UserError if it is there."""
         file = self.new.with_name(f"{self.new.stem}_{part}.txt")
         if file.exists():
-            raise UserError(str(file), "already exists", remedy="name another new recipe")
+            raise UserError(str(file), "already exists", remedy="choose another name for the new recipe")
         self.files[file] = text
         return as_named(file)
 
@@ -139,8 +139,10 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     configure(fitted, recipe, named(data))
     if (asked.start or asked.weights) and not fitted.start:
         found = f"a recipe with data {kinds.name(recipe.data)!r}"
-        raise UserError("--start, --weights", found, "a recipe for images of classes", "leave them out")
-    fitted.seen += [f"scored on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT]
+        raise UserError("--start, --weights", found, "a recipe for images of classes", "remove them")
+    fitted.seen += [
+        f"evaluated on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT
+    ]
     return fitted
 
 
@@ -158,7 +160,7 @@ def named(word: str, option: str = "--data") -> str:
         if path.exists():
             break
     else:
-        hint = f"; of the hub it would be hf://{word}" if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else ""
+        hint = f"; for a set of the hub write hf://{word}" if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else ""
         raise UserError(word, "does not exist", f"a folder or file{hint}")
     text = as_named(path)
     return f"{text}#{split}" if split else text
@@ -173,7 +175,9 @@ def as_named(path: Path) -> str:
 def refuse_sample(data: str) -> None:
     """Raise UserError where the data is a built-in set."""
     if data.startswith(sources.SAMPLE):
-        raise UserError(data, "a built-in set", "a folder, or a set of the hub", "copy a recipe of it without --data")
+        raise UserError(
+            data, "a built-in set", "a folder or a set of the hub", "copy a recipe that uses it, without --data"
+        )
 
 
 def refuse_hub(data: str, kind: str) -> None:
@@ -191,14 +195,14 @@ def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = Tru
     if place is None or not place.is_dir():
         return
     if volumes and (found := importer.a_volume(place)) is not None:
-        remedy = "move volumes away, or copy tom500 or hippocampus for them"
+        remedy = "move the volumes away, or copy tom500 or hippocampus"
         raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
     if scenes and verify.holds_scenes(place):
-        raise UserError(text, "holds images with masks", expected, "copy segment or camvid for it")
+        raise UserError(text, "holds images with masks", expected, "copy segment or camvid instead")
 
 
 def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) -> tuple[str, dict[str, str]]:
-    """The set to train on, and those to be scored on by name: the splits that `opened` finds at a path.
+    """The set to train on, and those to be evaluated on by name: the splits that `opened` finds at a path.
 
     A path that names its split, or has no splits, is the set to train on. Where splits are `folders`, one that is there
     and cannot be opened is an error; with images of its own it is a class that is called so.
@@ -222,9 +226,9 @@ def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) 
 
 
 def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> None:
-    """Have the new sets scored in place of the old ones: the first as the old one that mattered most was.
+    """Evaluate on the new sets instead of the old ones: on the first as on the old one that mattered most.
 
-    `like` has another end of the split's name for an end: {"": ".retrieval"} scores by retrieval what was scored whole.
+    `like` maps a suffix of a split to another one: {"": ".retrieval"} evaluates retrieval instead of the whole.
     """
     entries = {name: dict(entry or {}) for name, entry in (fitted.get("evaluations") or {}).items()}
     of = {name: str(entry.get("split") or name).partition(".")[0] for name, entry in entries.items()}
@@ -266,10 +270,10 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
         smaller = 1 << max(0, (count // UPDATES).bit_length() - 1)
         smaller = min(batch, max(2, smaller)) if count > 1 else 1
         if smaller < batch:
-            why = f"{batch} would leave an epoch of {count} samples {number_of(count // batch, 'updates')}"
+            why = f"{batch} would give an epoch of {count} samples {number_of(count // batch, 'steps')}"
             fitted.put("train.batch_size", smaller, why)
             if not fitted.get("optim.lr_rule"):
-                fitted.decide("train.batch_size", f"{why}; optim.lr was chosen for {batch}")
+                fitted.decide("train.batch_size", f"{why}; optim.lr was tuned for {batch}")
             if smaller % int(fitted.get("train.micro_batch") or 1):
                 fitted.drop("train.micro_batch")
             batch = smaller
@@ -279,10 +283,10 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
     if warm > total // 4:
         few = max(1, total // 10)
         fitted.put("train.schedule.warmup.over", f"{few} step{'s' if few > 1 else ''}")
-        fitted.notes["train", "schedule"] = Note(f"a warm-up of {warm} updates would take most of {total}", False)
-    said = f"{total} updates, {epoch} an epoch"
+        fitted.notes["train", "schedule"] = Note(f"a warm-up of {warm} steps would take most of {total}", False)
+    said = f"{total} steps, {epoch} per epoch"
     if total < FEW_UPDATES:
-        fitted.decide("train.length", f"{said}: few; train longer while the score still rises")
+        fitted.decide("train.length", f"{said}: few; train longer while the metric still improves")
     else:
         fitted.notes["train", "length"] = Note(said, False)
 

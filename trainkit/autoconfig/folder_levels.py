@@ -18,11 +18,11 @@ def taken(fitted: Fitted, text: str) -> str:
         return text
     if (inner := sources.only_way(place)) is not None:
         inner_text = fitting.as_named(inner)
-        fitted.seen.append(f"{text} holds one folder, and that the others: {inner_text} is taken")
+        fitted.seen.append(f"{text} holds a single folder with the others: using {inner_text}")
         return inner_text
     if place.name.lower() in sources.SPLITS:
         others = sources.splits_beside(place)
         if others:
             beside = fitting.as_named(place.parent)
-            fitted.seen.append(f"{beside} also holds {', '.join(others)}: `--data {beside}` would be scored on it")
+            fitted.seen.append(f"{beside} also holds {', '.join(others)}: `--data {beside}` would evaluate on it")
     return text

@@ -50,7 +50,7 @@ class Looked:
     counts: dict[str, int]
     """Images of each class, in the order of their names."""
     grouped: bool
-    """Whether the set itself says what its images have in common."""
+    """True where the set itself names groups of images."""
     shapes: np.ndarray
     """int64 (n, 2), height and width of those that were read, at their own sizes."""
     mean: list[float]
@@ -116,7 +116,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
         found = "; ".join([f"images of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
-        raise UserError(train, found, "a folder for each of two classes or more: <class>/<image>")
+        raise UserError(train, found, "two or more class folders: <class>/<image>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "data.stratify", "task.class_weights")
     if isinstance(data.sampling, dict):
@@ -126,7 +126,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         values(fitted, recipe, looked)
         resize(fitted, looked, data.side, stretched=data.fit == "stretch")
     if isinstance(data.augment, Light) and data.augment.flip > 0:
-        fitted.decide("data.augment", "flip: 0 where a mirrored image is of another class, as letters are")
+        fitted.decide("data.augment", "set flip: 0 if a mirrored image belongs to another class, as with letters")
     _uneven(fitted, looked.counts, data.sampling)
     open_set, count = data.open_set, looked.total
     if sets:
@@ -135,9 +135,11 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         open_set = open_set and scored[sets[main]].isdisjoint(looked.counts)
         for place, names in scored.items():
             if not open_set and (new := sorted(names - looked.counts.keys())):
-                raise UserError(place, f"classes that are not trained: {few(new)}", f"those of {train}")
+                raise UserError(place, f"classes that are not in the training set: {few(new)}", f"those of {train}")
         if main == "test" and fitted.get("best.metric"):
-            fitted.decide("data.evaluate", "the test set also chooses the best checkpoint: hold_out can keep another")
+            fitted.decide(
+                "data.evaluate", "the test set also selects the best checkpoint; hold_out can add a validation split"
+            )
     else:
         sets = {"val": HELD_OUT}
         count = _held_out(fitted, looked, open_set, train)
@@ -171,7 +173,7 @@ def values(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
     if min(looked.std) < 0.01:
         fitted.put("data.mean", looked.mean)
         fitted.put("data.std", [max(0.01, part) for part in looked.std])
-        fitted.decide("data.std", f"images hardly vary ({looked.std}): are they what they should be?")
+        fitted.decide("data.std", f"images hardly vary ({looked.std}): check them")
         return
     fitted.put("data.mean", looked.mean, f"of {len(looked.shapes)} images")
     fitted.put("data.std", looked.std)
@@ -187,14 +189,14 @@ def resize(fitted: Fitted, looked: Looked, side: tuple[int, int], stretched: boo
     enlarged = max(shape[0] / height, shape[1] / width)
     if enlarged > 4 / 3:
         shape = _eights(shape[0] / enlarged), _eights(shape[1] / enlarged)
-    said = f"images are {height} x {width} in the median"
+    said = f"the median image is {height} x {width}"
     if shape != side:
         fitted.put("data.image_size", shape[0] if shape[0] == shape[1] else list(shape), said)
     elif min(height / side[0], width / side[1]) >= LARGER:
         key = "data.image_size"
         if fitted.get(key) is None:
             fitted.put(key, side[0] if side[0] == side[1] else list(side))
-        fitted.notes["data", "image_size"] = fitting.Note(f"{said}; twice the side costs four times as much", False)
+        fitted.notes["data", "image_size"] = fitting.Note(f"{said}; twice the side costs four times the compute", False)
 
 
 def _eights(side: float) -> int:
@@ -205,7 +207,9 @@ def _uneven(fitted: Fitted, counts: Mapping[str, int], sampling: object) -> None
     least, most = min(counts.values()), max(counts.values())
     if most >= UNEVEN * least and sampling != "balanced":
         fitted.put("data.sampling", "uniform")
-        fitted.decide("data.sampling", f"{least} to {most} images a class: balanced draws all classes alike often")
+        fitted.decide(
+            "data.sampling", f"{least} to {most} images per class: balanced samples all classes equally often"
+        )
 
 
 def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int:
@@ -213,22 +217,24 @@ def _held_out(fitted: Fitted, looked: Looked, open_set: bool, train: str) -> int
     share = HOLD_OUT
     if open_set:
         if hub.is_hub(train) or not sources.split_of(locate(train))[0].is_dir():
-            expected = "a folder of classes, or splits that share none"
-            raise UserError(train, "nothing says which classes to keep from training", expected)
+            expected = "a folder of classes, or splits without common classes"
+            raise UserError(train, "the classes to hold out are not known", expected)
         if len(looked.counts) < 4:
-            raise UserError(train, f"{len(looked.counts)} classes", "4 or more: two to train on, two others to score")
+            raise UserError(train, f"{len(looked.counts)} classes", "4 or more: two for training, two for evaluation")
         share = max(share, math.ceil(200 / len(looked.counts)))  # two are told apart
-        fitted.put("data.group", _CLASS, "the folder: whole classes are held out")
+        fitted.put("data.group", _CLASS, "the class folder: whole classes are held out")
     fitted.put("data.hold_out", f"{share}%")
     if looked.grouped and not open_set:
-        fitted.notes["data", "hold_out"] = fitting.Note("of the groups that the set itself names", False)
+        fitted.notes["data", "hold_out"] = fitting.Note("of the groups in the data set", False)
     elif not open_set:
         fitted.put("data.group", "each")
-        fitted.put("data.stratify", True, "the same share of each class")
-        what = "is nothing common to several images, a person, a video? else name it: '^[^/]+/([^_/]+)_'"
+        fitted.put("data.stratify", True, "the same percentage of each class")
+        what = "do several images share a person or a video? then set a pattern such as '^[^/]+/([^_/]+)_'"
         fitted.decide("data.group", what)
         if scarce := [name for name, count in looked.counts.items() if count < LEAST]:
-            fitted.decide("data.hold_out", f"fewer than {LEAST} images of {few(scarce)}: some may lose all of theirs")
+            fitted.decide(
+                "data.hold_out", f"fewer than {LEAST} images of {few(scarce)}: some may have no training image left"
+            )
     return round(looked.total * (1 - share / 100))
 
 
@@ -264,7 +270,7 @@ def _metric(fitted: Fitted, classes: int) -> None:
     other = {"top5": "top1"} if classes < 6 else {}
     other |= {"f1": "f1_macro", "accuracy": "top1", "auc": "top1"} if classes > 2 else {}
     if last in other:
-        fitted.put("best.metric", f"{head}/{other[last]}", f"{last} is not there with {classes} classes")
+        fitted.put("best.metric", f"{head}/{other[last]}", f"{last} does not exist with {classes} classes")
 
 
 def said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]:

@@ -37,14 +37,14 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     index = people_index.indexed(train)
     there = np.unique(index.person[index.person >= 0])
     if len(there) < 2:
-        raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more to tell apart")
+        raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more")
     data = cast(People, recipe.data)
     fitted.drop("data.modalities", "data.hold_out")
     fitted.put("data.train", train)
     persons = len(there)
     if not sets:
         if persons < 4:
-            raise UserError(train, f"records of {persons} people", "4 or more: two to train on, two others to score")
+            raise UserError(train, f"records of {persons} people", "4 or more: two for training, two for evaluation")
         fitted.put("data.hold_out", f"{max(HOLD_OUT, -(-200 // persons))}%", "of the people")
         sets = {"val": HELD_OUT}
         persons -= max(2, round(persons * HOLD_OUT / 100))
@@ -55,9 +55,12 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     records = round(len(index) * persons / len(there))
     block = _sampler(fitted, data.sampler, persons, alone=not counts[RGB + 1 :].any())
     if text.startswith(DERIVED):
-        fitted.decide("data.train", "infrared, pencil, sketch and words are made of photographs here: no proof")
+        fitted.decide(
+            "data.train",
+            "infrared, pencil, sketch and text are computed from photographs here: no evidence for real ones",
+        )
     elif not counts[RGB + 1 :].any() and (index.camera < 0).all():
-        fitted.decide("data.train", "no camera is known: images taken one after another find each other")
+        fitted.decide("data.train", "cameras are not known: consecutive images match each other easily")
     fit.score(fitted, sets)
     each = fitted.get("data.sampler.each")
     fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)
@@ -74,7 +77,9 @@ def _derived(text: str) -> str:
         return text
     if layouts.recognise(place, None) is not None or image_tables.holds_images(place):
         return text
-    _log.warning("%s: other modalities are made of the photographs, once; of 3,500 it takes 10 to 20 s", text)
+    _log.warning(
+        "%s: computing the other modalities from the photographs, once; 3,500 photographs take 10 to 20 s", text
+    )
     return DERIVED + text
 
 
@@ -84,12 +89,12 @@ def _sampler(fitted: Fitted, spec: Sampler, persons: int, alone: bool) -> int:
         fitted.drop("task.sdm")
         if spec.name != "pk":
             known = {"name": "pk", "people": spec.people, "each": spec.each, "epoch": "records"}
-            fitted.put("data.sampler", known, "people in colour alone")
+            fitted.put("data.sampler", known, "people with RGB images only")
     many = min(spec.people, persons)
     block = many * spec.each
     if many < spec.people:
         fitted.put("data.sampler.people", many)
-        fitted.notes["data", "sampler"] = fit.Note(f"{persons} people to train on", False)
+        fitted.notes["data", "sampler"] = fit.Note(f"{persons} people for training", False)
     if block != spec.block:
         fitted.put("train.batch_size", block, "people x each of the sampler")
         fitted.put("train.micro_batch", block)

@@ -21,8 +21,8 @@ squeeze-and-excitation: an image of 160 px takes 12 ms forward and 50 ms forward
 FOLDER = "pretrained"
 """Folder where its weights are looked for as a file: at the data root, beside the data and one level above."""
 
-BRING = f"`trainkit download {timm_weights.PREFIX}{NETWORK}` downloads them, --weights FILE names a file"
-"""What to do where the weights of `NETWORK` are not on this machine."""
+BRING = f"run `trainkit download {timm_weights.PREFIX}{NETWORK}`, or pass --weights FILE,"
+"""Remedy where the weights of `NETWORK` are not on this machine."""
 
 FEW_COLOURS = 6
 """Most colours that cover 85 % of a drawing or a character, in the median. Measured medians of 60 images: characters
@@ -80,21 +80,21 @@ def asked(word: str, own: str = "") -> Weights:
         return Weights("pretrained", name, timm_weights.find(timm_weights.PREFIX + name) if here else None)
     if word.startswith(("run:", "models:/")):
         if not own:
-            expected = "a recipe whose network is one of timm"
+            expected = "a recipe with a network of timm"
             raise UserError(
-                "--weights", f"{word}, for another kind of network", expected, "copy that run: trainkit cp RUN"
+                "--weights", f"{word}, of another kind of network", expected, "copy that run: trainkit cp RUN"
             )
         return Weights(word, None, None)
     text = fit.named(word, "--weights")
     file = locate(text)
     if not file.is_file():
-        raise UserError(str(file), "is no file", "a file of weights")
+        raise UserError(str(file), "is not a file", "a file of weights")
     import timm
 
     model = file.name.removesuffix(file.suffix)
     if not timm.is_model(model.partition(".")[0]):
         if not own:
-            expected = "a file that is called as its network is in timm, such as resnet18.safetensors"
+            expected = "a file with timm's name of the network, such as resnet18.safetensors"
             raise UserError("--weights", str(file), expected, "rename it")
         model = None
     return Weights(text, model, file)
@@ -114,5 +114,5 @@ def config(model: str) -> Any:
     architecture, _, tag = model.partition(".")
     found = timm.get_pretrained_cfg(model if tag in timm.list_pretrained(architecture) else architecture)
     if found is None or len(found.input_size) != 3:
-        raise UserError("--weights", f"timm does not say how {architecture} was trained", "another network")
+        raise UserError("--weights", f"timm has no pretrained configuration of {architecture}", "another network")
     return found

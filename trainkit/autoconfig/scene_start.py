@@ -60,11 +60,11 @@ def _choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) 
         raise UserError("--start", "probe, of a recipe of scenes", "fine-tune or scratch")
     if start == "scratch":
         if word:
-            raise UserError("--weights", "given beside --start scratch", remedy="leave one of them out")
+            raise UserError("--weights", "not allowed with --start scratch", remedy="remove one of them")
         return None, "as --start says"
     if not start and not word:
         if few_colours <= pretrained.FEW_COLOURS:
-            return None, f"drawings, not photographs: {few_colours} colours cover 85 % of an image, in the median"
+            return None, f"drawings, not photographs: in the median image, {few_colours} colours cover 85 %"
         if min(median) < LEAST:
             return None, f"images of {min(median)} px are too small for a pretrained encoder"
     if importlib.util.find_spec(SMP) is None:
@@ -72,13 +72,15 @@ def _choose(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) 
             raise UserError(
                 "--start, --weights", f"{SMP} is not installed", remedy="pip install trainkit[segmentation]"
             )
-        return None, "a pretrained encoder needs `pip install trainkit[segmentation]`: then copy again"
+        return None, "a pretrained encoder needs `pip install trainkit[segmentation]`; install it and copy again"
     found = pretrained.asked(word) if word else pretrained.found(data)
     if found is None:
         if start:
-            raise UserError("--start", f"{start}, and pretrained weights are not here", remedy=pretrained.BRING)
+            raise UserError(
+                "--start", f"{start}, but the pretrained weights are not downloaded", remedy=pretrained.BRING
+            )
         name = pretrained.NETWORK.partition(".")[0]
-        return None, f"the pretrained weights of {name} are not here; {pretrained.BRING}: then copy again"
+        return None, f"the pretrained weights of {name} are not downloaded; {pretrained.BRING} and copy again"
     return found, "as --start says" if start else "as --weights says" if word else "these are photographs"
 
 
@@ -92,7 +94,7 @@ def write(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> N
     net = {"name": "smp", "encoder": f"tu-{name}", "decoder": DECODER, "weights": encoder.word}
     fitted.tree["task"] = {"name": "segment2d", "net": net}
     fitted.drop("data.distance", "data.size", "data.short_side", "train.ema", "train.micro_batch", "train.compile")
-    fitted.put("data.mean", [round(one, 3) for one in config.mean], "those that the encoder was trained with")
+    fitted.put("data.mean", [round(one, 3) for one in config.mean], "the encoder's own mean and std")
     fitted.put("data.std", [round(one, 3) for one in config.std])
     height, width = np.median(shapes, axis=0).astype(int).tolist()
     factor = math.sqrt(AREA / (height * width))
@@ -135,8 +137,8 @@ def resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tupl
     data = fitted.get("data")
     later = {name: data.pop(name) for name in list(data) if name not in ("name", "train", "evaluate")}
     fitted.put(key, size if alike else min(size))
-    if alike:  # what is seen at its shorter side is scored at the file's size in any case
+    if alike:  # what is seen at its shorter side is evaluated at the file's size in any case
         fitted.put("data.score_at", "file")
     data |= later
-    fitted.decide(key, f"images are {height} x {width} in the median{what}: larger ones show more and take longer")
+    fitted.decide(key, f"the median image is {height} x {width}{what}: larger crops show more and take longer")
     return size[0], size[1]

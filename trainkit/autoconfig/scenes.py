@@ -40,7 +40,7 @@ from trainkit.paths import locate
 from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
-"""Share of the images that is scored where nothing splits a set."""
+"""Share of the images that is evaluated where nothing splits a set."""
 
 COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
@@ -55,7 +55,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at",
 
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
-    """Fit a recipe with data `scenes`. Of a set without splits a fifth is scored, by lists beside the recipe."""
+    """Fit a recipe with data `scenes`. Of a set without splits a fifth is evaluated, by lists beside the recipe."""
     fit.refuse(text, "images with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
@@ -70,7 +70,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if looked.damage:
         found = looked.damage[0]
         found += "\n" if "\n" in found else ""
-        raise UserError(train, found, remedy=f"trainkit data verify {train} names them all")
+        raise UserError(train, found, remedy=f"`trainkit data verify {train}` lists them all")
     fitted.drop(*(f"data.{key}" for key in _LOST))
     count = len(source)
     if not sets:
@@ -108,9 +108,9 @@ def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[
 def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[str, int]) -> None:
     """Note what its owner should look at, and say what is absent or left out."""
     if fitted.get("data.augment.flip"):
-        fitted.decide("data.augment", "flip: 0 where left and right are different classes")
+        fitted.decide("data.augment", "set flip: 0 if left and right are different classes")
     if absent := [name for name, there in pixels.items() if not there]:
-        fitted.seen.append(f"no pixel of {few(absent)} in the {len(looked.ids)} that were looked at")
+        fitted.seen.append(f"no pixel of {few(absent)} in {len(looked.ids)} sampled masks")
     fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
 
 
@@ -120,7 +120,7 @@ def _at_its_folder(fitted: Fitted, text: str) -> str:
         return text
     if arrow_tables.is_table(path) or (other := scene_sources.nearby(path)) is None:
         return text
-    fitted.seen.append(f"{text} is no set of images and masks; {other} is, and was taken")
+    fitted.seen.append(f"{text} is not a set of images and masks; using {other}")
     return fit.as_named(other)
 
 
@@ -128,7 +128,7 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
     """Fit size, crop and scales of the recipe, and weights of classes by the `pixels` of each where these are known."""
     data, task = cast(Scenes, recipe.data), cast(Segment2d, recipe.task)
     if task.objective.class_weights and pixels is not None:
-        fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(share of the pixels)")
+        fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(fraction of the pixels)")
     else:
         fitted.drop("task.objective.class_weights")
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
@@ -142,7 +142,7 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
 
 
 def _beside(text: str) -> str | None:
-    """The list to be scored on that lies beside one to train on: `val.txt` beside `train.txt`."""
+    """The list to be evaluated on that lies beside one to train on: `val.txt` beside `train.txt`."""
     path = PurePosixPath(text)
     if path.suffix.lower() not in (".txt", ".csv") or "train" not in path.stem:
         return None
@@ -195,22 +195,24 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
         again = label_maps.numbered(said, ignored)
     meant = {code: called[n] for code, n in (labels.palette or labels.values) if n != IGNORED}
     if {code: again.names[n] for code, n in (again.palette or again.values) if n != IGNORED} != meant:
-        raise UserError(source.where, "several values of one class", "splits of its own, or lists of image,label")
+        raise UserError(source.where, "several values of the same class", "splits of its own, or lists of image,label")
     fitted.put(key, said)
     if ignored:
         fitted.put("data.ignore", ignored)
     if not known:
         what = "colours" if labels.coloured else "values"
-        fitted.decide(key, f"the names of these {what}; what stands for no class goes into ignore")
+        fitted.decide(key, f"name these {what}; list values without a class in ignore")
 
 
 def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many images are trained on."""
     pairs = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and not isinstance(s.mask, bytes)]
     if len(pairs) < len(source.scenes):
-        raise UserError(source.where, "one split", "another one to be scored on", "name it with #train and #val")
+        raise UserError(source.where, "one split", "a second split, for evaluation", "select them with #train and #val")
     if len(pairs) < 2:
-        raise UserError(source.where, number_of(len(pairs), "images"), "2 or more: one to train on, another to score")
+        raise UserError(
+            source.where, number_of(len(pairs), "images"), "2 or more: one for training, one for evaluation"
+        )
     numbers = sorted({number for _, mask in pairs if isinstance(mask, ClassFilesMask) for number, _ in mask.classes})
     lines = [(image, *_cells(mask, numbers)) for image, mask in pairs]
     folders = {path.parent for line in lines for path in line if path is not None}
@@ -225,8 +227,8 @@ def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[
         cells = ("" if path is None else path.relative_to(root).as_posix() for path in line)
         writers["val" if row in held else "train"].writerow(cells)
     named = {part: fitted.keep(part, stream.getvalue()) for part, stream in lists.items()}
-    fitted.put("data.root", fit.as_named(root), "where the paths in the lists begin")
-    fitted.decide("data.evaluate", "a fifth, drawn: let one list have all that belongs together, as a video does")
+    fitted.put("data.root", fit.as_named(root), "folder where the paths in the lists begin")
+    fitted.decide("data.evaluate", "a random fifth; keep images that belong together, such as a video, in one list")
     return named["train"], {"val": named["val"]}, len(lines) - len(held)
 
 
@@ -245,7 +247,7 @@ def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
     if share >= SMALL:
         return 1.0
     factor = math.sqrt(share / SHOWN)
-    scene_start.resize(fitted, shapes, factor, ", made smaller so that a crop shows half of one")
+    scene_start.resize(fitted, shapes, factor, ", scaled down so that a crop shows half of an image")
     return factor
 
 

@@ -87,7 +87,7 @@ def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few
         return None
     if asked.start == "scratch":
         if asked.weights:
-            raise UserError("--weights", "given beside --start scratch", remedy="leave one of them out")
+            raise UserError("--weights", "not allowed with --start scratch", remedy="remove one of them")
         return Choice("scratch", "as --start says")
     if not asked.start and not asked.weights:
         if fitting.pretrained(recipe):
@@ -97,9 +97,13 @@ def choose(fitted: Fitted, recipe: Recipe, data: str, count: int, side: int, few
     weights = pretrained.asked(asked.weights, _own_model(recipe)) if asked.weights else pretrained.found(data)
     if weights is None:
         if asked.start:
-            raise UserError("--start", f"{asked.start}, and pretrained weights are not here", remedy=pretrained.BRING)
+            raise UserError(
+                "--start", f"{asked.start}, but the pretrained weights are not downloaded", remedy=pretrained.BRING
+            )
         name = pretrained.NETWORK.partition(".")[0]
-        return Choice("scratch", f"the pretrained weights of {name} are not here; {pretrained.BRING}: then copy again")
+        return Choice(
+            "scratch", f"the pretrained weights of {name} are not downloaded; {pretrained.BRING} and copy again"
+        )
     _check(weights)
     if asked.start:
         return Choice(asked.start, _with_hint("as --start says", weights, fitted), weights)
@@ -111,17 +115,17 @@ def _against(count: int, side: int, few_colours: int) -> str:
     """Why pretrained weights would be of little use; empty where they are of use."""
     if few_colours <= pretrained.FEW_COLOURS:
         found = "one colour covers" if few_colours == 1 else f"{few_colours} colours cover"
-        return f"drawings or characters and not photographs: {found} 85 % of an image, in the median"
+        return f"drawings or characters, not photographs: in the median image, {found} 85 %"
     if side < SMALLEST:
-        return f"images of {side} px are too small for a network that was trained on photographs"
+        return f"images of {side} px are too small for a network pretrained on photographs"
     if count >= LARGE_SET:
-        return f"{count:,} images are enough to train all weights; --start fine-tune starts from pretrained ones"
+        return f"{count:,} images are enough to train from scratch; --start fine-tune starts from pretrained weights"
     return ""
 
 
 def _with_hint(why: str, weights: Weights, fitted: Fitted) -> str:
     if weights.word == "pretrained" and weights.file is None:
-        return f"{why}; the weights are not here yet: `trainkit download {fitted.new}` downloads them"
+        return f"{why}; the weights are not downloaded: run `trainkit download {fitted.new}`"
     return why
 
 
@@ -129,7 +133,7 @@ def _by_size(count: int, side: int, weights: Weights, recipe: Recipe) -> tuple[S
     """Fine-tuning where it takes minutes, else a linear probe, with what fine-tuning would take."""
     gpu = _on_gpu()
     if count <= FINE_TUNED and not gpu:
-        return "fine-tune", f"{count} photographs are too few to train all weights anew, and fine-tuned in minutes"
+        return "fine-tune", f"{count} photographs are too few to train from scratch, and fine-tuning takes minutes"
     if weights.model is None:
         return "fine-tune", f"{count:,} photographs"
     config = pretrained.config(weights.model)
@@ -230,7 +234,7 @@ def write(fitted: Fitted, recipe: Recipe, choice: Choice, shape: tuple[int, int]
         fitted.put("optim", {**FINE_TUNE, "groups": _groups(fitted, recipe, weights)})
         sides = fitted.get("data.image_size")
         epochs, every, batch, warm = _epochs(count, sides if isinstance(sides, int) else min(shape)), 1, 16, True
-    fitted.decide("data.augment", "flip 0 where a mirrored image is of another class, as letters are")
+    fitted.decide("data.augment", "set flip 0 if a mirrored image belongs to another class, as with letters")
     _write_length(fitted, count, epochs, batch, warm)
     _write_evaluations(fitted, every)
 
@@ -273,10 +277,10 @@ def _own_model(recipe: Recipe) -> str:
 def _write_images(fitted: Fitted, weights: Weights, config: Any, shape: tuple[int, int], quick: bool) -> None:
     """Size, mean and standard deviation: those that the network was trained with."""
     size = _size(config, min(shape), quick)
-    said = f"images are {shape[0]} x {shape[1]} px in the median, those that the network was trained on"
+    said = f"images are {shape[0]} x {shape[1]} px in the median; the network was pretrained on"
     sides = _sides(size, shape) if fitted.get("data.fit") == "stretch" else size
     fitted.put("data.image_size", sides, f"{said} {config.input_size[-1]}")
-    fitted.put("data.mean", [round(value, 4) for value in config.mean], "as the network was trained")
+    fitted.put("data.mean", [round(value, 4) for value in config.mean], "as in the network's pretraining")
     fitted.put("data.std", [round(value, 4) for value in config.std])
 
 
@@ -291,7 +295,7 @@ def _write_length(fitted: Fitted, count: int, epochs: int, batch: int, warm: boo
     while batch > 1 and count // batch < (fitting.UPDATES if batch > 8 else 1):
         batch //= 2
     steps = max(1, count // batch)
-    fitted.put("train.length", number_of(epochs, "epochs"), f"{epochs * steps} steps, {steps} an epoch")
+    fitted.put("train.length", number_of(epochs, "epochs"), f"{epochs * steps} steps, {steps} per epoch")
     fitted.put("train.batch_size", batch)
     warmup: dict[str, Any] = {"warmup": {"over": "1 epoch"}} if warm else {}
     fitted.put("train.schedule", {"name": "cosine"} | warmup)

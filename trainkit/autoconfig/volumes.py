@@ -61,7 +61,7 @@ def look(source: VolumeSource) -> Looked:
     for header in headers:
         if header.channels != usual:
             found = f"{number_of(header.channels, 'channels')}, others have {usual}"
-            raise UserError(str(header.path), found, "as many in each case", "leave it out")
+            raise UserError(str(header.path), found, "the same number in each case", "leave it out")
     axes = importer.order(headers)
     grids = [volume_grid.orientation(header.affine, axes) for header in headers]
     shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
@@ -102,15 +102,15 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.put("data.train", train)
     if not known and numbers == tuple(range(1, len(numbers) + 1)):
         fitted.put("data.names", list(names))
-        fitted.decide("data.names", f"what the labels 1 to {len(names)} are")
+        fitted.decide("data.names", f"names of the labels 1 to {len(names)}")
     elif not known:
         fitted.put("data.labels", dict(zip(names, numbers, strict=True)))
         said = ", ".join(map(str, numbers))
-        fitted.decide("data.labels", f"label maps hold {said}: their names, in the order of the classes")
+        fitted.decide("data.labels", f"label maps hold {said}: set their names, in the order of the classes")
     if looked.channels:
         fitted.put("data.channels", list(looked.channels))
         if channels.automatic(looked.channels):
-            fitted.decide("data.channels", "nothing names them: the names that they have, in this order")
+            fitted.decide("data.channels", "not named in the data: set their names, in this order")
     count = count if sets else _fold(fitted, sets, patients, count, text)
     spacing = np.median(looked.spacings, axis=0)
     shape = np.median(looked.shapes, axis=0)
@@ -134,7 +134,7 @@ def _sides(fitted: Fitted, names: Sequence[str]) -> None:
         fitted.put("data.augment.swap", [list(pair) for pair in pairs])
         fitted.notes["data", "augment"] = fit.Note("swap: labels that a flip of left_right exchanges", False)
     elif not names:
-        fitted.decide("data.augment", "left_right in flips: labels of a left and a right go into swap, as [a, b]")
+        fitted.decide("data.augment", "for left_right in flips: list pairs of left and right labels in swap, as [a, b]")
 
 
 def _root(fitted: Fitted, text: str) -> str:
@@ -144,16 +144,16 @@ def _root(fitted: Fitted, text: str) -> str:
         return text
     if (root := layouts.root_of(place)) == place:
         return text
-    fitted.seen.append(f"{text}: the set is {root}, which is taken")
+    fitted.seen.append(f"{text}: the set is in {root}; using it")
     return fit.as_named(root)
 
 
 def _whole(fitted: Fitted, source: VolumeSource) -> VolumeSource:
     """Have cases without one of the channels named; a run refuses them."""
     for sentence in source.incomplete:
-        fitted.seen.append(f"not complete: {sentence}")
+        fitted.seen.append(f"incomplete: {sentence}")
     if source.incomplete:
-        what = f"{number_of(len(source.incomplete), 'cases')} without one of them: leave out the cases or the channel"
+        what = f"{number_of(len(source.incomplete), 'cases')} without one of them: remove the cases or the channel"
         fitted.notes["data", "channels"] = fit.Note(what, True)
     return source
 
@@ -164,7 +164,7 @@ def _values(source: VolumeSource) -> tuple[int, ...]:
     found = sorted({value for one in each(nifti.label_values, read, threads()) for value in one})
     values = tuple(value for value in found if value)
     if not values:
-        raise UserError(source.where, f"no voxel is labelled in {len(read)} cases", "label maps with labels above 0")
+        raise UserError(source.where, f"no labelled voxel in {len(read)} cases", "label maps with labels above 0")
     if values[0] < 0 or len(values) >= volume_store.LABEL_LIMIT or values[-1] >= label_names.VALUE_LIMIT:
         expected = f"1 to {volume_store.LABEL_LIMIT - 1} labels above 0"
         raise UserError(source.where, f"labels {few(map(str, values))} in {len(read)} cases", expected)
@@ -174,14 +174,14 @@ def _values(source: VolumeSource) -> tuple[int, ...]:
 def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int, where: str) -> int:
     """Hold out a part of the patients; how many cases are trained on, about."""
     if patients < 2:
-        raise UserError(where, f"{patients} patient", "2 or more: one to train on, another to be scored")
+        raise UserError(where, f"{patients} patient", "2 or more: one for training, one for evaluation")
     folds = min(FOLDS, patients)
     if folds < FOLDS:
         fitted.put("data.folds", folds, f"{patients} patients")
     fitted.put("data.fold", 0)
     sets["val"] = HELD_OUT
     if patients == count:
-        what = "each file is taken for a patient of its own; else `patient` finds them: '^([^_]+)_'"
+        what = "each file counts as its own patient; otherwise set `patient`, such as '^([^_]+)_'"
         fitted.decide("data.fold", what)
     return max(1, count - round(count / folds))
 
@@ -193,7 +193,7 @@ def _spacing(fitted: Fitted, looked: Looked, spacing: np.ndarray, shape: np.ndar
         return spacing, shape
     digits = [float(f"{mm:.4g}") for mm in spacing]
     fitted.put("data.spacing", digits)
-    fitted.decide("data.spacing", f"the median: files have {_by(low)} to {_by(high)} mm, and all become alike")
+    fitted.decide("data.spacing", f"the median: files have {_by(low)} to {_by(high)} mm, and all are resampled")
     return np.asarray(digits), np.median(looked.shapes * looked.spacings / digits, axis=0)
 
 

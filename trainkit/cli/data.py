@@ -1,4 +1,4 @@
-"""Data sets: imported, described, verified, and checked for what is in two of them."""
+"""Import, describe, verify, check and export data sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trainkit.cli.options import bar, echo, plugins_option, recipe_command, recipe_file
+from trainkit.cli.options import bar, echo, next_step, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
 
 if TYPE_CHECKING:
@@ -19,42 +19,62 @@ if TYPE_CHECKING:
 
 @click.group()
 def data() -> None:
-    """Import data sets once into the fast form, look at them, find damage."""
+    """Import, describe, verify and check data sets.
+
+    Help for one command: trainkit data COMMAND --help
+    """
 
 
 @data.command("import")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--image-size", type=int, help="Faces: side of the images in pixels.  [default: 112]")
+@click.option("--image-size", type=int, help="Faces: width and height of the images in pixels.  [default: 112]")
 @click.option("--align", is_flag=True, help="Faces: align by five points (landmarks5.json) to the ArcFace template.")
 @click.option(
     "--resize",
     type=click.Choice(["no", "down", "any"]),
-    help="Faces: make larger ones smaller, or all fit.  [default: no]",
+    help="Faces: `down` shrinks larger images, `any` resizes all.  [default: no]",
 )
-@click.option("--evaluation", is_flag=True, help="Faces: an evaluation set: pairs.csv, .bin, templates or TinyFace.")
-@click.option("--size", metavar="HxW", help="Images of any kind: height x width, as 32x64, or `own` to keep theirs.")
-@click.option("--fit", type=click.Choice(["crop", "stretch"]), help="With --size: how it is reached.  [default: crop]")
-@click.option("--group", metavar="REGEX", help="With --size: finds person, video ... in an image's path, in (...).")
-@click.option("--volumes", is_flag=True, help="Volumes (NIfTI) with label maps, prepared for segmentation.")
-@click.option("--spacing", metavar="DxHxW", help="Volumes: mm to resample to, depth x height x width, as 3.85x0.5x0.5.")
-@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
-@click.option("--patient", metavar="REGEX", help="Volumes: finds the patient in a file's name, in (...).")
-@click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
-@click.option("--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: by slices]")
 @click.option(
-    "--columns", multiple=True, metavar="WHAT=NAME", help="Tables: the column of image, label, split, name, group."
+    "--evaluation", is_flag=True, help="Faces: import an evaluation set: pairs.csv, .bin, templates or TinyFace."
 )
-@click.option("--stream", is_flag=True, help="A set of the hub (hf://): read it as it comes, keep no copy of it.")
-@click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True)
-@click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: most that is left out, such as 1%.")
+@click.option(
+    "--size", metavar="HxW", help="Images of any kind: height x width, such as 32x64, or `own` to keep the sizes."
+)
+@click.option(
+    "--fit", type=click.Choice(["crop", "stretch"]), help="With --size: crop or stretch to that size.  [default: crop]"
+)
+@click.option(
+    "--group", metavar="REGEX", help="With --size: its (...) matches the group (person, video) in an image's path."
+)
+@click.option("--volumes", is_flag=True, help="Import volumes (NIfTI) with label maps, for segmentation.")
+@click.option("--spacing", metavar="DxHxW", help="Volumes: voxel size in mm to resample to, such as 3.85x0.5x0.5.")
+@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
+@click.option("--patient", metavar="REGEX", help="Volumes: its (...) matches the patient in a file's name.")
+@click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
+@click.option(
+    "--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: chosen by the slices]"
+)
+@click.option(
+    "--columns",
+    multiple=True,
+    metavar="WHAT=NAME",
+    help="Tables: name of a column: image, label, split, name or group.",
+)
+@click.option("--stream", is_flag=True, help="Hub data set (hf://): stream it, keep no copy.")
+@click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
+              help="Damaged files: stop, or leave them out.")  # fmt: skip
+@click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: largest share to leave out, such as 1%.")
 def import_(
     source: Path, out: Path, volumes: bool, damaged: Literal["fail", "skip"], damaged_most: str | None, **given: Any
 ) -> None:
-    """Convert faces, with --size images of any kind, or with --volumes NIfTI at SOURCE to the packed form at OUT.
+    """Convert the data at SOURCE to the packed format at OUT.
 
-    SOURCE may name its split: set.parquet#val, hf://owner/name#test, tom500#train; of a set of the hub also
-    configuration and revision: hf://owner/name/CONFIGURATION@REVISION#test.
+    Faces by default; images of any kind with --size; NIfTI volumes with --volumes. SOURCE may name a split:
+    set.parquet#val, hf://owner/name#test, tom500#train. For a data set of the hub also configuration and revision:
+    hf://owner/name/CONFIGURATION@REVISION#test
+
+    Example: trainkit data import photos photos-packed --size 224x224
     """
     most = _share(damaged, damaged_most)
     _refuse_flags(given, "volumes" if volumes else "images" if given["size"] is not None else "faces")
@@ -62,7 +82,7 @@ def import_(
     from trainkit.data.storage import import_images
 
     if given["stream"] and not hub.is_hub(source):
-        raise click.UsageError("--stream is for sets of the hub, hf://owner/name; others are read where they are")
+        raise click.UsageError("--stream is for data sets of the hub, hf://owner/name")
     if volumes:
         how = {key: given[key] for key in ("patient", "clinical", "axes")}
         how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
@@ -71,6 +91,7 @@ def import_(
             report = _function(kinds.KINDS["volumes"], "import_")(source, out, **how)
         for line in report.lines():
             echo(line)
+        next_step("data", "verify", out, why="find damage")
         return
     size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
     if _function(kinds.KINDS["volumes"], "holds")(source):
@@ -92,6 +113,7 @@ def import_(
     echo(f"{report.out}: {report.rows} images of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
     for note in report.notes:
         echo(f"  {note}")
+    next_step("data", "verify", out, why="find damage")
 
 
 _FLAGS = {
@@ -176,13 +198,15 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--names", metavar="A,B,...", help="Masks: names of the values 0, 1, ... where the layout has none.")
+@click.option("--names", metavar="A,B,...", help="Masks: names of the values 0, 1, ..., if the data has none.")
 @plugins_option
 def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
-    """Say what the packed set at PATH holds; of volumes also a folder of NIfTI files, from their headers.
+    """Describe the data at PATH: sizes, classes, counts.
 
-    PATH may be images with masks as well, a list or a folder of them, or a recipe that names such: their sizes, and
-    the share of the pixels that each class has.
+    PATH is a packed data set, a folder of NIfTI files (their headers are read), images with masks (a list, a folder, or
+    a recipe that names them), for which the share of pixels of each class is reported too.
+
+    Example: trainkit data info photos-packed
     """
     kind = _kind_at(path, plugins)
     describe, given = _function(kind, "info"), {"names": _label_names(names), "plugins": plugins}
@@ -194,6 +218,7 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
         lines = describe(path, **options)
     for line in lines:
         echo(line)
+    next_step("data", "verify", path, why="read every byte and find damage")
 
 
 def _kind_at(path: Path, plugins: tuple[str, ...]) -> Kind:
@@ -226,19 +251,25 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping
 
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--against", multiple=True, type=click.Path(path_type=Path), help="Other splits to compare with.")
+@click.option(
+    "--against",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Another split to compare with, for shared images; may be repeated.",
+)
 @click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
-@click.option("--patient", metavar="REGEX", help="NIfTI files: finds the patient in a file's name, in (...).")
+@click.option("--patient", metavar="REGEX", help="NIfTI files: its (...) matches the patient in a file's name.")
 @plugins_option
 def verify(
     path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
 ) -> int:
-    """Read every byte of the packed set, of the NIfTI files, or of the images and masks at PATH and name what is
-    damaged or odd.
+    """Read all data at PATH and report damaged or unusual files.
 
-    Damage is exit code 2. Of files it is all that keeps a set from being imported or trained on. Of a folder of splits,
-    such as train and val, each is read and compared with the others. PATH may be a recipe of images with masks: each
-    set that it names is read, and its crop and scales are held against the images.
+    PATH is a packed data set, NIfTI files, or images with masks. Splits in a folder, such as train and val, are also
+    compared with each other. With a recipe of images with masks, each of its data sets is read, and its crop and scales
+    are checked against the images. Damage is exit code 2.
+
+    Example: trainkit data verify photos-packed --against test-packed
     """
     kind = _kind_at(path, plugins)
     read, given = _function(kind, "verify"), {"names": _label_names(names), "patient": patient, "plugins": plugins}
@@ -249,18 +280,26 @@ def verify(
         echo(line)
     problems = sum(not line.startswith("warning: ") for line in found)
     echo(f"{path}: {problems} problem{'' if problems == 1 else 's'}, {len(found) - problems} to look at")
-    return EXIT_CODE if problems else 0
+    if problems:
+        return EXIT_CODE
+    next_step("cp", "RECIPE", "mine.yaml", "--data", path, why="a recipe for this data")
+    return 0
 
 
 @data.command("export")
 @click.argument("packed", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Packed masks of these images.")
-@click.option("--split", default="train", show_default=True, help="Name of the split that it is in OUT.")
+@click.option(
+    "--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Export these packed masks of the images too."
+)
+@click.option("--split", default="train", show_default=True, help="Name of the split in OUT.")
 def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
-    """Write the packed images at PACKED to OUT as parquet, which `load_dataset` and recipes read.
+    """Write the packed images at PACKED to OUT as Parquet.
 
-    Images are as they are stored, classes have their names. Imported again at its size, OUT has the digest of PACKED.
+    `load_dataset` and recipes can read it. Images are copied as stored, with the names of their classes. Imported again
+    at the same size, OUT has the same digest as PACKED.
+
+    Example: trainkit data export photos-packed photos.parquet
     """
     from trainkit.data.storage import export_tables
 
@@ -269,26 +308,36 @@ def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
     with bar("exporting") as on_progress:
         rows = export_tables.export_set(packed, out, masks=masks, split=split, on_progress=on_progress)
     echo(f"{out}: {rows} images{' and their masks' if masks is not None else ''}, split {split}")
+    next_step("cp", "RECIPE", "mine.yaml", "--data", out, why="a recipe for this data")
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--most", type=click.IntRange(min=20), default=6000, show_default=True, help="Pairs, half of one person.")
+@click.option(
+    "--most",
+    type=click.IntRange(min=20),
+    default=6000,
+    show_default=True,
+    help="Largest number of pairs; half show one person.",
+)
 def pairs(folder: Path, most: int) -> None:
-    """Draw pairs of faces for verification into FOLDER/pairs.csv, of people who are not trained on.
+    """Sample pairs of faces for verification: FOLDER/pairs.csv.
 
-    FOLDER holds a folder for each of them, with several images.
+    FOLDER has one folder per person, with several images; use people that are not in the training data.
+
+    Example: trainkit data pairs held-out-people --most 6000
     """
     from trainkit.data.formats import pairs_csv as drawing
 
     count, people = drawing.write_drawn(folder, most)
     echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
+    next_step("data", "import", folder / "pairs.csv", "OUT", "--evaluation", why="an evaluation set for recipes")
 
 
 @recipe_command(
-    click.option("--all", "whole", is_flag=True, help="Look at all images, however many there are."),
+    click.option("--all", "whole", is_flag=True, help="Check all images, however many there are."),
     click.option(
-        "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Write the whole report there too."
+        "--json", "out", metavar="FILE", type=click.Path(path_type=Path), help="Also write the whole report to FILE."
     ),
     click.option(
         "--images",
@@ -296,15 +345,18 @@ def pairs(folder: Path, most: int) -> None:
         "drawn",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Draw what looks the same side by side, as a PNG.",
+        help="Write a PNG of images that look the same, side by side.",
     ),
 )
 def check(
     recipe: str, overrides: tuple[str, ...], whole: bool, out: Path | None, drawn: Path | None, plugins: tuple[str, ...]
 ) -> int:
-    """Look in the sets of RECIPE for what is both trained on and scored, and for what is odd. Trains nothing.
+    """Check the data of RECIPE for train/test leakage.
 
-    Exit code 2 where a score would be too good, or a set is damaged. Every training does the same when it begins.
+    Also reports unusual content. Exit code 2: leakage that would make scores too good, or a damaged data set. Every
+    training runs the same check when it starts.
+
+    Example: trainkit data check mine.yaml --images duplicates.png
     """
     from trainkit.analysis import data_integrity
     from trainkit.config import run_request
@@ -321,9 +373,12 @@ def check(
     for line in data_integrity.lines(report):
         echo(line)
     if drawn is not None:
-        echo(f"{drawn}: what looks the same" if figure is not None else f"{drawn}: not written, nothing to draw")
+        echo(f"{drawn}: images that look the same" if figure is not None else f"{drawn}: not written, there are none")
     echo(f"{recipe}: {report.summary}")
-    return EXIT_CODE if report.bad else 0
+    if report.bad:
+        return EXIT_CODE
+    next_step("run", recipe, *overrides, why="train it")
+    return 0
 
 
 data.add_command(check)

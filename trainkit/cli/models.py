@@ -1,14 +1,15 @@
-"""Commands that use trained networks: predictions, evaluations, exported files, embeddings."""
+"""Commands that use trained models: predictions, evaluations, exported files, embeddings."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import bar, echo, plugins_option, recipe_file
+from trainkit.cli.options import bar, echo, next_step, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 @click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path), required=False)
 def projector(run: str, out: Path | None) -> None:
-    """Write the inspected embeddings of RUN to the folder OUT (projector/RUN) for TensorBoard's projector."""
+    """Write the embeddings of RUN for TensorBoard's projector.
+
+    Default for OUT: projector/RUN.
+
+    Example: trainkit projector last embeddings
+    """
     from trainkit.analysis import projector
     from trainkit.tracking.store import Store
 
@@ -27,26 +33,34 @@ def projector(run: str, out: Path | None) -> None:
     out = out or Path("projector") / store.find(run).name
     for done in projector.export(store, run, out):
         echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
-    echo(f"open it: tensorboard --logdir {out}")
+    echo(f"Next: tensorboard --logdir {shlex.quote(str(out))}")
 
 
 @click.command()
 @click.argument("run")
 @click.argument("source")
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--mirror", is_flag=True, help="Average over mirror images: of images 2, of volumes 8 times the time.")
+@click.option(
+    "--mirror",
+    is_flag=True,
+    help="Average over mirrored inputs: takes 2 times as long for images, 8 times for volumes.",
+)
 @plugins_option
 def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, ...]) -> int:
-    """Write what RUN says of the images, people or volumes at SOURCE to OUT, by its best weights.
+    """Predict images or volumes with the best weights of RUN.
 
-    Classes with their probabilities, and embeddings, are rows of the table OUT, .parquet or (classes) .csv; SOURCE is
-    an image, a folder of images, or a set of them in any form that is trained on. Label maps of images are
-    OUT/NAME.png, with a palette of the classes' colours and OUT/classes.json; SOURCE may name a split of a set with
-    masks: cityscapes#val. Of volumes they are OUT/NAME.nii.gz; SOURCE is a folder of NIfTI files, one file, or a data
-    set: tom500#val.
+    Classification and embeddings: OUT is a table (.parquet, for classes also .csv) with a row per image. SOURCE is an
+    image, a folder of images, or a data set in any form that can be trained on.
 
-    What cannot be read is named and left out; the exit code is then 2. What was interrupted goes on when it is begun
-    again.
+    Segmentation of images: OUT/NAME.png with the colours of the classes, and OUT/classes.json. SOURCE may name a split
+    of a data set with masks: cityscapes#val.
+
+    Segmentation of volumes: OUT/NAME.nii.gz. SOURCE is a NIfTI file, a folder of them, or a data set: tom500#val.
+
+    Files that cannot be read are listed and left out; the exit code is then 2. An interrupted prediction continues when
+    you run the same command again.
+
+    Example: trainkit predict last photos predictions.csv
     """
     from trainkit.errors import few
     from trainkit.inference import predict
@@ -62,19 +76,23 @@ def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, 
     else:
         labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
         echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
+    next_step("export", run, "OUT", why="use the model elsewhere")
     return EXIT_CODE if done.damaged else 0
 
 
 @click.command()
 @click.argument("what", metavar="RUN|CHECKPOINT")
 @click.argument("words", nargs=-1, metavar="[RECIPE] [KEY=VALUE]...")
-@click.option("--log/--no-log", default=True, help="Keep the scores as a run beneath RUN.  [default: log]")
+@click.option("--log/--no-log", default=True, help="Log the scores as a child run of RUN.  [default: log]")
 @plugins_option
 def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, ...]) -> None:
-    """Score the best weights of a run, those of a checkpoint's folder, or a file, on every evaluation of RECIPE.
+    """Evaluate the weights of a run, a checkpoint or a file.
 
-    Without RECIPE the run's own is taken; KEY=VALUE words change it: `data.evaluate={lfw: lfw/pairs.csv}`
-    `evaluations={lfw: {}}`. On several processes: accelerate launch trainkit/run.py RECIPE --score RUN
+    Runs every evaluation of RECIPE, by default the run's own; of a run the best weights are evaluated. KEY=VALUE
+    overrides change it: `data.evaluate={lfw: lfw/pairs.csv}` `evaluations={lfw: {}}`. With several processes:
+    accelerate launch trainkit/run.py RECIPE --score RUN
+
+    Example: trainkit evaluate last evaluations.val.batch_size=64
     """
     from trainkit.inference import evaluate_run
 
@@ -83,6 +101,10 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     recipe = recipe_file(words[0]) if words and "=" not in words[0] else None
     order = evaluate_run.request_for(what, recipe, words if recipe is None else words[1:], plugins)
     evaluate_run.evaluate(order, what, log)
+    if Path(what).exists():
+        next_step("ui", why="see the scores")
+    else:
+        next_step("predict", what, "IMAGES", "OUT.parquet", why="predict your own data")
 
 
 @click.command("export")
@@ -94,7 +116,7 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     "formats",
     multiple=True,
     type=click.Choice(["safetensors", "onnx", "hub-folder"]),
-    help="What to write; may be repeated.  [default: safetensors and onnx]",
+    help="Format to write; may be repeated.  [default: safetensors and onnx]",
 )
 @click.option(
     "--images",
@@ -102,10 +124,16 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     "pictures",
     default=8,
     show_default=True,
-    help="How many real images the files are compared on.",
+    help="Number of real images on which the files are compared with the trained model.",
 )
-@click.option("--latency", is_flag=True, help="Time one image: float32 and bfloat16, eager, compiled, ONNX Runtime.")
-@click.option("--seconds", default=30.0, show_default=True, help="With --latency: how long, without compilation.")
+@click.option(
+    "--latency",
+    is_flag=True,
+    help="Measure the latency of one image: float32 and bfloat16, eager, compiled, ONNX Runtime.",
+)
+@click.option(
+    "--seconds", default=30.0, show_default=True, help="With --latency: seconds to measure, without compilation."
+)
 @plugins_option
 def export_(
     run: str,
@@ -116,13 +144,16 @@ def export_(
     seconds: float,
     plugins: tuple[str, ...],
 ) -> None:
-    """Write the network of the best weights of RUN to the folder OUT, for use elsewhere.
+    """Export the model of RUN as safetensors and ONNX files.
 
-    OUT/model.safetensors and OUT/model.onnx take RGB pixels, or prepared patches of volumes, and give logits or
-    embeddings. OUT/model.json describes them to programs, OUT/README.md to people. Of a network of timm, --to
-    hub-folder is a folder that timm loads alone: timm.create_model('local-dir:OUT', pretrained=True).
+    The best weights are written to the folder OUT. OUT/model.safetensors and OUT/model.onnx take RGB pixels, or
+    prepared patches of volumes, and return logits or embeddings. OUT/model.json describes them for programs,
+    OUT/README.md for people. For a model of timm, --to hub-folder writes a folder that timm loads:
+    timm.create_model('local-dir:OUT', pretrained=True).
 
-    Files that find something else on real samples than the trained network are not kept.
+    The files are compared with the trained model on real samples; files that differ are not kept.
+
+    Example: trainkit export last exported --to onnx
     """
     from trainkit.export import export
 
@@ -138,3 +169,8 @@ def export_(
         echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
     for line in done.latency.lines() if done.latency else ():
         echo(line)
+    if "hub-folder" in formats:
+        echo(f"Load: timm.create_model('local-dir:{out}', pretrained=True)")
+    else:
+        echo(f"Load: {out / 'README.md'} has the code for Python")
+    next_step("predict", run, "IMAGES", "OUT.parquet", why="predict your own data")

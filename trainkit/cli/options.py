@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainkit import terminal
 from trainkit.environment import min_versions
 from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
-from trainkit.paths import recipe_file
+from trainkit.paths import recipe_file, recipe_word
 from trainkit.redact import hide_in_logs, without_secrets
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from trainkit.config.run_request import RunRequest
 
 
 class Plain(click.Command):
-    """A command whose user's mistakes are one message and exit code 2, without a traceback."""
+    """A command that reports user errors as one message with exit code 2, without a traceback."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run the words of a command line."""
+        """Run a command line."""
         if not standalone_mode:
             return super().main(*args, standalone_mode=False, **extra)
         try:
@@ -34,7 +39,8 @@ class Plain(click.Command):
             code = EXIT_CODE
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else self.name
-            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
+            advice = _advice(error, extra.get("args") or (args[0] if args else None))
+            code = _say(advice or f"{error.format_message().rstrip('.')}; see {path} --help")
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
@@ -59,7 +65,21 @@ class Plain(click.Command):
 
 
 class Commands(Plain, click.Group):
-    """A group of such commands. Those that were renamed are found by their old names until 1.0."""
+    """A group of such commands. Renamed ones are found by their old names until 1.0."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self.headings: dict[str, list[str]] = {}
+        """Headings of the help, and the commands below each."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands below their headings."""
+        columns = max(len(name) for names in self.headings.values() for name in names)
+        for heading, names in self.headings.items():
+            limit = formatter.width - 6 - columns
+            rows = [(name, self.commands[name].get_short_help_str(limit)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(columns), text) for name, text in rows])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,6 +97,19 @@ _OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch"
 _GONE = {"claims": "run python -m benchmarks.claims"}
 
 
+def _advice(error: click.UsageError, words: Sequence[str] | None) -> str:
+    """Return the overrides to write instead of options of other trainers; empty where the error is another one."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    parameters = error.ctx.command.params
+    known = {option for parameter in parameters for option in parameter.opts}
+    if not any(parameter.name == "overrides" for parameter in parameters):
+        return ""
+    from trainkit.config import field_names
+
+    return field_names.of_options(sys.argv[1:] if words is None else words, known)
+
+
 def _say(message: str, error: Exception | None = None) -> int:
     """Print a message, and the notes of its error on lines of their own."""
     rank = os.environ.get("RANK", "0")
@@ -87,20 +120,30 @@ def _say(message: str, error: Exception | None = None) -> int:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a text, whatever names stand in it."""
+    """Print a text with its control characters escaped."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
+def next_step(*words: object, why: str = "", err: bool = False) -> None:
+    """Print the command that may follow: `Next: trainkit check mine.yaml  # why`.
+
+    To stderr with `err`, for commands whose output is data.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        command = shlex.join(["trainkit", *(str(word) for word in words)])
+        echo(f"Next: {command}" + (f"  # {why}" if why else ""), err=err)
+
+
 plugins_option = click.option(
-    "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import a package that adds words."
+    "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import this plug-in package first; may be repeated."
 )
-words_argument = click.argument("overrides", nargs=-1)
+words_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
 def recipe_command(
     *options: Callable[[Any], Any], cls: type[click.Command] = click.Command, required: bool = True, **settings: Any
 ) -> Any:
-    """Make a command of RECIPE, KEY=VALUE words, `options` and --plugin."""
+    """Make a command that takes RECIPE, KEY=VALUE overrides, `options` and --plugin."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         recipe = click.argument("recipe", required=required)
@@ -112,7 +155,7 @@ def recipe_command(
 
 
 def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:
-    """Say that a recipe is begun with, and make the request for it."""
+    """Print that work on a recipe starts, and make the request for it."""
     announce(recipe)
     from trainkit.config.run_request import RunRequest
 
@@ -120,42 +163,69 @@ def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str,
 
 
 def announce(recipe: str) -> None:
-    """Say on rank 0 that a recipe is begun with: importing torch takes seconds in which nothing else is said.
+    """Print on rank 0 that work on a recipe starts: importing torch takes seconds.
 
-    To stderr, where it is in the way of no output; of a file that is not there only the error is said.
+    To stderr, since the output may be data. For a file that does not exist only the error is printed.
     """
     if recipe_file(recipe).is_file():
         announce_start(recipe)
 
 
 def announce_start(what: str) -> None:
-    """Say on rank 0 that a recipe, or a run, is begun with."""
+    """Print on rank 0 that work on a recipe, or a run, starts."""
     if os.environ.get("RANK", "0") == "0":
         echo(f"{what}: starting; loading torch and accelerate", err=True)
 
 
 def say_valid(request: RunRequest) -> int:
-    """Print the resolved recipe of a request, and to stderr, so that the output stays a recipe, that it is valid.
+    """Print the resolved recipe of a request, and to stderr that it is valid, with the command that trains it.
 
-    Raises UserError, after it is printed, where a run of it would not start.
+    Raises UserError, after the recipe is printed, where a run of it would not start.
     """
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)
     recipe_check.open_all(request)
     echo(f"valid: {request.path}", err=True)
+    plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
+    verb = "sweep" if request.sweep else "repeat" if request.seeds is not None else "run"
+    next_step(verb, recipe_word(request.path), *request.overrides, *plugins, why="train it", err=True)
     return 0
 
 
 @contextlib.contextmanager
 def bar(what: str, unit: str = "image") -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; what it gives is called with how many are done, of how many."""
-    from tqdm import tqdm
+    """Show a progress bar on stderr if that is a terminal; call what it gives with the number done and the total."""
+    if not terminal.is_interactive(sys.stderr):
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    with tqdm(desc=what, unit=unit, disable=None) as bar:
+    class Count(ProgressColumn):
+        """Done, in all, and how many a second."""
+
+        def render(self, task: Task) -> Text:
+            """Return the text of a task."""
+            rate = f"  {task.speed:.1f} {unit}s/s" if task.speed else ""
+            return Text(f"{task.completed:.0f}/{task.total or 0:.0f} {unit}s{rate}")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), Count(), TimeRemainingColumn())
+    # Refreshed here and not by a thread: what is called may fork.
+    with Progress(*columns, console=_bar_console(), auto_refresh=False) as progress:
+        task, drawn = progress.add_task(what, total=None), 0.0
 
         def on_progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            nonlocal drawn
+            progress.update(task, completed=done, total=total)
+            if (now := time.perf_counter()) - drawn >= 0.2 or done == total:
+                drawn = now
+                progress.refresh()
 
         yield on_progress
+
+
+def _bar_console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, markup=False, emoji=False, highlight=False)

@@ -1,7 +1,8 @@
-"""Recipes: found, shown, checked, copied, and what they need fetched."""
+"""List, show, check and copy recipes, and download what they need."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import echo, plugins_option, recipe_command, say_valid
+from trainkit.cli.options import echo, next_step, plugins_option, recipe_command, say_valid
 from trainkit.errors import UserError
-from trainkit.paths import recipe_file, shipped
+from trainkit.paths import recipe_file, recipe_word, shipped
 
 if TYPE_CHECKING:
     from trainkit.autoconfig.fit import Start
@@ -19,9 +20,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--launch-configs", is_flag=True, help="List the files for accelerate launch --config_file instead.")
+@click.option("--launch-configs", is_flag=True, help="List the files for `accelerate launch --config_file` instead.")
 def ls(launch_configs: bool) -> None:
-    """List the recipes that come with trainkit."""
+    """List the shipped recipes.
+
+    Example: trainkit ls
+    """
     from trainkit.config import loader
 
     folder = shipped("accelerate_configs" if launch_configs else "recipes")
@@ -30,24 +34,34 @@ def ls(launch_configs: bool) -> None:
         raise UserError(str(folder), "holds no YAML files", remedy="they are part of the repository and of the wheel")
     for path in found:
         echo(f"{str(path) if launch_configs else path.stem:24} {loader.headline(path)}")
+    if launch_configs:
+        return
+    next_step("cp", "RECIPE", "mine.yaml", "--data", "FOLDER", why="copy one for your own data", err=True)
 
 
 @click.command()
 @click.argument("what")
 @plugins_option
 def show(what: str, plugins: tuple[str, ...]) -> None:
-    """Show a recipe with its defaults, a run (a name, a short one, `last`, `best`), or a checkpoint folder."""
+    """Show a recipe with all defaults, a run, or a checkpoint.
+
+    WHAT is a recipe, the name of a run, `last`, `best`, or the folder of a checkpoint.
+
+    Example: trainkit show last
+    """
     path = recipe_file(what)
     if path.is_file() or path.suffix in (".yaml", ".yml"):
         from trainkit.config import loader
 
         resolved = loader.dump(loader.load(path, (), plugins))
         echo(loader.header(path) + resolved, nl=False)
+        next_step("run", recipe_word(path), *_plugins(plugins), why="train it", err=True)
         return
     from trainkit.checkpoint import verification
 
     if path.is_dir() and (path / verification.MANIFEST).exists():
         echo(verification.describe(path))
+        next_step("evaluate", os.path.relpath(path), why="evaluate these weights", err=True)
         return
     from trainkit.tracking import lineage, run_folder
     from trainkit.tracking.store import Store
@@ -68,6 +82,22 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     for step in sorted(folder.checkpoints.glob("step-*")):
         echo()
         echo(verification.describe(step))
+    _next_of_run(folder)
+
+
+def _next_of_run(folder: RunFolder) -> None:
+    """Print what may follow a run, by how it ended."""
+    info = folder.info()
+    if info.status in ("KILLED", "FAILED"):
+        next_step("run", "--resume", folder.name, why="continue it", err=True)
+    elif info.follows:
+        next_step("compare", info.follows, folder.name, why="which scores differ significantly", err=True)
+    else:
+        next_step("ui", why="curves, images and speed", err=True)
+
+
+def _plugins(plugins: tuple[str, ...]) -> list[str]:
+    return [word for plugin in plugins for word in ("--plugin", plugin)]
 
 
 def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
@@ -103,7 +133,12 @@ def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
 
 @recipe_command()
 def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Validate RECIPE, print it resolved, and open the data, weights and networks that a run of it opens."""
+    """Validate RECIPE, print it with defaults, and open its data.
+
+    Also opens its weights. Reports all errors at once. What is printed to stdout is a valid recipe itself.
+
+    Example: trainkit check mine.yaml optim.lr=0.01
+    """
     from trainkit.config.run_request import RunRequest
 
     say_valid(RunRequest(recipe_file(recipe), overrides, plugins))
@@ -112,13 +147,15 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 @click.command()
 @click.argument("recipe", metavar="RECIPE|RUN")
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option("--data", metavar="FOLDER|hf://NAME", help="Look at this data, and fill in what follows from it.")
+@click.option(
+    "--data", metavar="FOLDER|hf://NAME", help="Inspect this data, and fill in the values that follow from it."
+)
 @click.option(
     "--start",
     type=click.Choice(["fine-tune", "probe", "scratch"]),
-    help="How training on --data starts: all pretrained weights trained on, a linear probe, or random weights.",
+    help="How training starts: fine-tune all pretrained weights, train a linear probe, or from scratch.",
 )
-@click.option("--weights", metavar="FILE|timm:NAME.TAG|run:NAME", help="Pretrained weights to start from.")
+@click.option("--weights", metavar="FILE|timm:NAME.TAG|run:NAME", help="Start from these pretrained weights.")
 @plugins_option
 def cp(
     recipe: str,
@@ -128,11 +165,16 @@ def cp(
     weights: str | None,
     plugins: tuple[str, ...],
 ) -> None:
-    """Copy RECIPE, or the recipe of RUN, to NEW for another data set; the lines to decide are marked."""
+    """Copy RECIPE, or the recipe of RUN, to NEW for your own data.
+
+    Lines that you have to decide are marked.
+
+    Example: trainkit cp convnext mine.yaml --data photos
+    """
     from trainkit.autoconfig import fit, new_recipe
 
     if data is None and (start or weights):
-        raise UserError("--start, --weights", "without --data", "--data FOLDER, whose images are looked at")
+        raise UserError("--start, --weights", "given without --data", "--data FOLDER with your images")
 
     path, run = recipe_file(recipe), ""
     if not path.is_file() and path.suffix not in (".yaml", ".yml"):
@@ -142,17 +184,18 @@ def cp(
     for sentence in copied.seen:
         echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
-    files, then = ", ".join(map(str, copied.files)), f"then: trainkit check {new}"
+    files = ", ".join(map(str, copied.files))
     if not copied.marked:
-        echo(f"{files}: {then}")
+        echo(f"{files}: written")
     elif data is None:
-        echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}, {then}")
+        echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}")
     else:
-        echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}, {then}")
+        echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}")
+    next_step("check", new, *_plugins(plugins), why="validate it")
 
 
 def _run(word: str) -> RunFolder:
-    """The run that a word stands for. Raises UserError that thinks of recipes too."""
+    """Find a run. Raises UserError that suggests a recipe with a similar name."""
     from trainkit.config.validation import nearest
     from trainkit.tracking.store import Store
 
@@ -160,7 +203,7 @@ def _run(word: str) -> RunFolder:
         return Store.locate().find(word)
     except UserError as error:
         near = nearest(word, [file.stem for file in shipped("recipes").glob("*.yaml")])
-        remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; of runs {error.remedy}"
+        remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; for runs: {error.remedy}"
         raise UserError(repr(word), "neither a recipe nor a run", remedy=remedy) from None
 
 
@@ -168,13 +211,20 @@ def _run(word: str) -> RunFolder:
 @click.argument("recipe", metavar="RECIPE|timm:NAME.TAG")
 @plugins_option
 def download(recipe: str, plugins: tuple[str, ...]) -> None:
-    """Download what RECIPE names, each file checked by its SHA-256, or weights of timm. Training never uses the
-    network."""
+    """Download the files that RECIPE names, and verify them.
+
+    Each file is checked by its SHA-256. timm:NAME.TAG downloads weights of timm. Training itself never uses the
+    network.
+
+    Example: trainkit download timm:convnext_atto.d2_in1k
+    """
     from trainkit.autoconfig import download as downloads
     from trainkit.checkpoint.timm_weights import PREFIX
 
     if recipe.startswith(PREFIX):
         echo(downloads.weights(recipe))
+        next_step("cp", "RECIPE", "mine.yaml", "--data", "FOLDER", "--weights", recipe, why="fine-tune them")
         return
     for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)
+    next_step("check", recipe, *_plugins(plugins), why="validate the recipe and open its files")

@@ -1,4 +1,4 @@
-"""Runs, once they are there: compared, and taken into the registry."""
+"""Compare runs, and promote one to the model registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trainkit.cli.options import echo
+from trainkit.cli.options import echo, next_step
 from trainkit.errors import UserError
 
 
@@ -20,23 +20,25 @@ def _file(ending: str, what: str) -> Callable[[Any], Any]:
 
 @click.command()
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
-@_file("html", "a page that needs nothing else")
-@_file("png", "an image of the intervals")
-@_file("json", "all values")
-@click.option("--no-log", is_flag=True, help="Keep nothing in MLflow.")
+@_file("html", "a self-contained HTML page")
+@_file("png", "a figure of the intervals")
+@_file("json", "all values as JSON")
+@click.option("--no-log", is_flag=True, help="Do not log the comparison to MLflow.")
 def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Path | None, no_log: bool) -> None:
-    """Compare runs with the first: what was changed, and which score differs by more than chance.
+    """Compare runs: what changed, and what differs significantly.
 
-    A RUN is a name, a short one (`convnext`: its last finished run), an MLflow id, `last` (the newest training),
-    `last-finished`, `best` (of the experiment of the other run named) or `best:RECIPE`; of a run with repeats beneath
-    it, those are compared.
+    Each run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an MLflow run
+    id, `last` (the newest run), `last-finished`, `best` (of the other run's experiment) or `best:RECIPE`. For a parent
+    run its child runs are compared.
+
+    Example: trainkit compare best:convnext last --html compare.html
     """
     files = {ending: file for ending, file in (("html", html), ("png", png), ("json", json)) if file is not None}
     for ending, file in files.items():
         if file.suffix != f".{ending}":
             raise UserError(f"--{ending}", f"{file}", f"a file that ends in .{ending}")
         if not file.absolute().parent.is_dir():
-            raise UserError(f"--{ending}", f"the folder of {file} is not there", remedy="make it first")
+            raise UserError(f"--{ending}", f"the folder of {file} does not exist", remedy="create it first")
     from trainkit.analysis import compare, compare_report
     from trainkit.tracking.store import Store
 
@@ -51,23 +53,29 @@ def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Pat
         echo(f"{file}: written")
     if not no_log:
         compare_report.log(store, found)
+    next_step("promote", run[-1], why="register it, if it is significantly better")
 
 
 @click.command()
 @click.argument("run")
-@click.option("--as", "alias", metavar="ALIAS", help="Which alias moves.  [default: the recipe's, or champion]")
-@click.option("--name", metavar="MODEL", help="Of the registered model.  [default: the recipe's, or the recipe's name]")
-@click.option("--metric", help="The score that decides.  [default: the recipe's, or its best.metric]")
+@click.option("--as", "alias", metavar="ALIAS", help="Alias to set.  [default: the recipe's, or champion]")
+@click.option(
+    "--name", metavar="MODEL", help="Name of the registered model.  [default: the recipe's, or the recipe's name]"
+)
+@click.option("--metric", help="Metric that decides.  [default: the recipe's, or its best.metric]")
 @click.option(
     "--max-slower",
     type=click.FloatRange(0, 1, max_open=True),
-    help="Share by which it may be slower.  [default: the recipe's, or 0.1]",
+    help="Largest allowed loss of throughput, 0.1 = 10 %.  [default: the recipe's, or 0.1]",
 )
 def promote(run: str, **words: str | float | None) -> int:
-    """Give the best weights of RUN an alias in MLflow's model registry, if they beat what has it.
+    """Register the best weights of RUN, if they are better.
 
-    They must be better beyond chance on the same data, and RUN not slower on the same hardware. The decision is written
-    down with its evidence. Exit code 1: refused.
+    Sets an alias in MLflow's model registry. Compared with the model that has the alias, the weights must be
+    significantly better on the same data, and RUN must not be slower on the same hardware. The decision is logged with
+    its evidence. Exit code 1: refused.
+
+    Example: trainkit promote last --as champion
     """
     from trainkit.analysis import promote
     from trainkit.tracking.store import Store
@@ -76,4 +84,8 @@ def promote(run: str, **words: str | float | None) -> int:
     folder = store.find(run)
     decision = promote.promote(store, folder, promote.asked(folder, words))
     echo("\n".join(decision.lines()))
-    return 1 if decision.refused else 0
+    if decision.refused:
+        next_step("compare", "best", folder.name, why="where it differs from the best run")
+        return 1
+    next_step("export", folder.name, "OUT", why="files for use elsewhere")
+    return 0

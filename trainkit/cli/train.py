@@ -26,46 +26,59 @@ if TYPE_CHECKING:
 NEWEST = ""
 
 _checked_and_resumed = (
-    click.option("--check", is_flag=True, help="Validate, print the resolved recipe, open what a run opens, and end."),
+    click.option(
+        "--check", is_flag=True, help="Validate only: print the resolved recipe, open data and weights, then exit."
+    ),
     click.option(
         "--resume",
         is_flag=False,
         flag_value=NEWEST,
         default=None,
         metavar="[RUN]",
-        help="Continue a run, also without RECIPE; without a name the newest unfinished one of RECIPE.",
+        help="Continue RUN (no RECIPE needed). Without RUN: the newest unfinished run of RECIPE.",
     ),
-    click.option("--elastic", is_flag=True, help="With --resume: the number of processes may have changed."),
+    click.option("--elastic", is_flag=True, help="With --resume: allow another number of processes."),
 )
 _choosing = (
-    click.option("--random", type=click.IntRange(1), metavar="N", help="Of a sweep: N settings at random."),
-    click.option("--tpe", type=click.IntRange(1), metavar="N", help="Of a sweep: N proposed by Optuna's TPE."),
-    click.option("--draws", default=0, metavar="SEED", help="Of a sweep: seed of what is drawn or proposed."),
+    click.option("--random", type=click.IntRange(1), metavar="N", help="Sweep: try N random settings."),
+    click.option(
+        "--tpe", type=click.IntRange(1), metavar="N", help="Sweep: try N settings proposed by Optuna's TPE sampler."
+    ),
+    click.option(
+        "--draws", default=0, metavar="SEED", show_default=True, help="Sweep: seed of the random or proposed settings."
+    ),
     click.option(
         "--pruner",
         type=click.Choice(["median", "halving"]),
-        help="Of a sweep: end runs that fall behind at an evaluation, by Optuna.",
+        help="Sweep: stop runs that fall behind at an evaluation, with an Optuna pruner.",
     ),
 )
 
 
 class Training(Plain):
-    """A command with `--resume`, behind which the name of a run may stand, or a word that changes the recipe."""
+    """A command with `--resume`, which may be followed by the name of a run or by an override."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, which takes any word behind it for the name; that of no run has a `=`."""
+        """Parse as click does, but take a word with `=` after --resume for an override: no run name has one."""
         nameless = {n for n, word in enumerate(args[1:]) if args[n] == "--resume" and "=" in word}
         return super().parse_args(ctx, [f"{w}={NEWEST}" if n in nameless else w for n, w in enumerate(args)])
 
 
 @recipe_command(
     *_checked_and_resumed,
-    click.option("--resume-or-start", "or_start", is_flag=True, help="As --resume; start a run where there is none."),
-    click.option("--folds", is_flag=True, help="Cross-validation: train once for each fold of the data, it held out."),
-    click.option("--seeds", type=int, metavar="N", help="Train with N seeds, as `trainkit repeat`."),
-    click.option("--sweep", is_flag=True, help="Train with several settings, as `trainkit sweep`."),
+    click.option(
+        "--resume-or-start",
+        "or_start",
+        is_flag=True,
+        help="Like --resume, but start a new run if there is none to continue.",
+    ),
+    click.option("--folds", is_flag=True, help="Cross-validation: train once per fold, with that fold held out."),
+    click.option("--seeds", type=int, metavar="N", help="Train with N seeds, like `trainkit repeat`."),
+    click.option("--sweep", is_flag=True, help="Train with several settings, like `trainkit sweep`."),
     *_choosing,
-    click.option("--score", metavar="RUN", help="Score the best weights of RUN on the recipe's evaluations, and end."),
+    click.option(
+        "--score", metavar="RUN", help="Evaluate the best weights of RUN on the recipe's evaluations, then exit."
+    ),
     cls=Training,
     required=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -84,11 +97,14 @@ def run(
     plugins: tuple[str, ...],
     **choice: Any,
 ) -> int:
-    """Train RECIPE, with KEY=VALUE words changing it. `trainkit train` does the same.
+    """Train RECIPE, with KEY=VALUE overrides.
 
-    accelerate launch trainkit/run.py recipes/adadistill.yaml optim.lr=0.05
+    RECIPE is a file or the name of a shipped recipe. `trainkit train` is the same command. To train with several
+    processes: accelerate launch trainkit/run.py RECIPE
 
-    `--resume RUN` needs no RECIPE: the run goes on with its own, and with what its command asked for.
+    `--resume RUN` continues a run with its own recipe and options.
+
+    Example: trainkit run convnext optim.lr=0.006
     """
     if recipe is None or ("=" in recipe and not Path(recipe).exists()):
         words = overrides if recipe is None else (recipe, *overrides)
@@ -101,11 +117,11 @@ def run(
     if len(several) > 1:
         raise click.UsageError(f"{' and '.join(several)} at once; give one of them")
     if several and score is not None:
-        raise click.UsageError(f"--score is of one run, not with {several[0]}")
+        raise click.UsageError(f"--score evaluates one run; leave out {several[0]}")
     if not sweep and Sweep(**choice) != Sweep():
-        raise click.UsageError("--random, --tpe, --draws and --pruner are of a sweep: add --sweep")
+        raise click.UsageError("--random, --tpe, --draws and --pruner are options of a sweep: add --sweep")
     if or_start and resume:
-        raise click.UsageError(f"--resume {resume} or --resume-or-start: leave one of them out")
+        raise click.UsageError(f"--resume {resume} and --resume-or-start at once; give one of them")
     resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
     request = RunRequest(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
     if check:
@@ -130,7 +146,7 @@ def _go_on(
     if recipe_file(run).is_file():
         raise click.UsageError(f"--resume {run} names a recipe; put it before --resume")
     if other:
-        raise click.UsageError("--resume RUN without RECIPE repeats the options of the run; leave all others out")
+        raise click.UsageError("--resume RUN without RECIPE repeats the options of the run; leave out all others")
     stopping = _prepare_process(None)
     if not check:
         announce_start(run)
@@ -143,24 +159,32 @@ def _go_on(
 
 
 @recipe_command(
-    click.option("--seeds", default=5, show_default=True, metavar="N", help="How many, the first that of the recipe."),
+    click.option(
+        "--seeds", default=5, show_default=True, metavar="N", help="Number of seeds, from the recipe's seed upwards."
+    ),
     *_checked_and_resumed,
     cls=Training,
 )
 def repeat(**asked: Any) -> int:
-    """Train RECIPE with several seeds: mean, standard deviation and 95 % interval of every final score.
+    """Train RECIPE with several seeds and report mean and spread.
 
-    Runs of it that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
+    Reports mean, standard deviation and 95 % interval of the mean of each metric. Finished runs with the same recipe,
+    seed and data are reused. With several processes: accelerate launch trainkit/run.py RECIPE --seeds 5
+
+    Example: trainkit repeat convnext --seeds 5
     """
     return _launch(**asked)
 
 
 @recipe_command(*_choosing, *_checked_and_resumed, cls=Training)
 def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, **asked: Any) -> int:
-    """Train RECIPE with every setting of the words that give several values: optim.lr=0.1,0.05 train.ema=null,0.99
+    """Train RECIPE with several settings and rank the runs.
 
-    With --random or --tpe a word may be a range too, of which so many settings are tried: optim.lr=log:1e-3..1e-1. Runs
-    that finished already are used. On several processes: accelerate launch trainkit/run.py RECIPE WORDS --sweep
+    Every combination of overrides with several values is trained: optim.lr=0.1,0.05 train.ema=null,0.99. With --random
+    or --tpe an override may be a range: optim.lr=log:1e-3..1e-1. Finished runs with the same setting and data are
+    reused. With several processes: accelerate launch trainkit/run.py RECIPE KEY=A,B --sweep
+
+    Example: trainkit sweep convnext optim.lr=1e-3,3e-3,1e-2
     """
     return _launch(**asked, sweep=_sweep(random, tpe, draws, pruner))
 

@@ -1,4 +1,4 @@
-"""YAML -> Recipe: the file, the `key=value` words after it, and every mistake in both at once; and back again.
+"""YAML -> Recipe: the file, the `key=value` words after it, and every error in both at once; and back again.
 
 `yaml_reader` reads and writes the text, `validation` checks the values; this module joins them.
 """
@@ -49,7 +49,7 @@ RECIPES = paths.shipped("recipes")
 
 
 class ConfigError(UserError):
-    """A recipe or override that cannot be used; `problems` are all its mistakes."""
+    """A recipe or override that cannot be used; `problems` are all its errors."""
 
     def __init__(self, where: str, problems: Sequence[Problem]):
         self.problems = list(problems)
@@ -65,7 +65,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
     """Read a recipe, apply `key=value` words to it in their order, and check it.
 
     `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
-    Raises ConfigError with every mistake.
+    Raises ConfigError with every error.
     """
     tables = with_plugins(TABLES, plugins)
     return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
@@ -74,7 +74,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str]
 def parse(
     cls: type[T], text: str | bytes, where: str, overrides: Sequence[str] = (), tables: Tables | None = None
 ) -> T:
-    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every mistake."""
+    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every error."""
     tables = tables or {}
     source = read(_decode(text, where) if isinstance(text, bytes) else text)
     if source.tree is None and source.problems:
@@ -119,7 +119,7 @@ def _read_file(path: Path) -> bytes:
         if not path.exists():
             found = "no such file"
         elif not path.is_file():
-            found = "a folder, not a recipe" if path.is_dir() else "not a regular file"
+            found = "a folder, not a recipe file" if path.is_dir() else "not a regular file"
         elif path.suffix not in (".yaml", ".yml"):
             found = "not the name of a YAML file"
         else:
@@ -154,7 +154,7 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     parts = renamed_keys.current(key.strip().split("."), source.tree)
     wrong = ""
     if FORBIDDEN.search(key) or not equals or not all(parts):
-        wrong = "not of the form key=value; write it like optim.lr=0.05"
+        wrong = "not of the form KEY=VALUE; write it like optim.lr=0.05"
     elif not text.strip():
         # An unset variable of the shell looks like this, so it is no way to write null.
         wrong = f"""no value; write {cut(key)}=null for none, {cut(key)}='""' for empty text"""
@@ -201,7 +201,7 @@ def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             _refuse_secrets(value, (*path, key), source)
     elif path and holds_secret(str(path[-1]), tree):
-        remedy = "take it out of the recipe, which is kept with every run, and have the environment name it"
+        remedy = "remove it from the recipe, which is stored with every run, and pass it in an environment variable"
         source.problems.append(Problem(dotted(path), found="holds a secret", remedy=remedy, **source.at(path)))
 
 
@@ -219,16 +219,16 @@ def with_plugins(tables: Tables, plugins: Sequence[str]) -> Tables:
             added = importlib.import_module(plugin).TABLES
         except ModuleNotFoundError as error:
             raise UserError(
-                where, f"no module {error.name!r}", remedy="install it, or run where it is found"
+                where, f"no module {error.name!r}", remedy="install it, or set PYTHONPATH to its folder"
             ) from error
         except AttributeError as error:
-            raise UserError(where, "no TABLES in it", 'TABLES = {"task": {"word": "package.module:Class"}}') from error
+            raise UserError(where, "it has no TABLES", 'TABLES = {"task": {"word": "package.module:Class"}}') from error
         for table, words in added.items():
             if table not in merged:
-                raise UserError(where, f"adds words for {table!r} blocks", one_of(list(merged)))
+                raise UserError(where, f"it adds names to unknown blocks {table!r}", one_of(list(merged)))
             for word, place in words.items():
                 if word in merged[table]:
-                    raise UserError(where, f"the {table} {word!r} is there already", remedy="choose another word")
+                    raise UserError(where, f"the {table} {word!r} already exists", remedy="choose another name")
                 if not re.fullmatch(r"[\w.]+:\w+", place):
                     raise UserError(where, f"{table} {word!r} is {place!r}", "package.module:Class")
                 merged[table][word] = place

@@ -1,7 +1,7 @@
 """Ranges of the numbers in a recipe: types that a field is declared with, so that no number is without bounds.
 
 A range that one field alone has stands at that field, as `Annotated[float, Field(ge=0, le=5)]`. Upper bounds lie far
-above what is used: beyond them a value can only be a mistake, or exhausts the machine.
+above what is used: beyond them a value can only be an error, or exhausts the machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 MANY = 1_000_000
-"""Upper bound where nothing but a mistake is larger."""
+"""Upper bound where nothing but an error is larger."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 """From 0 to 1."""
@@ -42,8 +42,8 @@ Side = Annotated[int, Field(ge=1, le=1 << 13)]
 Byte = Annotated[int, Field(ge=0, le=255)]
 """Value of a channel of an image in a file."""
 Factor = Annotated[float, Field(ge=0, le=100)]
-"""What intensities are multiplied by; also a multiple of their standard deviation."""
+"""Factor on intensities, or a multiple of their standard deviation."""
 Ratio = Annotated[float, Field(ge=0.01, le=100)]
 """Of two lengths."""
 Deviation = Annotated[float, Field(gt=0, le=255)]
-"""What pixels 0 to 1 are divided by."""
+"""Standard deviation by which pixels in 0 .. 1 are divided."""

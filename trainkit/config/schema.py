@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from trainkit.config.downloads import Download
 from trainkit.config.ranges import (
     MANY,
     BatchSize,
@@ -25,6 +24,7 @@ from trainkit.config.ranges import (
     Score,
     Whole,
 )
+from trainkit.config.targets import Best, StopWhen, Targets, targets_with_modes
 from trainkit.config.units import AnySpan, Curve, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
@@ -62,134 +62,147 @@ WeightDecay = Annotated[float, Field(ge=0, le=100)]
 
 @dataclass(kw_only=True)
 class Group:
-    """Parameters that are trained differently."""
+    """Parameters with a learning rate or weight decay of their own."""
 
     match: str
-    """Pattern of parameter names with `*` and `?`; one that matches nothing is an error."""
+    """Pattern of parameter names, with `*` and `?`. A pattern that matches no parameter is an error."""
     lr_scale: NotNegative = 1.0
+    """Factor on `optim.lr` for these parameters."""
     weight_decay: WeightDecay | None = None
+    """Weight decay of these parameters. null: `optim.weight_decay`."""
 
 
 @dataclass(kw_only=True)
 class LrRule:
-    """How the learning rate follows the batch: `lr` is meant for `batch_size` samples per update."""
+    """Scaling of the learning rate with the batch: `optim.lr` then applies to `batch_size` samples per step."""
 
     name: Literal["linear", "sqrt"]
-    """In proportion to the samples per update (Goyal et al. 2017, arXiv 1706.02677), or to their square root."""
+    """`linear`: the rate grows in proportion to the samples per step (Goyal et al. 2017, arXiv 1706.02677). `sqrt`:
+    with their square root."""
     batch_size: BatchSize = 256
+    """Samples per step for which `optim.lr` is given."""
 
 
 @dataclass(kw_only=True)
 class AdaptiveClip:
-    """Clipping by units: the gradient of an output of a layer is held below a share of the length of its own weights.
+    """Adaptive gradient clipping (Brock et al., ICML 2021, arXiv 2102.06171).
 
-    Adaptive gradient clipping (Brock et al., ICML 2021, arXiv 2102.06171).
+    The gradient of each output unit of a layer is limited to a fraction of the norm of that unit's weights.
     """
 
     factor: Positive = 0.01
-    """Largest length of a unit's gradient, as a share of that of its weights."""
+    """Largest norm of a unit's gradient, as a fraction of the norm of its weights."""
     eps: Positive = 1e-3
-    """Weights are taken to be at least this long, so that what starts at zero can move."""
+    """Lower bound for the norm of the weights, so that weights that start at zero can change."""
     leave_out: list[str] = field(default_factory=list)
-    """Patterns of parameter names that are not clipped, such as the last layer of a classifier; one that matches
-    nothing is an error."""
+    """Patterns of parameter names that are not clipped, such as the last layer of a classifier. A pattern that matches
+    no parameter is an error."""
 
 
 @dataclass(kw_only=True)
 class Optim:
-    """How the weights move."""
+    """Optimizer, learning rate and gradient clipping."""
 
     name: str = "sgd"
-    """`sgd`, `adam`, `adamw`, or `timm:NAME` for any of timm's."""
+    """Optimizer: `sgd`, `adam`, `adamw`, or `timm:NAME` for any optimizer of timm."""
     lr: Annotated[float, Field(gt=0, le=1000)]
+    """Peak learning rate, before `lr_rule` and the schedule."""
     lr_rule: LrRule | None = None
-    """None: `lr` is what it says, whatever the batch."""
+    """Scaling of `lr` with the samples per step. null: `lr` is used as given, at any batch size."""
     momentum: FractionBelowOne = 0.9
-    """For `sgd`."""
+    """Momentum of `sgd`."""
     nesterov: bool = False
+    """Use Nesterov momentum in `sgd`."""
     betas: tuple[FractionBelowOne, FractionBelowOne] = (0.9, 0.999)
-    """For `adam` and `adamw`."""
+    """Decay rates of the first and second moment in `adam` and `adamw`."""
     eps: FractionAboveZero = 1e-8
+    """Constant in the denominator of `adam` and `adamw`."""
     weight_decay: WeightDecay = 0.0
+    """Weight decay: the fraction of a weight, times the learning rate, that a step subtracts."""
     decay_1d: bool = True
-    """Whether biases, norm weights and other one-dimensional parameters decay too."""
+    """Apply weight decay to biases, norm weights and other one-dimensional parameters too."""
     clip_norm: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    """Largest norm of the whole gradient; the gradient is scaled down to it."""
+    """Largest norm of the whole gradient; a larger gradient is scaled down to it. null: no clipping."""
     clip_agc: AdaptiveClip | None = None
-    """Clipping by units in place of the whole gradient."""
+    """Adaptive gradient clipping, instead of `clip_norm`. null: no clipping."""
     groups: list[Group] = field(default_factory=list)
+    """Parameters with a learning rate or weight decay of their own."""
     layer_decay: FractionAboveZero | None = None
-    """Factor on the rate from each block to the one below it; the head has the full rate. For networks of timm."""
+    """Layer-wise learning rate decay: factor on the rate from each block to the one below it; the head has the full
+    rate. For networks of timm. null: one rate for all blocks."""
     fused: bool = True
-    """One kernel for all parameters, where the optimizer has one."""
+    """Use one kernel for all parameters, where the optimizer has one."""
 
     def __post_init__(self) -> None:
         if self.clip_norm is not None and self.clip_agc is not None:
-            raise ValueError("clip_norm and clip_agc are two ways to clip; give one")
+            raise ValueError("clip_norm and clip_agc are both set; keep one")
         if not self.name.startswith("timm:") and self.name not in ("sgd", "adam", "adamw"):
-            raise ValueError(f"no optimizer {self.name!r}; there are sgd, adam, adamw and timm:NAME")
+            raise ValueError(f"unknown optimizer {self.name!r}; use sgd, adam, adamw or timm:NAME")
         if self.name == "sgd" and self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov is true and momentum 0; Nesterov's step needs a momentum above 0, such as 0.9")
+            raise ValueError("nesterov is true and momentum is 0; set a momentum above 0, such as 0.9")
 
 
 @dataclass(kw_only=True)
 class Spikes:
-    """Losses that jump up (PaLM, Chowdhery et al. 2022, arXiv 2204.02311)."""
+    """Detection of loss spikes (PaLM, Chowdhery et al. 2022, arXiv 2204.02311)."""
 
     policy: Literal["warn", "rollback"] = "warn"
-    """What one does: it is said, with an event; or the run goes back to a checkpoint from before, and leaves the
-    updates around it out."""
+    """Action on a spike. `warn`: report it and record an event. `rollback`: return to a checkpoint from before the
+    spike and skip the steps around it."""
     window: Annotated[int, Field(ge=16, le=MANY)] = 128
-    """Updates whose losses are compared with; of fewer than 16 nobody knows how much they scatter."""
+    """Number of recent steps whose losses are the reference; at least 16, for a stable estimate of their spread."""
     deviations: Positive = 8.0
-    """How many robust deviations above their median, of logarithms, is a spike."""
+    """Threshold of a spike: robust standard deviations of the log loss above the median of the window."""
     leave_out: Count = 200
-    """Updates that are left out, half of them before the spike."""
+    """Number of steps that a rollback skips; half of them lie before the spike."""
 
 
 @dataclass(kw_only=True)
 class Replay:
-    """Updates that are computed twice, to find out whether the machine computes the same from the same."""
+    """Determinism check: some steps are computed twice and the results compared bit by bit."""
 
     every: TrainingSpan
-    """Every so many updates one is: `1k steps` costs a thousandth of forward and backward."""
+    """Interval between checks. `1k steps` costs a thousandth of the forward and backward time."""
     policy: Literal["stop", "warn"] = "stop"
-    """What a difference does: it ends the run, or is said, with an event and a tag."""
+    """Action on a difference. `stop`: end the run. `warn`: report it, with an event and a tag."""
 
 
 @dataclass(kw_only=True)
 class Train:
-    """How long, in which portions and in which arithmetic."""
+    """Length, batch, learning rate schedule and numerical precision of the training."""
 
     length: TrainingSpan
-    """The whole training: `26 epochs`, `80k steps`."""
+    """Length of the whole training: `26 epochs`, `80k steps`, `1M samples`."""
     batch_size: UpdateSize
-    """Samples per update, over all processes; or, as `4 per process`, those of each: more processes then make another
-    training, with larger updates, which `optim.lr_rule` can follow."""
+    """Samples per optimizer step over all processes. `4 per process` sets the samples of each process instead: more
+    processes then train with larger batches, which `optim.lr_rule` can compensate."""
     micro_batch: BatchSize | None = None
-    """Samples per process and forward; accumulation follows from it. None: the whole share of a process at once."""
+    """Samples per process and forward pass; the number of accumulated micro-batches follows from it. null: all samples
+    of a process in one forward pass."""
     schedule: Curve = field(default_factory=Curve)
+    """Learning rate schedule and warm-up. Default: constant, without warm-up."""
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
-    """`auto`: what the launcher says, else bf16 where the GPU has it, fp16 where not, float32 on a CPU."""
+    """Precision of forward and backward pass. `auto`: the launcher's setting, else bf16 where the GPU supports it, else
+    fp16, and float32 on a CPU. `no`: float32."""
     compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = field(
         default="auto", metadata={"hash": {"auto": "off"}}
     )
     """Mode of torch.compile. `auto`: `default` on a CUDA GPU where the training is long enough, else `off`."""
     activation_checkpointing: bool = field(default=False, metadata=_NOT_IN_HASH)
-    """Keep the inputs of the network's blocks alone, and compute what is inside them again in the backward pass: less
-    memory for more computation, a forward pass at most, and the same bits."""
+    """Recompute the activations inside the network's blocks in the backward pass instead of storing them. Saves memory,
+    costs at most one more forward pass, and leaves the results bitwise equal."""
     ema: FractionBetween | None = None
-    """Decay of an exponential moving average of the weights, which is evaluated too; None: no average."""
+    """Decay of the EMA weights, such as 0.999, which are evaluated beside the raw weights. null: no EMA."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
-    """What a loss or gradient that is not finite does: end the run, leave that update out, or go back to the last
-    checkpoint and leave it out."""
+    """Action on a loss or gradient that is not finite. `stop`: end the run. `skip`: skip that step. `rollback`: return
+    to the last checkpoint and skip that step."""
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
-    """What follows when memory runs out: the end of the run, or the same update or evaluation once more in portions of
-    half the size, and so from there on. Batch norm then sees fewer samples at once, so it is not done unasked."""
+    """Action on out of memory. `stop`: end the run. `halve`: repeat the step or evaluation with half the micro-batch
+    and keep that size. Batch norm then sees fewer samples at once, so `halve` is not the default."""
     spikes: Spikes | None = field(default=None, metadata=_NOT_IN_HASH)
-    """Whether losses that jump up are looked for; None: nobody looks."""
+    """Detection of loss spikes. null: off."""
     replay: Replay | None = field(default=None, metadata=_NOT_IN_HASH)
-    """Whether updates are computed twice now and then; None: none is. A GPU needs `device.deterministic`."""
+    """Determinism check. null: off. On a GPU it needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
         one = samples_per_update(self.batch_size, 1)
@@ -201,160 +214,163 @@ class Train:
 
 @dataclass(kw_only=True)
 class Device:
-    """Switches of the machine."""
+    """Switches of the hardware and of PyTorch's backends."""
 
     tf32: bool = True
-    """TensorFloat-32 matrix products and convolutions, on GPUs that have them."""
+    """Use TensorFloat-32 in matrix products and convolutions, on GPUs that have it."""
     cudnn_benchmark: bool = True
+    """Let cuDNN measure its convolution algorithms and choose the fastest for each shape."""
     channels_last: bool = True
-    """Memory format of networks and images. On CPUs too: 1.3 to 1.6 times the rate for the face networks at 48 px."""
+    """Use the channels-last memory format for networks and images, on GPUs and CPUs. On a CPU it gave 1.3 to 1.6 times
+    the throughput for the face networks at 48 px."""
     expandable_segments: bool = True
-    """The CUDA allocator grows its segments instead of splitting them."""
+    """Let the CUDA allocator grow its segments, which reduces fragmentation."""
     deterministic: bool = False
-    """Only kernels that repeat their bits. Needed for bit equality on a GPU; a CPU has it at equal threads."""
+    """Use only deterministic kernels. Bitwise equal runs on a GPU need it; on a CPU they are equal without it, at the
+    same number of threads."""
     threads: Annotated[int, Field(ge=1, le=512)] | None = None
-    """CPU threads of each process. None: what the launcher set."""
+    """CPU threads of each process. null: the launcher's setting."""
 
 
 @dataclass(kw_only=True)
 class Loader:
-    """How batches are read."""
+    """Data loading: workers, prefetching and damaged samples."""
 
     workers: Annotated[int, Field(ge=0, le=128)] = 0
-    """Worker processes per training process; 0 reads in the process itself, by threads: best for what is packed. Those
-    of torch's DataLoader where the system is not Linux."""
+    """Worker processes per training process. 0: the training process reads with threads, which is fastest for packed
+    data. On systems other than Linux they are workers of PyTorch's DataLoader."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
-    """How workers are started. None: the platform's way."""
+    """Start method of worker processes. null: the platform's default."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
-    """Batches each worker reads ahead; without workers, beside a GPU, a thread of the process."""
+    """Batches that each worker reads ahead. Without workers, a thread reads this many ahead where the device is a
+    GPU."""
     pin: bool = True
-    """Page-locked memory for batches on their way to a GPU, so that copies need not be waited for; of no use on a
-    CPU."""
+    """Use page-locked memory for batches on their way to a GPU, so that copies are asynchronous. No effect on a CPU."""
     damaged: Literal["fail", "replace"] = "fail"
-    """What a training sample does that is damaged on the disk: end the run, or another one of its class, chosen by
-    seed and row, is trained on in its place and the run says so. What is scored is never replaced, and files of up to
-    64 MiB are refused when they are opened."""
+    """Action on a training sample that is damaged on disk. `fail`: end the run. `replace`: train on another sample of
+    its class, chosen by seed and row, and report it. Evaluation samples are never replaced, and files of up to 64 MiB
+    are checked when they are opened."""
     damaged_most: Share = 0.01
-    """Share of the training set that a run may replace; more end it."""
+    """Largest fraction of the training set that `replace` may replace; above it the run ends."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
-    """Time after which a silent worker is replaced; of workers that are lost, the fourth ends the run."""
+    """Time after which a silent worker is replaced. The fourth worker that is lost ends the run."""
 
     def __post_init__(self) -> None:
         if not self.timeout.timed:
-            raise ValueError(f"timeout is '{self.timeout}'; a time is needed, such as 5 min")
+            raise ValueError(f"timeout is '{self.timeout}'; expected a time, such as 5 min")
 
 
 @dataclass(kw_only=True)
 class Limits:
-    """How long something may take before a process is ended for it."""
+    """Timeouts after which a process is ended."""
 
     hang: AnySpan | None = field(default_factory=lambda: Span(30, "minutes"))
-    """Longest time in which a training does not move on, by a phase of an update or a batch of an evaluation: then it
-    writes down what all its threads are at, and ends. Not before the first update has been made. null: no limit."""
+    """Longest time without progress, measured between phases of a step or batches of an evaluation. The process then
+    writes the stacks of all threads and ends. Starts with the first step. null: no limit."""
     collective: AnySpan = field(default_factory=lambda: Span(10, "minutes"))
-    """Longest time for which a process waits for another that gives no sign of life; one at work sends heartbeats."""
+    """Longest time to wait for another process that sends no heartbeat."""
     stop: AnySpan = field(default_factory=lambda: Span(25, "seconds"))
-    """Time from the first signal to stop, after which a training leaves although it has not saved. torch's launcher
+    """Time from the first stop signal after which the training exits even if it has not saved. The launcher of torch
     kills after 30 s."""
 
     def __post_init__(self) -> None:
         for name in ("hang", "collective", "stop"):
             if (span := getattr(self, name)) is not None and not span.timed:
-                raise ValueError(f"{name} is '{span}'; a time is needed, such as 10 min")
+                raise ValueError(f"{name} is '{span}'; expected a time, such as 10 min")
 
 
 @dataclass(kw_only=True)
 class Evaluation:
-    """One named evaluation: on which split, and when."""
+    """One named evaluation: its split and its schedule."""
 
     split: str | None = None
-    """A word of `data.evaluate`; None: the evaluation's own name."""
+    """A name in `data.evaluate`. null: the name of the evaluation."""
     every: AnySpan | None = None
+    """Interval between evaluations: `1 epoch`, `500 steps`, `30 min`. null: only at start or end."""
     at_start: bool = False
+    """Run this evaluation before the first step."""
     at_end: bool = True
+    """Run this evaluation after the last step."""
     budget: Share | None = None
-    """Largest share of wall-clock that this evaluation may take; it is held less often when it is dear."""
+    """Largest fraction of wall-clock time for this evaluation, such as `5%`; it runs less often when it would take
+    more. null: no limit."""
     batch_size: BatchSize = 256
-    """Samples per process and forward; whole volumes are read one by one, and cut into windows."""
-
-
-@dataclass(kw_only=True)
-class Best:
-    """The metric by which the best checkpoint is chosen."""
-
-    metric: str
-    """Full name, such as `lfw/accuracy`; that of EMA weights (`val/ema/top1`) makes the run hand those on."""
-    mode: Literal["max", "min"] = "max"
+    """Samples per process and forward pass. Whole volumes are read one at a time and cut into windows."""
 
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """When checkpoints are written and which are kept."""
+    """When checkpoints are written, and which are kept."""
 
     every: AnySpan | None = field(default_factory=lambda: Span(1, "epochs"))
+    """Interval between checkpoints. null: only at the end, and by `lose_at_most`."""
     at_end: bool = True
+    """Write a checkpoint after the last step."""
     keep_last: Count = 2
+    """Number of most recent checkpoints to keep."""
     keep_best: Whole = 1
+    """Number of best checkpoints to keep, by `best.metric`."""
     lose_at_most: AnySpan | None = field(default_factory=lambda: Span(10, "minutes"), metadata=_NOT_IN_HASH)
-    """Most time of training that a process which is killed takes with it, however far apart `every` is; in the first
-    minutes of a process at most half of what it did, so that a run which is killed again and again gets on."""
+    """Most training time that a killed process loses, whatever `every` is. In the first minutes of a process it is at
+    most half of the time trained, so that a run that is killed repeatedly still progresses. null: off."""
     failing: Literal["continue", "stop"] = field(default="continue", metadata=_NOT_IN_HASH)
-    """What one that cannot be written does: the training goes on and tries again at the next, or it ends. The one with
-    which a run ends must be written either way."""
+    """Action when a checkpoint cannot be written. `continue`: train on and try again at the next one. `stop`: end the
+    run. The final checkpoint must be written either way."""
 
     def __post_init__(self) -> None:
         if self.lose_at_most is not None and not self.lose_at_most.timed:
-            raise ValueError(f"lose_at_most is {self.lose_at_most}; a time is needed, such as 10 min")
+            raise ValueError(f"lose_at_most is {self.lose_at_most}; expected a time, such as 10 min")
 
 
 @dataclass(kw_only=True)
 class Profile:
-    """The updates that torch.profiler traces."""
+    """A trace of some steps by torch.profiler."""
 
     at: Annotated[int, Field(ge=1, le=1000000000)]
-    """Update with which the trace begins; the few before it warm the tracer up."""
+    """First step of the trace; the few steps before it warm the profiler up."""
     steps: Annotated[int, Field(ge=1, le=200)] = 10
-    """How many are traced; a trace of more than 200 can hardly be opened."""
+    """Number of steps to trace. Traces of more than 200 steps are too large to open."""
 
 
 @dataclass(kw_only=True)
 class Log:
-    """Log lines, figures and artifacts, and how often they are made."""
+    """Log lines, figures and artifacts, and their intervals."""
 
     every: AnySpan = field(default_factory=lambda: Span(50, "steps"))
-    """Loss, learning rate, gradient norm, speed and time shares."""
+    """Interval of loss, learning rate, gradient norm, throughput and time shares."""
     progress: AnySpan = field(default_factory=lambda: Span(2, "seconds"))
-    """How often the progress line is drawn in a terminal; without one it is printed with `every`."""
+    """Interval of the progress line in a terminal. Without a terminal it is printed with `every`."""
     figures: AnySpan | None = None
-    """Figures while training; they are always drawn at the end."""
+    """Interval of figures during the training. null: only at the end; the final figures are always drawn."""
     system_every: AnySpan | None = field(default_factory=lambda: Span(10, "seconds"))
-    """Sampling of CPU, memory and GPU use; null switches it off."""
+    """Sampling interval of CPU, memory and GPU use. null: off."""
     experiment: str | None = None
-    """MLflow experiment; None: the recipe's name."""
+    """MLflow experiment. null: the recipe's name."""
     metrics: Literal["default", "all"] | list[str] = "default"
-    """Metrics that go to MLflow: `default`, at most 40, by which runs are compared; `all`; or patterns of what goes
-    there beside the default: `["val/iou.*", "device/*"]`, in which `*` is anything without a dot, `**` anything. The
-    journal and the artifact `tables/metrics.csv` have all metrics in any case."""
+    """Metrics that go to MLflow. `default`: at most 40, those by which runs are compared. `all`: every metric. A list
+    adds patterns to the default, such as `["val/iou.*", "device/*"]`, where `*` matches anything without a dot and `**`
+    anything. The journal and the artifact `tables/metrics.csv` have all metrics in any case."""
     rows: bool = True
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
     baseline: bool = True
-    """Score trivial baselines (majority class, 1-NN on pixels, mean label map, ...) on the evaluation that decides,
-    once for its data, in seconds, when the training is over."""
+    """Evaluate trivial baselines (majority class, 1-NN on pixels, mean label map, ...) on the deciding evaluation after
+    the training. Takes seconds, once per data set."""
     ceilings: Literal["auto", "measure", "off"] = "auto"
-    """Whether the loader and the network are timed alone before the training, in seconds: `auto` where they are not
-    known for this recipe, machine and versions and the training has 500 updates or more; `measure` in any case."""
+    """Measure the upper bounds of throughput, loader and network alone, before the training; it takes seconds. `auto`:
+    where they are not known for this recipe, machine and versions, and the training has 500 steps or more. `measure`:
+    always."""
     profile: Profile | None = None
-    """A trace of a few updates, for chrome://tracing or ui.perfetto.dev, among the run's artifacts."""
+    """Trace of some steps, for chrome://tracing or ui.perfetto.dev, as an artifact of the run. null: none."""
 
     def __post_init__(self) -> None:
         if not self.progress.timed:
-            raise ValueError(f"progress is '{self.progress}'; a time is needed, such as 2 s")
+            raise ValueError(f"progress is '{self.progress}'; expected a time, such as 2 s")
         if self.system_every is not None and not self.system_every.timed:
-            raise ValueError(f"system_every is '{self.system_every}'; a time is needed, such as 10 s")
+            raise ValueError(f"system_every is '{self.system_every}'; expected a time, such as 10 s")
         wrong = [word for word in self.metrics if not re.fullmatch(r"[a-z0-9_./*-]+", word)]
         if isinstance(self.metrics, list) and wrong:
-            found = f"metrics has {wrong[0]!r}, which no metric can match"
-            raise ValueError(f"{found}; a pattern is of a-z 0-9 _ . - / and *, such as val/iou.*")
+            found = f"metrics has {wrong[0]!r}, which cannot match a metric"
+            raise ValueError(f"{found}; use a-z 0-9 _ . - / and * in patterns, such as val/iou.*")
 
 
 @dataclass(kw_only=True)
@@ -362,181 +378,82 @@ class Integrity:
     """Checks of the data before a training: train/test leakage, odd and damaged samples."""
 
     policy: Literal["warn", "refuse", "off"] = "warn"
-    """What is found is written down and said; or, where a score would be too good or a set is damaged, ends the run
-    before it begins; or nothing is looked at. Beside it `data.leakage` refuses the same image or subject twice."""
-
-
-@dataclass(kw_only=True)
-class StopWhen:
-    """Ends the training early when a metric no longer improves."""
-
-    metric: str
-    mode: Literal["max", "min"] = "max"
-    patience: Count
-    """Evaluations without an improvement before the training ends."""
-    min_delta: Annotated[float, Field(ge=0, le=1e12)] = 0.0
-    """Smallest change that counts as one."""
-
-
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-"""Ends of the names of files that can be unpacked."""
-
-
-@dataclass(kw_only=True)
-class Download:
-    """A file that `trainkit download` brings; training itself never uses the network."""
-
-    url: str
-    """An https address."""
-    sha256: str
-    """Of the file, hexadecimal."""
-    to: str
-    """Where it goes, below the folder where relative paths of data begin; what is there is never replaced."""
-    unpack: str | None = None
-    """Folder there into which an archive is unpacked, without the one folder that it may hold at its top."""
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith("https://"):
-            raise ValueError(f"url is {self.url!r}; an https address is needed")
-        if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
-            raise ValueError("sha256 must be 64 hexadecimal digits in lower case")
-        # Whoever wrote the recipe chooses where on this machine a file of theirs is put: not in `~/.ssh`.
-        for key, place in {"to": self.to, "unpack": self.unpack}.items():
-            if place is not None and not is_plain_path(place):
-                raise ValueError(
-                    f"{key} is {place!r}; a plain path below the data is needed, without .. ~ or hidden names"
-                )
-        name = self.to.rpartition("/")[2]
-        if "." not in name or is_code(name):
-            raise ValueError(f"to is {self.to!r}; the name of a file of data is needed, such as teacher.pth")
-        if self.unpack is not None and not self.to.lower().endswith(ARCHIVES):
-            raise ValueError(f"unpack is given, and to is {self.to!r}; an archive is needed: {', '.join(ARCHIVES)}")
-
-
-def is_plain_path(path: str) -> bool:
-    """Return whether a path that somebody else chose stays below the folder where it begins, without hidden names."""
-    return path == path.strip() and all(re.fullmatch(r"[\w][\w.+ ()-]*", part) for part in path.split("/"))
-
-
-def is_code(name: str) -> bool:
-    """Return whether Python or make would take a file of this name for code.
-
-    Without TRAINKIT_DATA files are put where the command was started: where Python looks for modules, make for rules.
-    """
-    return name.lower().endswith((*importlib.machinery.all_suffixes(), ".pyd")) or name.lower().endswith("makefile")
+    """Action on a finding. `warn`: report it and train. `refuse`: end the run before it starts, where a score would be
+    too good or a set is damaged. `off`: skip the checks. Independently, `data.leakage` refuses the same image or
+    subject on both sides."""
 
 
 @dataclass(kw_only=True)
 class Promote:
-    """Take an alias of MLflow's model registry when the run beats its holder: docs/how-to/promote.md."""
+    """Assignment of a model registry alias when the run beats its holder: docs/how-to/promote.md."""
 
     name: str | None = None
-    """Of the registered model; None: the recipe's name."""
+    """Name of the registered model. null: the recipe's name."""
     alias: str = "champion"
+    """Alias in the model registry that the better model gets."""
     metric: str | None = None
-    """The score that decides, by its full name; None: that of `best`."""
+    """Full name of the deciding metric. null: `best.metric`."""
     max_slower: FractionBelowOne | None = 0.1
-    """Largest share by which the training may be slower than the holder's, in samples/s on the same hardware. None:
-    it is not asked."""
+    """Largest fraction by which the training may be slower than the holder's, in samples/s on the same hardware. null:
+    not compared."""
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
-            raise ValueError(f"name is {self.name!r}; a name without / : @ and quotes is needed")
+            raise ValueError(f"name is {self.name!r}; use a name without / : @ and quotes")
         if not re.fullmatch("[A-Za-z0-9_-]+", self.alias) or re.fullmatch("(?i)latest|v[0-9]+", self.alias):
-            raise ValueError(f"alias is {self.alias!r}; letters, digits, - and _ are allowed, but not `latest` or `v1`")
-
-
-TIME_TO = "time_to/"
-"""Begins the names of metrics that hold the time to a score."""
-
-
-@dataclass(kw_only=True)
-class Targets:
-    """Values of a metric; the wall-clock until each is first reached is measured.
-
-    The time to a quality makes a training fast, and not samples a second alone (DAWNBench, Coleman et al., NIPS ML
-    Systems Workshop 2017; MLPerf Training, Mattson et al., MLSys 2020, arXiv 1910.01500).
-    """
-
-    at: list[Score]
-    mode: Literal["max", "min"] = "max"
-    """`min`: the metric comes from above, as an error rate does."""
-
-    def __post_init__(self) -> None:
-        if not self.at:
-            raise ValueError("at is empty; give a value to be reached, such as [0.9]")
-        texts = [_number_in_name(value) for value in self.at]
-        twice = [text for n, text in enumerate(texts) if text in texts[:n]]
-        if twice:
-            raise ValueError(f"{twice[0]} is given twice; keep one of them")
-
-
-def targets_with_modes(
-    asked: Mapping[str, list[float] | Targets], rules: Iterable[Best | StopWhen | None]
-) -> dict[str, Targets]:
-    """Make `Targets` of lists of values, with the mode of the rule for the same metric, `max` without one.
-
-    Raises ValueError for a list that is empty or holds a value twice.
-    """
-    modes: dict[str, Literal["max", "min"]] = {rule.metric: rule.mode for rule in rules if rule is not None}
-    found = {}
-    for metric, values in asked.items():
-        try:
-            found[metric] = values if isinstance(values, Targets) else Targets(at=values, mode=modes.get(metric, "max"))
-        except ValueError as mistake:
-            raise ValueError(f"time_to of {metric}: {mistake}") from None
-    return found
-
-
-def targets_reached(
-    asked: Mapping[str, list[float] | Targets], metrics: Mapping[str, float], seconds: float
-) -> dict[str, float]:
-    """Return `seconds` under the name of each target that these metrics reach: `time_to/lfw/accuracy_0.9`."""
-    return {
-        f"{TIME_TO}{metric}_{_number_in_name(value)}": seconds
-        for metric, targets in asked.items()
-        if metric in metrics and isinstance(targets, Targets)  # lists became such with the recipe
-        for value in targets.at
-        if (metrics[metric] >= value if targets.mode == "max" else metrics[metric] <= value)
-    }
-
-
-def _number_in_name(value: float) -> str:
-    return f"{value:.10g}".replace("+", "")  # MLflow takes no plus sign in the name of a metric
+            raise ValueError(f"alias is {self.alias!r}; use letters, digits, - and _, but not `latest` or `v1`")
 
 
 @dataclass(kw_only=True)
 class Recipe:
-    """One experiment, complete in itself."""
+    """One experiment, complete in one file."""
 
     name: str
+    """Name of the recipe: letters, digits, `-` and `_`. It begins the names of runs and is the default MLflow
+    experiment."""
     seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = 0
+    """Seed of weights, data order, augmentation and class centres."""
     task: Annotated[Task, Named("task", TABLES["task"])]
+    """Training objective: network, losses and metrics. `name` selects the task."""
     data: Annotated[Data, Named("data", TABLES["data"])]
+    """Training and evaluation data. `name` selects the kind of data."""
     optim: Optim
+    """Optimizer, learning rate and gradient clipping."""
     train: Train
+    """Length, batch, schedule and precision of the training."""
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    """Evaluations by name; each runs on a split of `data.evaluate`, by its schedule."""
     best: Best | None = None
+    """Metric that selects the best checkpoint. null: no best checkpoint is kept."""
     stop_when: StopWhen | None = None
+    """Early stopping. null: train for `train.length`."""
     time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
-    """Metrics, and values of each whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. More is better, unless
+    """Metrics, and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. Higher is better, unless
     `best` or `stop_when` of that metric says otherwise, or the entry does: `{lfw/eer: {at: [0.05], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    """When checkpoints are written, and which are kept."""
     integrity: Integrity = field(default_factory=Integrity, metadata=_NOT_IN_HASH)
+    """Checks of the data before a training."""
     log: Log = field(default_factory=Log, metadata=_NOT_IN_HASH)
+    """Log lines, figures and artifacts."""
     downloads: list[Download] = field(default_factory=list, metadata=_NOT_IN_HASH)
+    """Files that `trainkit download` fetches."""
     promote: Promote | None = field(default=None, metadata=_NOT_IN_HASH)
+    """Assignment of a model registry alias to a better model. null: none."""
     loader: Loader = field(default_factory=Loader, metadata=_NOT_IN_HASH)
+    """Data loading: workers, prefetching and damaged samples."""
     limits: Limits = field(default_factory=Limits, metadata=_NOT_IN_HASH)
+    """Timeouts after which a process is ended."""
     device: Device = field(default_factory=Device)
+    """Switches of the hardware and of PyTorch's backends."""
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
-            raise ValueError(f"name is {self.name!r}; letters, digits, - and _ are allowed")
+            raise ValueError(f"name is {self.name!r}; use letters, digits, - and _")
         for name in self.evaluations:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
-                raise ValueError(f"evaluations has the name {name!r}; small letters, digits, - and _ are allowed")
+                raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
         from trainkit.interfaces import (  # imports torch, as blocks of tasks and data do
             CountsViews,
             DrawsBlocks,
@@ -545,11 +462,11 @@ class Recipe:
 
         if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:
             if not isinstance(self.data, CountsViews):
-                raise ValueError("data is of another kind; task.net.frozen needs that of images or faces")
+                raise ValueError("task.net.frozen needs data of kind images or faces; change data or remove frozen")
             if not self.data.views:
                 raise ValueError(
-                    "data.augment changes images beyond mirroring, and task.net.frozen computes the features of each "
-                    "once: take {name: none} or {name: light, flip: 0.5}, or leave frozen out"
+                    "data.augment does more than mirror, but task.net.frozen computes the features of each image "
+                    "once; use {name: none} or {name: light, flip: 0.5}, or remove frozen"
                 )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         # Of a size per process nobody knows yet how many processes share a block.
@@ -571,19 +488,23 @@ class Recipe:
             evaluation, slash, _ = metric.partition("/")
             if not slash or evaluation not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
-                raise ValueError(f"{key} is {metric!r}, of no evaluation here; there are: {known}")
+                raise ValueError(f"{key} is {metric!r}, but there is no such evaluation; expected one of: {known}")
         if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
-            raise ValueError(f"train.schedule.metric is {watched!r}, and evaluations.{name} has no `every`; set it")
+            raise ValueError(f"train.schedule.metric is {watched!r}, but evaluations.{name} has no `every`; set it")
         for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
-                raise ValueError(f"{key} is of EMA weights, and train.ema is not set")
+                raise ValueError(f"{key} is a metric of EMA weights, but train.ema is not set; set it")
         if self.promote is not None:
             metrics = {key.partition(".")[0]: metric for key, metric in named}
             chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
             if not chosen:
-                raise ValueError("promote has no score to decide by: name one in promote.metric, or in best.metric")
+                raise ValueError("promote has no deciding metric; set promote.metric or best.metric")
             if len(set(chosen.values())) > 1:
                 both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
-                raise ValueError(f"{both}; what is promoted are the weights that best chose, so take a score of those")
+                raise ValueError(
+                    f"{both}; the weights that best selects are promoted, so use a metric of the same weights"
+                )
             if "best" not in chosen and chosen["promote"].endswith("/ema"):
-                raise ValueError("promote.metric is of EMA weights, which are promoted where best.metric is too")
+                raise ValueError(
+                    "promote.metric is a metric of EMA weights, but best.metric is not; set best.metric to one"
+                )

@@ -30,10 +30,12 @@ _SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
 
 @dataclass(frozen=True)
 class Span:
-    """An amount of training: steps, epochs or samples; or of wall-clock: seconds."""
+    """A length of training in steps, epochs or samples, or of wall-clock time."""
 
     amount: float
+    """Number of units."""
     unit: str
+    """Unit: steps, epochs, samples, seconds, minutes or hours."""
 
     @staticmethod
     def parse(text: object) -> Span:
@@ -43,10 +45,12 @@ class Span:
         # A millionth is the least that is written, so that the text of a span reads back as the same span.
         amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
         if match is None or unit is None or not 0 < amount < 1e12:
-            raise ValueError(f"{text!r} is no span; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min")
+            raise ValueError(
+                f"{text!r} is not a length; write a number and a unit: 500 steps, 1 epoch, 1M samples, 30 min"
+            )
         span = Span(amount, unit)
         if span.timed and span.seconds > _LONGEST:
-            raise ValueError(f"{text!r} is longer than the {_LONGEST / 3600:g} h that a time can be")
+            raise ValueError(f"{text!r} is longer than the maximum of {_LONGEST / 3600:g} h")
         if unit in ("steps", "samples") and amount != int(amount):
             raise ValueError(f"{text!r}: {unit} are counted in whole numbers")
         return span
@@ -74,16 +78,17 @@ class Span:
 
 @dataclass(frozen=True)
 class PerProcess:
-    """A batch size for each process: the samples of an update are so many times the processes."""
+    """A batch size per process: the samples of a step are this number times the processes."""
 
     samples: BatchSize
+    """Samples of each process per step."""
 
     @staticmethod
     def parse(text: str) -> PerProcess:
         """Read `4 per process`. Raises ValueError."""
         match = re.fullmatch(r"(\d{1,7})\s+per\s+process", text.strip())
         if match is None or not 1 <= int(match[1]) <= 1 << 20:
-            raise ValueError(f"{text!r} is no batch size; write a number, such as 64, or '4 per process'")
+            raise ValueError(f"{text!r} is not a batch size; write a number, such as 64, or '4 per process'")
         return PerProcess(int(match[1]))
 
     def __str__(self) -> str:
@@ -91,14 +96,14 @@ class PerProcess:
 
 
 def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
-    """Return the samples of an update over all processes."""
+    """Return the samples of a step over all processes."""
     return batch_size if isinstance(batch_size, int) else batch_size.samples * processes
 
 
 def read_batch_size(value: object) -> Any:
     """Return what `4 per process` says, and a number as it is. Raises ValueError for other text, and for blocks."""
     if isinstance(value, dict | list):
-        raise ValueError("a block is no batch size; write a number, such as 64, or '4 per process'")
+        raise ValueError("a block is not a batch size; write a number, such as 64, or '4 per process'")
     return PerProcess.parse(value) if isinstance(value, str) else value
 
 
@@ -109,7 +114,7 @@ def _read_span(value: object) -> Span:
 def _read_untimed(value: object) -> Span:
     span = _read_span(value)
     if span.timed:
-        raise ValueError(f"'{span}' is a time; here a length of training is needed: steps, epochs or samples")
+        raise ValueError(f"'{span}' is a time; expected a length of training in steps, epochs or samples")
     return span
 
 
@@ -120,7 +125,7 @@ def _read_share(value: object) -> float:
     # Eight digits are what a percentage with six says, so that the text of a share reads back as the same share.
     if isinstance(share, float) and 0 < round(share, 8) < 1:
         return round(share, 8)
-    raise ValueError(f"{value!r} is no share; write a percentage between 0% and 100%, such as 5%")
+    raise ValueError(f"{value!r} is not a percentage; write one between 0% and 100%, such as 5%")
 
 
 def _write_share(share: float) -> str:
@@ -140,23 +145,24 @@ UpdateSize = Annotated[
     PlainSerializer(lambda size: str(size) if isinstance(size, PerProcess) else size),
     "a whole number, or a text such as '4 per process'",
 ]
-"""Samples of an update: over all processes, or for each."""
+"""Samples of a step: over all processes, or for each."""
 
 
 @dataclass(kw_only=True)
 class Warmup:
-    """The climb to the full learning rate at the start.
+    """Warm-up of the learning rate at the start of the training.
 
-    Over W updates, the update that follows t finished ones has the share (t + 1) / W of the climb behind it: the first
-    is made at 1 / W of it, update W at the full rate, and the curve begins with update W + 1.
-    docs/reference/recipe-file.md compares this with published codes.
+    Over W steps, step t (counted from 0) uses the fraction (t + 1) / W of the climb: the first step uses 1 / W, step W
+    the full rate, and the schedule begins with the step after it. docs/reference/recipe-file.md compares this with
+    published code.
     """
 
     over: TrainingSpan
-    """Not longer than the training."""
+    """Length of the warm-up; not longer than the training."""
     kind: Literal["linear", "exponential", "quadratic"] = "linear"
+    """Shape of the climb."""
     start: FractionBelowOne = 0.0
-    """Factor from which the climb begins, before the first update; an exponential climb needs one above 0."""
+    """Factor of the full rate before the first step. `exponential` needs a value above 0."""
 
     def __post_init__(self) -> None:
         if self.kind == "exponential" and self.start == 0:
@@ -174,34 +180,38 @@ _HASHED_IF_SET = {"hash": "set"}
 
 @dataclass(kw_only=True)
 class Curve:
-    """Learning rate over the training, as a factor of `optim.lr`."""
+    """Learning rate schedule: the factor on `optim.lr` over the training."""
 
     name: Literal["constant", "steps", "cosine", "poly", "plateau"] = "constant"
+    """Shape of the schedule."""
     at: list[TrainingSpan] = field(default_factory=list)
-    """For `steps`: when the rate is multiplied by `gamma`."""
+    """For `steps`: the points at which the rate is multiplied by `gamma`."""
     gamma: FractionBetween = 0.1
-    """For `steps` and `plateau`: what the rate is multiplied by."""
+    """For `steps` and `plateau`: the factor of each reduction."""
     power: Annotated[float, Field(gt=0, le=100)] = 0.9
-    """For `poly`: (1 - share of training)^power."""
+    """For `poly`: the exponent in (1 - fraction of training)^power."""
     floor: FractionBelowOne = 0.0
-    """Factor at the end of `cosine` and `poly`, and the least of `plateau`."""
+    """Final factor of `cosine` and `poly`, and smallest factor of `plateau`."""
     warmup: Warmup | None = None
+    """Warm-up at the start. null: none."""
     metric: str | None = field(default=None, metadata=_HASHED_IF_SET)
-    """For `plateau`: the full name of the score that is watched, such as `val/miou`."""
+    """For `plateau`: full name of the watched metric, such as `val/miou`."""
     mode: Literal["max", "min"] = field(default="max", metadata=_HASHED_IF_SET)
+    """For `plateau`: `max` if higher is better, `min` if lower is better."""
     patience: Count | None = field(default=None, metadata=_HASHED_IF_SET)
-    """For `plateau`: evaluations without an improvement before the rate is reduced. PyTorch's ReduceLROnPlateau reduces
-    it one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not counted."""
+    """For `plateau`: number of evaluations without an improvement after which the rate is reduced. PyTorch's
+    ReduceLROnPlateau reduces one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not
+    counted."""
     cooldown: Whole = field(default=0, metadata=_HASHED_IF_SET)
-    """For `plateau`: evaluations after a reduction that are not counted."""
+    """For `plateau`: number of evaluations after a reduction that are not counted."""
     min_delta: Annotated[float, Field(ge=0, le=1e12)] = field(default=0.0, metadata=_HASHED_IF_SET)
-    """For `plateau`: smallest change of the score that counts as an improvement."""
+    """For `plateau`: smallest change of the metric that counts as an improvement."""
 
     def __post_init__(self) -> None:
         if (self.name == "plateau") != (self.metric is not None) or (self.metric is None) != (self.patience is None):
-            raise ValueError("a `plateau` curve needs `metric` and `patience`, which belong to that curve alone")
+            raise ValueError("a `plateau` schedule needs `metric` and `patience`, and other schedules take neither")
         if (self.name == "steps") != bool(self.at):
-            raise ValueError("`at` lists where a `steps` curve drops, and belongs to that curve alone")
+            raise ValueError("a `steps` schedule needs `at`, and other schedules do not take it")
 
     def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
         """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.
@@ -214,7 +224,7 @@ class Curve:
         if steps_per_epoch is None:
             if (over.unit == "epochs") != (length.unit == "epochs"):
                 return
-            steps_per_epoch = 1_000_000  # an epoch of this many updates compares two spans in epochs exactly
+            steps_per_epoch = 1_000_000  # an epoch of this many steps compares two spans in epochs exactly
         warm, steps = (span.steps(steps_per_epoch, batch_size) for span in (over, length))
         if warm > steps:
             part = length.amount / 10
@@ -264,12 +274,15 @@ class Gate:
     """
 
     every: Span | None
-    """None: never by itself."""
+    """Interval; None: never due."""
     steps_per_epoch: int
+    """Steps of an epoch."""
     batch_size: int
+    """Samples of a step."""
     budget: float | None = None
-    """Largest share of wall-clock that the events may take."""
+    """Largest fraction of wall-clock time that the events may take."""
     due: int = 0
+    """Step at which to ask next."""
     spent: float = 0.0
     """Seconds that past events took."""
     cost: float = 0.0
@@ -279,12 +292,12 @@ class Gate:
 
     NEVER = 1 << 62
     REPEATED: ClassVar[bool] = True
-    """Whether decisions that hang on the clock are noted, and made again by a run that is resumed."""
+    """True where decisions that depend on the clock are recorded and repeated by a resumed run."""
 
     def __post_init__(self) -> None:
         every = self.every
         self.clocked = every is not None and (every.timed or self.budget is not None)
-        """Whether the gate needs to look at the clock."""
+        """True where the gate depends on the clock."""
         self._length = every.steps(self.steps_per_epoch, self.batch_size) if every and not every.timed else 0
         self.due = self.after(0)
 

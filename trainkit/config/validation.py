@@ -21,7 +21,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
-from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, cut, dotted, shown
+from trainkit.config import field_names
+from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, cut, dotted, flow, shown
 from trainkit.errors import UserError
 
 T = TypeVar("T")
@@ -293,8 +294,7 @@ def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -
         bound = next((f"{word} {_number(ctx[key])}" for key, word in _BOUNDS.items() if key in ctx), "")
         if sort in ("unexpected_keyword_argument", "extra_forbidden"):
             blocks = blocks or list(_blocks(cls, source.tree, tables))
-            homes = [home for home, block in blocks if path[-1] in _hints(block)]
-            problems[path] = _unknown(str(path[-1]), keys, homes, Problem(text, **at))
+            problems[path] = _unknown(path, value, keys, blocks, source.tree, Problem(text, **at))
         elif sort.startswith("missing"):
             problems[path] = _missing(Problem(text, **at), _words(kind, tables))
         elif isinstance(value, dict) and sort in ("named_block", "union_tag_invalid", "union_tag_not_found"):
@@ -325,15 +325,54 @@ def _missing(base: Problem, expected: str) -> Problem:
     return replace(base, found="nothing", expected=expected, remedy="this key is required")
 
 
-def _unknown(key: str, keys: list[str], homes: list[str], base: Problem) -> Problem:
-    """An unknown key: where it belongs, else what was meant, else what there is."""
+def _unknown(
+    path: KeyPath, value: Tree, keys: list[str], blocks: list[tuple[str, type]], tree: Tree, base: Problem
+) -> Problem:
+    """Describe an unknown key: its name in trainkit, the block it belongs in, or the nearest key."""
+    key, around, base = str(path[-1]), dotted(path[:-1]), replace(base, found="unknown key")
+
+    def has(other: str) -> bool:
+        home, _, last = other.rpartition(".")
+        return any(last in _hints(block) and _is_at(home, at) for at, block in blocks)
+
+    text = None if isinstance(value, dict) else value if isinstance(value, str) else flow(value)
+    near = nearest(key, keys)
+    # Only the case differs: the plain hint is shorter.
+    advice = None if near.lower() == key.lower() else field_names.advise(key, text, has, tree, around, keys)
+    homes = [home for home, block in blocks if key in _hints(block)]
+    if advice is not None and (advice[1] or not homes):
+        return replace(base, remedy=_written(*advice, bool(base.override)))
     if len(homes) == 1:
-        return replace(
-            base, found="unknown key", remedy=f"it belongs {f'in {homes[0]}' if homes[0] else 'at the top level'}"
-        )
-    if near := nearest(key, keys):
-        return replace(base, found="unknown key", nearest=near)
-    return replace(base, found="unknown key", remedy=f"there are {', '.join(keys)}")
+        where = f"in {homes[0]}" if homes[0] else "at the top level"
+        if base.override and text is not None and "*" not in homes[0]:
+            home = f"{homes[0]}." if homes[0] else ""
+            return replace(base, remedy=f"it belongs {where}: write {field_names.quoted(home + key, text)}")
+        return replace(base, remedy=f"it belongs {where}")
+    if near:
+        return replace(base, nearest=near)
+    if advice is not None:
+        return replace(base, remedy=_written(*advice, bool(base.override)))
+    return replace(base, remedy=f"the keys here are {', '.join(keys)}")
+
+
+def _is_at(home: str, place: str) -> bool:
+    """True where a dotted path is that of a block, in which `*` stands for any name."""
+    steps, wanted = home.split("."), place.split(".")
+    return len(steps) == len(wanted) and all(w in ("*", s) for s, w in zip(steps, wanted, strict=True))
+
+
+def _written(key: str, value: str, note: str, override: bool) -> str:
+    """Return the remedy that names the key to write, with its value where that is known."""
+    block, _, last = key.rpartition(".")
+    if not key:
+        return note
+    if not value:
+        text = f"trainkit's key is {key}"
+    elif override:
+        text = f"write {field_names.quoted(key, value)}"
+    else:
+        text = f"write `{last}: {value}` {f'in {block}' if block else 'at the top level'}"
+    return f"{text} ({note})" if note else text
 
 
 def _number(bound: float) -> str:

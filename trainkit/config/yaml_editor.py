@@ -40,7 +40,7 @@ def refuse(new: Path, recipe: Path, names: Sequence[str]) -> None:
     if new.suffix not in (".yaml", ".yml"):
         raise UserError(str(new), "not the name of a YAML file", "NAME.yaml")
     if not new.parent.is_dir():
-        raise UserError(str(new.parent), "no such folder", remedy="make it first")
+        raise UserError(str(new.parent), "no such folder", remedy="create it first")
     if names and new.parent.resolve() != recipe.parent.resolve():
         found = f"not beside {recipe}, from whose folder it names {', '.join(names)}"
         raise UserError(str(new), found, remedy=f"name a file in {recipe.parent}")

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 Tree = Any
-"""What a text says: None, bool, int, float, str, list, or dict with str keys."""
+"""Values of a text: None, bool, int, float, str, list, or dict with str keys."""
 KeyPath = tuple[str | int, ...]
 
 MAX_DEPTH = 50
@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./%*+-]| (?=[A-Za-z0-9_]))*")
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake."""
+    """One error."""
 
     path: str = ""
     """Dotted key path; empty for the text as a whole."""
@@ -48,7 +48,7 @@ class Problem:
     """The word that was probably meant."""
     remedy: str = ""
     override: str = ""
-    """The override word that the mistake is in."""
+    """The override word that the error is in."""
 
     def __str__(self) -> str:
         place = f"override {shown(self.override)}" if self.override else f"line {self.line}" if self.line else ""
@@ -63,7 +63,7 @@ class Problem:
 
 @dataclass
 class Source:
-    """A document: its values, the line of each, and the mistakes in it."""
+    """A document: its values, the line of each, and the errors in it."""
 
     tree: Tree = None
     places: dict[KeyPath, int | str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
     source = reader.source
     if bad := FORBIDDEN.search(text):
         line = text.count("\n", 0, bad.start()) + 1
-        found = f"found character U+{ord(bad[0]):04X}, which does not belong in a text file"
+        found = f"found character U+{ord(bad[0]):04X}, which is not allowed in a text file"
         reader.problem(prefix, line, *(("found a tab", "use spaces") if bad[0] == "\t" else (found, "remove it")))
         return source
     # The parser in C, where PyYAML has it, is 20 times faster; both are state machines and do not recurse.
@@ -132,7 +132,7 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
         next(reader.events)
         more = next(reader.events)
         if not isinstance(more, yaml.StreamEndEvent):
-            reader.stop(prefix, more, "found a second document", "one file is one recipe")
+            reader.stop(prefix, more, "found a second document", "write one recipe per file")
         source.tree = tree
     except _Stop:
         pass
@@ -221,7 +221,7 @@ class _Reader:
 
 def _text(text: str) -> str:
     if _SURROGATE.search(text):
-        raise ValueError("an escape that stands for no character")
+        raise ValueError("an escape without a character")
     return text
 
 
@@ -230,7 +230,9 @@ def scalar(text: str) -> Tree:
     if text in _WORDS:
         return _WORDS[text]
     if _LEADING_ZERO.fullmatch(text):
-        raise ValueError(f"{cut(text)} starts with 0, which some read as octal; leave the 0 out, or quote the text")
+        raise ValueError(
+            f"{cut(text)} starts with 0, which some readers take for octal; remove the 0, or quote the text"
+        )
     if _NOT_FINITE.fullmatch(text):
         raise ValueError(f"{text} is not a finite number")
     if _INT.fullmatch(text):

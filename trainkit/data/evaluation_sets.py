@@ -23,7 +23,7 @@ class Evaluation:
     kind: str
     where: str
     files: tuple[Path, ...]
-    """What it is made of, for noticing changes."""
+    """Files and settings it is made of, to detect changes."""
     read: Callable[[], tuple[Source, Protocol]]
 
 
@@ -57,5 +57,5 @@ def _packed(path: Path) -> tuple[Source, Protocol]:
     data = Packed(path)
     protocol = data.protocol()
     if protocol is None:
-        raise UserError(str(path), "a set to train on", "an evaluation set")
+        raise UserError(str(path), "a training set", "an evaluation set")
     return repacked(data), protocol

@@ -43,12 +43,12 @@ def check_names(where: str, names: Iterable[str], remedy: str = "") -> None:
     """Raise UserError for names, or parts of paths, that tables and lists could not hold; all are counted."""
     if bad := dict.fromkeys(_first_bad(name) for name in names if not is_writable(name)):
         found = f"{number_of(len(bad), 'names')} not in UTF-8, or with control characters"
-        remedy = remedy or "rename them: in bash, $'...' around a name as listed stands for it"
+        remedy = remedy or "rename them; in bash, write the listed name inside $'...'"
         raise UserError(escaped(where), f"{found}:{listing(map(escaped, bad))}\n", "names in UTF-8 on one line", remedy)
 
 
 def _first_bad(path: str) -> str:
-    """Cut a path after its first part that cannot be written: a folder is one mistake, whatever is in it."""
+    """Cut a path after its first part that cannot be written: a folder is one error, whatever is in it."""
     parts = path.split("/")
     end = next(place for place, part in enumerate(parts) if not is_writable(part))
     return "/".join(parts[: end + 1])
@@ -99,7 +99,7 @@ def size_of(path: Path, where: str, expected: str) -> int:
         seen = path.stat()
     except OSError as error:
         gone = isinstance(error, FileNotFoundError) and path.is_symlink()
-        found = "a link that leads nowhere" if gone else f"cannot be read ({error.strerror or error})"
+        found = "a broken link" if gone else f"cannot be read ({error.strerror or error})"
         raise UserError(where, found, expected) from None
     if not stat.S_ISREG(seen.st_mode):
         raise UserError(where, _KINDS.get(stat.S_IFMT(seen.st_mode), "no file"), expected)

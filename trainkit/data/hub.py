@@ -40,8 +40,8 @@ def parse(path: str | Path) -> HubName:
     """Divide the name of a set. Raises UserError where it is none."""
     found = _NAME.fullmatch(_whole(path).removeprefix(PREFIX))
     if found is None:
-        expected = f"{PREFIX}owner/name, with /configuration, @revision and #split where wanted"
-        raise UserError(str(path), "no name of a data set", expected)
+        expected = f"{PREFIX}owner/name, optionally with /configuration, @revision and #split"
+        raise UserError(str(path), "not the name of a data set", expected)
     return HubName(*found.groups())
 
 
@@ -84,11 +84,13 @@ def download(path: str | Path, *, network: bool = True) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if constants.HF_HUB_OFFLINE:
-            raise UserError(path, "is not here, and HF_HUB_OFFLINE is set", remedy="unset it to download it") from None
+            raise UserError(
+                path, "is not downloaded, and HF_HUB_OFFLINE is set", remedy="unset it to download it"
+            ) from None
         if not network:
-            raise UserError(path, "is not here yet", remedy="download it with `trainkit download RECIPE`") from None
+            raise UserError(path, "is not downloaded", remedy="download it with `trainkit download RECIPE`") from None
         said = " ".join(str(error).split()).partition(". ")[0][:200]
-        expected = "a data set of the hub and a network"
+        expected = "a data data set of the hub and a network connection"
         raise UserError(path, f"cannot be downloaded ({said})", expected) from None
     return Path(folder)
 

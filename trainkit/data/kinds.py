@@ -114,7 +114,7 @@ KINDS: dict[str, Kind] = {
 def add(kind: Kind) -> None:
     """Add the row of a plug-in, which calls this when it is imported. Raises UserError for a name that is taken."""
     if KINDS.get(kind.name, kind) != kind:
-        raise UserError(f"the kind of data {kind.name!r}", "is there already", remedy="choose another name")
+        raise UserError(f"the kind of data {kind.name!r}", "already exists", remedy="choose another name")
     for verb in VERBS:
         dotted = getattr(kind, verb)
         if dotted is not None and not re.fullmatch(r"[\w.]+:\w+", dotted):

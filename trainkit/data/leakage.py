@@ -75,7 +75,7 @@ class Held:
     """
 
     noun: str = "images"
-    """What the samples are."""
+    """Noun for the samples."""
     prints: np.ndarray
     """uint64 (n,), fingerprint of the content of each."""
     names: Callable[[Sequence[int] | np.ndarray], list[str]]
@@ -83,7 +83,7 @@ class Held:
     subjects: frozenset[str] = frozenset()
     """Whom or what the samples are of and no two splits may share: people, patients, videos; empty where unknown."""
     kind: str = "groups"
-    """What these are."""
+    """Noun for the subjects."""
     label: np.ndarray | None = None
     """int64 (n,), class of each sample, -1 for none; None where a sample has no class of its own."""
     classes: Sequence[str] = ()
@@ -135,7 +135,7 @@ def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shared:
-    """Overlap of a set to be scored with the training set, or another one."""
+    """Overlap of a set to be evaluated with the training set, or another one."""
 
     what: Literal["subjects", "copies"]
     count: int
@@ -145,7 +145,7 @@ class Shared:
 
 
 def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
-    """Return subjects and contents of a set to be scored that are in the training set; empty where none are.
+    """Return subjects and contents of a set to be evaluated that are in the training set; empty where none are.
 
     `whose`: how the other set is called, where that is another one.
     """

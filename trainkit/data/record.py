@@ -20,7 +20,7 @@ class Record:
     id: str
     """Its name in the source: a relative path, or a row."""
     label: int | str
-    """Who or what it shows, as the source has it."""
+    """Class or person that it shows, as in the source."""
     data: Path | bytes | np.ndarray
     """A file, encoded bytes, or uint8 (height, width, 3) pixels."""
     where: str
@@ -28,7 +28,7 @@ class Record:
     landmarks: np.ndarray | None = None
     """Five points (x, y) in pixels, where the source has them."""
     group: str | None = None
-    """What it shares with other images beside its class (person, video, alphabet), where the source says so. Two
+    """Group that it shares with other images beside its class (person, video, alphabet), if the source has it. Two
     splits that share a group measure how well it is remembered."""
 
 
@@ -42,17 +42,17 @@ class Source:
     """Number of records; None where nothing says it before they are read."""
     records: Callable[[], Iterator[Record]]
     files: tuple[Path, ...] = ()
-    """What it is made of, for noticing changes."""
+    """Files and settings it is made of, to detect changes."""
     names: tuple[str, ...] | None = None
-    """What whole-number labels stand for, where the source says so."""
+    """Names of integer labels, if the source has them."""
     aligned: bool = True
-    """Whether faces lie on the template already; those that do not are aligned in any case when they are imported."""
+    """True where faces are aligned to the template already; others are always aligned on import."""
     split: str | None = None
-    """Which split of it this is, where it has several."""
+    """Split of the source, where it has several."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Which columns of a table were taken for what, where its user says so."""
+    """Columns of a table that the user assigned."""
     label: str | None = None
     """Column of a table that holds the labels."""
 

@@ -95,7 +95,7 @@ def named(text: str, *, nested: bool = True, columns: Columns | None = None) -> 
 def missing(text: str) -> str | None:
     """Return a sentence about a source that a recipe names and that is not there yet."""
     if hub.is_hub(text):
-        return None if hub.is_here(text) else f"{text} is not here yet; `trainkit download RECIPE` downloads it"
+        return None if hub.is_here(text) else f"{text} is not downloaded; run `trainkit download RECIPE`"
     path, _ = split_of(locate(text))
     return None if path.exists() else f"{path} does not exist"
 
@@ -119,7 +119,7 @@ def folder(root: Path, *, nested: bool = True) -> Source:
     below = image_decode.below(root, nested=nested)
     files = below.files
     if not files:
-        found = f"no images, but {image_decode.counted(below.others)}" if below.others else "no images"
+        found = f"no images, only {image_decode.counted(below.others)}" if below.others else "no images"
         found = f"{number_of(len(below.loose), 'images')}, in no folder of a class" if below.loose else found
         meant = only_way(root) or (_folder_of_classes(root.parent) if below.loose else None)
         raise UserError(str(root), found, "images in <class>/<image>.jpg", f"did you mean {meant}?" if meant else "")
@@ -226,9 +226,9 @@ def finding(pattern: str, what: str) -> Callable[[str, str], str]:
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"{what} {pattern!r}", f"no regular expression ({error})") from None
+        raise UserError(f"{what} {pattern!r}", f"not a regular expression ({error})") from None
     if compiled.groups != 1:
-        found, remedy = f"{compiled.groups} parts in parentheses", "other parentheses are written (?:...)"
+        found, remedy = f"{compiled.groups} parts in parentheses", "write other parentheses as (?:...)"
         raise UserError(f"{what} {pattern!r}", found, f"one: the {what}", remedy)
 
     def find(id: str, where: str) -> str:

@@ -34,7 +34,7 @@ class TrainSplit(Split):
     seed: int
     at_once = None
     any_thread = False
-    """Whether `fetch` may run in a thread beside the training: it then draws from no generator of the process."""
+    """True where `fetch` may run in a thread beside the training; it then uses no generator of the process."""
     protocol: object = None
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
@@ -55,7 +55,7 @@ class EvalSplit(Split):
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Raise ValueError: such a split is not trained on."""
-        raise ValueError(f"{self.name} is a split to be scored")
+        raise ValueError(f"{self.name} is an evaluation split")
 
 
 class SplitView(Split):
@@ -105,7 +105,7 @@ def _parse_hold_out(value: object) -> object:
     try:
         return _share.validate_python(value)
     except ValidationError:
-        raise ValueError(f"{value!r} is neither a share such as 20% nor a list of group names") from None
+        raise ValueError(f"{value!r} is neither a percentage such as 20% nor a list of group names") from None
 
 
 def _write_hold_out(value: float | list[str]) -> Any:
@@ -114,7 +114,7 @@ def _write_hold_out(value: float | list[str]) -> Any:
 
 HoldOut = Annotated[
     FractionBetween | list[str],
-    "a share such as 20%, or a list of group names",
+    "a percentage such as 20%, or a list of group names",
     BeforeValidator(_parse_hold_out),
     PlainSerializer(_write_hold_out, return_type=str | list[str]),
 ]
@@ -143,7 +143,7 @@ class Holdout:
         if isinstance(self.value, list):
             wanted = set(self.value)
             if absent := sorted(wanted - set(names)):
-                found = f"{self.several} that are not there: {few(absent)}"
+                found = f"unknown {self.several}: {few(absent)}"
                 raise UserError("data.hold_out", found, f"some of: {few(sorted(names), 20)}")
             return np.flatnonzero([name in wanted for name in names])
         if len(names) < 2:
@@ -161,9 +161,9 @@ class Holdout:
         chosen = self.choose(names, seed)
         out = np.isin(group, chosen)
         if out.all() or not out.any():
-            rest = "leaves nothing to train on" if out.any() else "holds nothing out"
+            rest = "leaves no training data" if out.any() else "holds nothing out"
             found = f"{len(chosen)} of {len(names)} {self.several}, which {rest}"
-            raise UserError("data.hold_out", found, f"some {self.several} on either side")
+            raise UserError("data.hold_out", found, f"some {self.several} on each side")
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def divide_classes(self, label: np.ndarray, names: Sequence[str], seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -186,9 +186,9 @@ class Holdout:
 def check_evaluate(evaluate: Mapping[str, str], held_out: bool, setting: str, several: str) -> None:
     """Raise ValueError for names of evaluation sets that are taken, and where `held_out` does not fit the `setting`."""
     if HELD_OUT in evaluate.values() and not held_out:
-        raise ValueError(f"evaluate names {HELD_OUT}, and {setting} does not say which {several} are held out")
+        raise ValueError(f"evaluate has {HELD_OUT}, but {setting} is not set; set it to the {several} to hold out")
     if held_out and evaluate.get(HELD_OUT, HELD_OUT) != HELD_OUT:
-        raise ValueError(f"evaluate.{HELD_OUT} is another set than the {several} of {setting}; choose another name")
+        raise ValueError(f"evaluate.{HELD_OUT} is not the {several} of {setting}; choose another name")
     check_names(evaluate)
 
 
@@ -196,7 +196,7 @@ def check_names(evaluate: Iterable[str]) -> None:
     """Raise ValueError for an evaluation set whose name cannot stand in that of a split, or is taken."""
     for name in evaluate:
         if not _NAME.fullmatch(name) or name == "train":
-            raise ValueError(f"evaluate has the name {name!r}; letters, digits, - and _ are allowed, `train` is not")
+            raise ValueError(f"evaluate has the name {name!r}; use letters, digits, - and _, but not `train`")
 
 
 def evaluated(evaluate: Mapping[str, str], held_out: bool) -> dict[str, str]:
@@ -247,6 +247,6 @@ def check_leaks(
     found += [(key(name), leak.said) for name, held in scored.items() for leak in leakage.leaks(train, held)]
     if found and policy == "refuse":
         listing = "".join(f"\n  {where}: {leak}" for where, leak in found)
-        raise UserError("data", f"what is scored was trained on:{listing}", f"\n{expected}", remedy)
+        raise UserError("data", f"train/test leakage:{listing}", f"\n{expected}", remedy)
     for where, leak in found:
-        _log.warning("%s: %s; scores on it are too good", where, leak)
+        _log.warning("%s: %s; its metrics are too optimistic", where, leak)

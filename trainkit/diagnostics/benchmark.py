@@ -1,11 +1,11 @@
 """Measure the switches of a recipe one by one and together, on this machine.
 
-Every setting trains beside the recipe as shipped, in processes of their own, in blocks of seconds that take turns
-(`stepped_process`): the ratio is of neighbours in time, its interval from their repeats. The first updates of every
-setting are compared with those of float32, eager: the same samples, so that what differs is arithmetic. What helps and
-drifts little is measured together, and `--write` puts it into a copy of the recipe.
+Each setting and the recipe as shipped train in separate processes, in alternating blocks of seconds
+(`stepped_process`). The ratio is taken within each pair of adjacent blocks, and its interval over the pairs. The losses
+of the first steps are compared with float32, eager, on the same samples. Settings that help and drift little are then
+measured together, and `--write` puts them into a copy of the recipe.
 
-What is done is kept in `benchmark.json` in the folder of its run; with `--resume` it is not measured again.
+Results are kept in `benchmark.json` in the folder of the run; `--resume` does not measure them again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainkit.diagnostics.benchmark_report import (
     TOGETHER,
     BenchmarkState,
     Result,
-    said,
+    describe,
 )  # fmt: skip
 from trainkit.diagnostics.stepped_process import Block, Ratio, SteppedProcess, SteppedProcessError
 from trainkit.diagnostics.switches import Setting, Switch
@@ -37,9 +37,9 @@ from trainkit.errors import UserError
 from trainkit.speed.eta import checkpoint_cost
 
 SECONDS = 2.0
-"""Of a block, where the number of updates is not given."""
+"""Length of a block, unless the number of steps is given."""
 _COMPARED = (3, 10)
-"""Least and most updates whose losses are compared; they warm up too."""
+"""Least and most steps whose losses are compared; they also warm up."""
 _COMPARED_SECONDS = 5.0
 _OUTPUT_SECONDS = 30.0
 """Outputs that take longer than this are not compared."""
@@ -47,14 +47,14 @@ _OUTPUT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Start:
-    """The first updates of a training: what is compared with float32."""
+    """The first steps of a training, for the comparison with float32."""
 
     losses: tuple[float, ...]
     outputs: Mapping[str, np.ndarray]
 
 
 class Benchmark:
-    """Measures the settings of a recipe beside the recipe as shipped. At most two trainings are alive at a time."""
+    """Compares the settings of a recipe with the recipe as shipped. At most two trainings run at a time."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Benchmark:
         self._plain: SteppedProcess | None = None
         self._start: Start | None = None
         self._reference: Start | None = None
-        self._pace = self._took = self._begun = 0.0
+        self._step_s = self._took = self._begun = 0.0
         self._compare_outputs = True
         self._ready: stepped_process.Ready | None = None
 
@@ -106,7 +106,7 @@ class Benchmark:
             self._open()
         except SteppedProcessError as error:
             self.close()
-            raise error.mistake or UserError("the recipe as shipped", error.reason) from None
+            raise error.user_error or UserError("the recipe as shipped", error.reason) from None
 
     def _open(self) -> None:
         began = time.monotonic()
@@ -117,7 +117,9 @@ class Benchmark:
         if self.state.machine and self.state.machine != machine:
             changed = [key for key in machine if machine[key] != self.state.machine.get(key)]
             was = ", ".join(f"{key} was {self.state.machine.get(key)} and is {machine[key]}" for key in changed)
-            raise UserError("--resume", f"the benchmark was begun elsewhere: {was}", remedy="leave --resume out")
+            raise UserError(
+                "--resume", f"the benchmark was started on another machine or version: {was}", remedy="remove --resume"
+            )
         self.state.machine = machine
         if self._start is not None:  # it was there before, and made room for a moment
             self._plain.go(self.state.compared)
@@ -125,14 +127,14 @@ class Benchmark:
         outputs, seconds = self._outputs(self._plain)
         self._compare_outputs = bool(outputs) and seconds <= _OUTPUT_SECONDS
         first = self._plain.go(_COMPARED[0] - 1)
-        self._pace = min(first.each)
+        self._step_s = min(first.each)
         least, most = _COMPARED
-        compared = int(min(max(_COMPARED_SECONDS / self._pace, least), most))
+        compared = int(min(max(_COMPARED_SECONDS / self._step_s, least), most))
         losses = [*self._plain.first.losses, *first.losses]
         if compared > len(losses):
             block = self._plain.go(compared - len(losses))
             losses += block.losses
-            self._pace = float(np.median(block.each))
+            self._step_s = float(np.median(block.each))
         self.state.compared = compared
         self._start = Start(tuple(losses), outputs if self._compare_outputs else {})
         self._took = time.monotonic() - began
@@ -147,7 +149,7 @@ class Benchmark:
             with self._child(switches.REFERENCE, ()) as child:
                 return self._begin(child, compare=True)
         except SteppedProcessError as error:
-            self._say(f"float32, eager: {error.reason}; drift is left out")
+            self._say(f"float32, eager: {error.reason}; drift is not measured")
             return None
 
     def _child(
@@ -157,7 +159,7 @@ class Benchmark:
         return SteppedProcess(request, dict(environment), within=self._within, **more)
 
     def _begin(self, child: SteppedProcess, compare: bool) -> Start:
-        """The first updates of a child that has made one: as many as are compared, or only those that warm it up."""
+        """Run the first steps of a child after its first one: all that are compared, or the warm-up only."""
         outputs = child.outputs() if compare and self._compare_outputs else {}
         block = child.go((self.state.compared if compare else _COMPARED[0]) - 1)
         return Start((*child.first.losses, *block.losses), outputs)
@@ -166,7 +168,7 @@ class Benchmark:
         began = time.monotonic()
         return child.outputs(), time.monotonic() - began
 
-    def _updates(self, seconds_each: float) -> int:
+    def _steps_in_block(self, seconds_each: float) -> int:
         return self._steps or max(1, round(SECONDS / max(seconds_each, 1e-6)))
 
     # ---- Settings
@@ -183,10 +185,10 @@ class Benchmark:
     def _expected(self, one: Setting) -> float:
         """About how many seconds a setting takes, if its samples take as long as those of the recipe as shipped."""
         sizes = (word.partition("=")[2] for word in one.words if word.startswith("train.batch_size="))
-        update = self._pace * int(next(sizes, self.ready.batch_size)) / self.ready.batch_size
-        before = self._took if one.same_samples else self._begun + _COMPARED[0] * update
-        blocks = self._updates(self._pace) * self._pace, self._updates(update) * update
-        return before + update + self._repeats * sum(blocks)
+        step = self._step_s * int(next(sizes, self.ready.batch_size)) / self.ready.batch_size
+        before = self._took if one.same_samples else self._begun + _COMPARED[0] * step
+        blocks = self._steps_in_block(self._step_s) * self._step_s, self._steps_in_block(step) * step
+        return before + step + self._repeats * sum(blocks)
 
     def listed(self) -> list[Switch]:
         """All switches, as far as is known now."""
@@ -210,7 +212,7 @@ class Benchmark:
 
     def _run_switch(self, switch: Switch) -> None:
         if not switch.settings:
-            self.state.absent[switch.name] = switch.absent or "there is nothing else to try"
+            self.state.absent[switch.name] = switch.absent or "no other setting"
             self._say(f"{switch.name:18} not measured: {self.state.absent[switch.name]}")
             return
         if switch.derived:
@@ -241,7 +243,7 @@ class Benchmark:
         if found is None:
             found = self._measure(switch, one)
             self._keep(found)
-        self._say(said(found))
+        self._say(describe(found))
         return found
 
     def _keep(self, result: Result) -> None:
@@ -275,37 +277,37 @@ class Benchmark:
 
     def _pairs(self, child: SteppedProcess) -> list[tuple[Block, Block]]:
         own = child.go(1)
-        updates = self._updates(self._pace), self._updates(own.seconds)
+        steps = self._steps_in_block(self._step_s), self._steps_in_block(own.seconds)
         try:
-            return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
+            return list(stepped_process.in_turns(self._shipped, child, steps, self._repeats))
         except SteppedProcessError as error:
             if error.child is not self._plain:
                 raise
-            # After thousands of updates at its full rate even a sound recipe may diverge: it begins again, once.
+            # After thousands of steps at its full rate even a good recipe may diverge: it restarts once.
             self.close()
             self.open()
             try:
-                return list(stepped_process.in_turns(self._shipped, child, updates, self._repeats))
+                return list(stepped_process.in_turns(self._shipped, child, steps, self._repeats))
             except SteppedProcessError as again:
                 if again.child is self._plain:
-                    raise again.mistake or UserError("the recipe as shipped", again.reason) from None
+                    raise again.user_error or UserError("the recipe as shipped", again.reason) from None
                 raise
 
     def _alone(self, result: Result, one: Setting) -> Result:
-        """Measure a setting that does not fit beside the recipe as shipped, after that has made room."""
+        """Measure a setting that needs more memory than the recipe as shipped leaves, after closing that."""
         self.close()
         try:
             with self._child(one.words, one.environment) as child:
                 start = self._begin(child, one.same_samples)
                 own = child.go(1)
-                blocks = [child.go(self._updates(own.seconds)) for _ in range(self._repeats)]
+                blocks = [child.go(self._steps_in_block(own.seconds)) for _ in range(self._repeats)]
         except SteppedProcessError as error:
             return replace(result, failed=_why(error))
         finally:
             self.open()
-        shipped = [self._shipped.go(self._updates(self._pace)).rate for _ in range(self._repeats)]
+        shipped = [self._shipped.go(self._steps_in_block(self._step_s)).rate for _ in range(self._repeats)]
         rates = [block.rate for block in blocks]
-        result = replace(result, note="too large to stand beside the recipe as shipped: not measured in turns")
+        result = replace(result, note="out of memory next to the recipe as shipped: not measured in alternating blocks")
         return self._figures(result, one, start, stepped_process.unpaired(rates, shipped), rates, shipped, blocks)
 
     def _figures(
@@ -332,7 +334,7 @@ class Benchmark:
         )
 
     def _compute(self, switch: Switch) -> None:
-        """Compute what fewer evaluations or checkpoints would bring, from the seconds of one and the recipe's plan."""
+        """Compute the effect of fewer evaluations or checkpoints from the seconds of one and the recipe's plan."""
         left = [one for one in switch.settings if self.state.found(switch.name, one.title) is None]
         costs: dict[str, float] = {}
         if left:
@@ -345,7 +347,7 @@ class Benchmark:
                 left = []
         for one in left:
             changed = load(replace(self._request, overrides=switches.merge(self._request.overrides, one.words)))
-            before, after = (seconds(r, self.ready, self._pace, costs) for r in (self._recipe, changed))
+            before, after = (seconds(r, self.ready, self._step_s, costs) for r in (self._recipe, changed))
             took = ", ".join(f"{name} {cost:.2g} s" for name, cost in costs.items())
             self._keep(
                 Result(
@@ -355,25 +357,25 @@ class Benchmark:
                     gives_up=one.gives_up,
                     number=one.number,
                     ratio=before / after,
-                    note=f"of the whole training; computed from {took}",
+                    note=f"for the whole training, computed from {took}",
                 )
             )
         for one in switch.settings:
             if (result := self.state.found(switch.name, one.title)) is not None:
-                self._say(said(result))
+                self._say(describe(result))
 
     def _costs(self, switch: str) -> dict[str, float]:
-        """Seconds of one of what is held between updates."""
+        """Return the seconds of one evaluation or checkpoint."""
         if switch == "evaluations":
             twice = 2 if self._recipe.train.ema else 1
             return {name: twice * self._shipped.evaluate(name)[0] for name in self._recipe.evaluations}
         with self._child(("checkpoints.every=1 step",), (), keep=("checkpoints",)) as child:
             block = child.go(3)
-        written = block.phases["checkpoint"] / block.updates  # each waits for the one before
-        apart = max(3, math.ceil(written / self._pace) + 1)
+        written = block.phases["checkpoint"] / block.steps  # each waits for the one before
+        apart = max(3, math.ceil(written / self._step_s) + 1)
         with self._child((f"checkpoints.every={apart} steps",), (), keep=("checkpoints",)) as child:
             peace, beside = child.go(apart - 1), child.go(apart)
-        slowed = beside.updates * (np.median(beside.each) - np.median(peace.each))
+        slowed = beside.steps * (np.median(beside.each) - np.median(peace.each))
         return {"checkpoint": beside.phases["checkpoint"] + max(0.0, float(slowed)), "writing": written}
 
     # ---- together
@@ -395,7 +397,7 @@ class Benchmark:
             self._try(TOGETHER, Setting(" + ".join(result.title for result in taken), words, environment))
 
     def kept(self) -> Result | None:
-        """Return the choice: what helps together, or the best alone where together is not better; None for nothing."""
+        """Return the choice: the settings together, or the best single one where together is not better; or None."""
         single = max((r for r in self.state.results if r.choosable and r.switch != TOGETHER), key=_ratio, default=None)
         joint = [r for r in self.state.results if r.switch == TOGETHER and r.choosable]
         if single is not None and joint and _ratio(joint[-1]) >= _ratio(single):
@@ -417,10 +419,11 @@ def _keys(result: Result) -> set[str]:
 
 
 def drift(start: Start, reference: Start | None) -> tuple[float | None, float | None]:
-    """How far losses and outputs are from the reference's: greatest difference of a loss, as a share of the mean loss;
-    root mean square of the difference of outputs, as a share of the outputs', of the column where it is greatest.
+    """Return how far losses and outputs are from the reference.
 
-    None where there is nothing to compare. Infinite where one is not a number and the other is.
+    Greatest difference of a loss, as a share of the mean loss; and root mean square of the difference of outputs, as a
+    share of the outputs', of the column where it is greatest. None where there is nothing to compare. Infinite where
+    one is not a number and the other is.
     """
     if reference is None:
         return None, None
@@ -446,33 +449,33 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else (math.inf if part else 0.0)
 
 
-def seconds(recipe: Recipe, ready: stepped_process.Ready, pace: float, costs: Mapping[str, float]) -> float:
-    """Seconds of a whole training at `pace` seconds an update: updates, and what of `costs` is held in between.
+def seconds(recipe: Recipe, ready: stepped_process.Ready, step_s: float, costs: Mapping[str, float]) -> float:
+    """Seconds of a whole training at `step_s` seconds per step: steps, and the events in `costs` between them.
 
-    Names of `costs` are evaluations; `checkpoint`, for how long one beside the training holds it up; and `writing`, how
-    long one takes. An evaluation with a budget takes no more than that share.
+    Names of `costs` are evaluations; `checkpoint`, the seconds for which one blocks training; and `writing`, the
+    seconds one takes to write. An evaluation with a budget takes no more than that share.
     """
     per_epoch, batch = ready.steps_per_epoch, ready.batch_size
     steps = recipe.train.length.steps(per_epoch, batch)
-    learned = steps * pace
-    total = learned
+    training_s = steps * step_s
+    total = training_s
 
     def times(every: Span | None, at_end: bool) -> float:
         if every is None:
             return float(at_end)
-        held = learned / every.seconds if every.timed else steps // every.steps(per_epoch, batch)
+        events = training_s / every.seconds if every.timed else steps // every.steps(per_epoch, batch)
         exact = not every.timed and steps % every.steps(per_epoch, batch) == 0
-        return held + (at_end and not exact)
+        return events + (at_end and not exact)
 
     for name, evaluation in recipe.evaluations.items():
         if name in costs:
             spent = costs[name] * times(evaluation.every, False)
             if evaluation.budget:
-                spent = min(spent, learned * evaluation.budget / (1 - evaluation.budget))
+                spent = min(spent, training_s * evaluation.budget / (1 - evaluation.budget))
             ends = times(evaluation.every, evaluation.at_end) - times(evaluation.every, False)
             total += spent + costs[name] * (ends + evaluation.at_start)
     if "checkpoint" in costs:
         many, written = times(recipe.checkpoints.every, recipe.checkpoints.at_end), costs.get("writing", 0.0)
-        each = checkpoint_cost(costs["checkpoint"], written, learned / max(many, 1))
+        each = checkpoint_cost(costs["checkpoint"], written, training_s / max(many, 1))
         total += each * many + (max(0.0, written - each) if recipe.checkpoints.at_end else 0.0)
     return total

@@ -1,4 +1,4 @@
-"""Run `trainkit bench`: a benchmark as a run of its own, each setting as a run beneath it."""
+"""Run `trainkit bench`: a parent run for the benchmark, a child run for each setting."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def command(
     resume: bool = False,
     say: Callable[[str], object] = print,
 ) -> int:
-    """`trainkit bench`. Returns 0. Raises UserError for what the user can mend."""
+    """`trainkit bench`. Returns 0. Raises UserError for what the user can fix."""
     recipe = load(request)
     chosen = _refuse(request, recipe, only, repeats, steps, write)
     store = Store.locate()
     store.ready()
     begun = replace(request, resume="" if resume else None)
-    with _told_to_stop(), _tracked(begun, recipe, store, say) as (tracker, folder):
+    with _stop_on_sigterm(), _tracked(begun, recipe, store, say) as (tracker, folder):
         for left in folder.path.glob(f"{stepped_process.PREFIX}*"):  # of one that was killed
             shutil.rmtree(left, ignore_errors=True)
         file = folder.path / _STATE
@@ -75,10 +75,10 @@ def command(
         try:
             many, took = benchmark.estimate(chosen)
             state.save(file)
-            size = f"{steps} updates" if steps else f"about {SECONDS:g} s"
+            size = f"{steps} steps" if steps else f"about {SECONDS:g} s"
             say(
                 f"{number_of(many, 'settings', 'setting')} of {repeats} pairs of {size}: about {_duration(took)}; "
-                "what is compiled takes longer. Interrupted, it goes on with --resume."
+                "compiled settings take longer. If it is interrupted, continue with --resume."
             )
             benchmark.run(chosen)
         finally:
@@ -100,7 +100,7 @@ def _refuse(
     if unknown:
         raise UserError("--only", f"no switch {', '.join(map(repr, unknown))}", f"one of {', '.join(switches.NAMES)}")
     if repeats < 2:
-        raise UserError("--repeats", f"{repeats}", "2 or more", "an interval needs repeats")
+        raise UserError("--repeats", f"{repeats}", "2 or more", "a confidence interval needs repeats")
     if steps is not None and steps < 1:
         raise UserError("--steps", f"{steps}", "1 or more")
     if not hasattr(os, "killpg"):
@@ -115,8 +115,8 @@ def _refuse(
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """A scheduler's signal ends the benchmark as Ctrl-C does: trainings closed, state kept, run KILLED."""
+def _stop_on_sigterm() -> Iterator[None]:
+    """End the benchmark on SIGTERM as on Ctrl-C: close trainings, keep the state, mark the run KILLED."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,11 +135,11 @@ def _told_to_stop() -> Iterator[None]:
 def _tracked(
     request: RunRequest, recipe: Recipe, store: Store, say: Callable[[str], object]
 ) -> Iterator[tuple[Tracker, RunFolder]]:
-    """Open the run above those of the settings: its tracker and its folder."""
+    """Open the parent run of the benchmark: its tracker and its folder."""
     from trainkit.tracking.tracker import Silent, Tracker
 
     text = loader.dump(recipe)
-    # Of the whole text: what bears on speed, such as the loader, is no part of a recipe's hash.
+    # Of the whole text: the hash of a recipe leaves out settings that affect speed, such as the loader.
     digest = hashlib.sha256(f"bench\n{text}".encode()).hexdigest()
     tracker: Tracker | Silent = Silent()
     with ending(lambda: tracker):
@@ -151,7 +151,7 @@ def _tracked(
             run_name=folder.name,
             params=loader.flat(recipe),
             tags={"trainkit.recipe": recipe.name, "trainkit.benchmark": "benchmark"},
-            note=f"What switches bring: `trainkit bench {request.path.name}`.\n\n{about(request)}",
+            note=f"Effect of each switch: `trainkit bench {request.path.name}`.\n\n{about(request)}",
             resume=resuming,
             system_metrics_every=0.0,
         )
@@ -159,7 +159,7 @@ def _tracked(
             tracker.cut_back(0)
         tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
-        say(f"run {folder.name}{', continued' if resuming else ''}")
+        say(f"run {folder.name}{' (resumed)' if resuming else ''}")
         yield tracker, folder
         tracker.finish("FINISHED")
 
@@ -169,7 +169,7 @@ def _experiment(recipe: Recipe) -> str:
 
 
 def _nested(request: RunRequest, recipe: Recipe, result: Result, folder: RunFolder, store: Store) -> None:
-    """Log one setting as a run beneath the benchmark's."""
+    """Log one setting as a child run of the benchmark."""
     from trainkit.tracking.tracker import Tracker
 
     digest = hashlib.sha256(json.dumps(asdict(result), sort_keys=True).encode()).hexdigest()
@@ -203,7 +203,7 @@ def _conclude(state: BenchmarkState, kept: Result | None, tracker: Tracker) -> N
         found["speed/largest_micro_batch"] = most[0]
     tracker.log(0, found)
     tracker.artifact_text("tables/benchmark.txt", table(state, kept) + "\n")
-    # A column of CSV holds one kind: what was not measured is not a number.
+    # A CSV column has one type: what was not measured is NaN.
     numbers = ("samples_per_s", "ratio", "low", "high", "memory_gb", "loss_drift", "output_drift")
     columns = {
         key: [math.nan if row[key] is None else row[key] for row in listed]
@@ -219,9 +219,9 @@ def _write(
     request: RunRequest, recipe: Recipe, state: BenchmarkState, kept: Result | None, new: Path, tracker: Tracker
 ) -> str:
     if kept is None or not kept.words or kept.interval is None:
-        return f"{new} is not written: there is no switch to put into it"
+        return f"{new} was not written: no override to put into it"
     machine = state.machine
-    lines = [f"speed    {kept.interval} as {request.path.name}, {kept.rate:.4g} samples/s, by"]
+    lines = [f"speed    {kept.interval} vs {request.path.name}, {kept.rate:.4g} samples/s, by"]
     lines.append(f"         {kept.title}; trainkit bench, {time.strftime('%Y-%m-%d')}")
     where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores'):g} cores"
     lines.append(f"         on {where}, torch {machine.get('torch')}, {platform.system()}")

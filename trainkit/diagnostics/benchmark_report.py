@@ -1,4 +1,4 @@
-"""Results of a benchmark, kept in a file and said in words."""
+"""Results of a benchmark, kept in a file and written as text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from trainkit.errors import number_of
 from trainkit.files import write_aside
 
 LEAST = 1.01
-"""Ratio from which a switch is worth a line in a recipe."""
+"""Least speed-up of a setting that is chosen."""
 LOSS_DRIFT = 0.02
-"""Of the loss: what is chosen may differ from float32 by so much in any of the first updates."""
+"""Largest loss difference from float32, in any of the first steps, of a setting that is chosen."""
 OUTPUT_DRIFT = 0.05
-"""Of the outputs, root mean squares: the same after the first update."""
+"""The same for the outputs after the first step, root mean square."""
 TOGETHER = "together"
 """Title of what helps, measured together."""
 _ALIKE = 1.05
@@ -48,7 +48,7 @@ class Result:
     high: float | None = None
     memory_gb: float | None = None
     loss_drift: float | None = None
-    """Greatest difference from float32, eager, in the first updates, as a share of the mean loss."""
+    """Greatest difference from float32, eager, in the first steps, as a share of the mean loss."""
     output_drift: float | None = None
     failed: str = ""
     """Why there are no figures."""
@@ -68,13 +68,13 @@ class Result:
 
     @property
     def drifts(self) -> bool:
-        """True where it differs from float32 by more than is chosen without asking."""
+        """True where the difference from float32 is too large to be chosen."""
         limits = ((self.loss_drift, LOSS_DRIFT), (self.output_drift, OUTPUT_DRIFT))
         return any(drift is not None and not drift <= limit for drift, limit in limits)
 
     @property
     def helps(self) -> bool:
-        """True where it is significantly faster, and by enough to be worth a line."""
+        """True where it is significantly faster, and by enough."""
         return self.interval is not None and self.interval.low > 1 and self.interval.value >= LEAST
 
     @property
@@ -88,21 +88,21 @@ class Result:
         if self.failed:
             return self.failed
         if (found := self.interval) is None:
-            return f"computed, not chosen: {self.gives_up}"
+            return f"computed; not kept: {self.gives_up}"
         if found.high < 1:
             return "slower"
         if found.low <= 1:
-            return "no difference" if found.high / found.low < _ALIKE else "not certain"
+            return "no difference" if found.high / found.low < _ALIKE else "inconclusive"
         if self.gives_up:
-            return f"faster, not chosen: {self.gives_up}"
+            return f"faster; not kept: {self.gives_up}"
         if self.drifts:
-            return "faster, not chosen: it drifts"
+            return "faster; not kept: numerical drift"
         return "faster" if self.helps else f"faster by less than {100 * (LEAST - 1):.0f} %"
 
 
 @dataclass
 class BenchmarkState:
-    """Results of a benchmark so far; a file, so that an interrupted one goes on."""
+    """Results of a benchmark so far; a file, so that an interrupted one can be resumed."""
 
     machine: dict[str, Any] = field(default_factory=dict)
     shipped_gb: float | None = None
@@ -158,7 +158,7 @@ def metrics(result: Result) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def said(result: Result) -> str:
+def describe(result: Result) -> str:
     """Return a result as a line."""
     head = f"{result.switch:18} {result.title}: "
     if result.failed:
@@ -168,7 +168,7 @@ def said(result: Result) -> str:
     parts = [f"{result.rate:.4g} samples/s", str(result.interval)]
     parts.append(f"{result.memory_gb:.2f} GB")
     if result.loss_drift is not None:
-        parts.append(f"loss {_percent(result.loss_drift)} off float32")
+        parts.append(f"loss drift {_percent(result.loss_drift)}")
     return head + ", ".join(parts) + f": {result.verdict}" + (f" ({result.note})" if result.note else "")
 
 
@@ -223,12 +223,12 @@ def largest(state: BenchmarkState) -> tuple[int, str] | None:
     over = next((result for result in tried if result.failed.startswith("out of memory")), None)
     if not fit:
         return None
-    return fit, f"{over.number} do not" if over is not None else "more were not tried"
+    return fit, f"{over.number} is out of memory" if over is not None else "larger ones were not tried"
 
 
 def table(state: BenchmarkState, kept: Result | None) -> str:
     """The table as text."""
-    head = ["switch", "change", "samples/s", "x as shipped (95 %)", "GB", "loss drift", "output drift", ""]
+    head = ["switch", "change", "samples/s", "ratio (95 % CI)", "GB", "loss drift", "output drift", ""]
     lines = [head]
     for row in rows(state, kept):
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
@@ -254,11 +254,11 @@ def table(state: BenchmarkState, kept: Result | None) -> str:
         "",
         f"{where}, {machine.get('cores'):g} cores, {number_of(machine['threads'], 'threads')} as shipped, "
         f"torch {machine.get('torch')}, {switches.WORDS.get(machine['precision'], machine['precision'])} as "
-        f"shipped. Drift is from float32, eager: of the loss over the first {state.compared} updates, of the outputs "
-        "after the first.",
+        f"shipped. Drift is the difference from float32, eager: of the loss over the first {state.compared} steps, of "
+        "the outputs after the first step.",
     ]
     if (most := largest(state)) is not None:
-        text.append(f"micro-batches of {most[0]} fit into memory; {most[1]}")
+        text.append(f"micro-batch {most[0]} fits into memory; {most[1]}")
     text += [f"not measured  {name}: {why}" for name, why in state.absent.items()]
     return "\n".join(text)
 
@@ -266,5 +266,5 @@ def table(state: BenchmarkState, kept: Result | None) -> str:
 def outcome(kept: Result | None) -> str:
     """Return what a benchmark has chosen, as a line."""
     if kept is None:
-        return "nothing helps beyond doubt without giving something up: the recipe stays as it is"
-    return f"kept: {kept.title}, {kept.interval}: {' '.join(kept.words) or 'in the environment alone'}"
+        return "no setting is significantly faster without a trade-off: keep the recipe as shipped"
+    return f"kept: {kept.title}, {kept.interval}: {' '.join(kept.words) or 'environment variables only'}"

@@ -1,8 +1,7 @@
-"""A minute of a training before the training: what will fail fails now, and what it will take is forecast.
+"""Try a training for about a minute: find errors early, and forecast time, disk and memory.
 
-A few updates, one evaluation, a checkpoint, going on from that checkpoint, and one more that is written beside the
-updates: by the loop itself, in a folder that is thrown away. The schedule is that of the whole training, of which these
-are the first updates.
+The training loop runs a few steps, one evaluation, a checkpoint, a resume from it, and another checkpoint written while
+steps continue, in a temporary folder. The schedule is that of the whole training.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
 from trainkit.speed.clock import BETWEEN, STEP, Steps
-from trainkit.speed.eta import Forecast, checkpoint_cost, pace
+from trainkit.speed.eta import Forecast, checkpoint_cost, mean_step
 from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
 from trainkit.training import plan, teacher_cache
@@ -39,42 +38,42 @@ from trainkit.training.teacher_cache import Building
 from trainkit.training.trainer import Trainer
 
 FIRST = 3
-"""Updates before the checkpoint."""
+"""Steps before the checkpoint."""
 SECONDS, MOST = 15.0, 200
-"""How long updates are timed after it, and how many at most."""
+"""How long steps are timed after it, and how many at most."""
 
 
 @dataclass(kw_only=True)
 class Tried:
-    """Findings of the trial of a training."""
+    """Measurements of a short trial of a training."""
 
     steps: Steps
-    """Times of the updates after the checkpoint, without the first and those made while another was being written."""
+    """Times of the steps after the checkpoint, without the first and those during which another was written."""
     costs: Mapping[str, float]
     """Seconds that each evaluation will take."""
-    held: Mapping[str, float]
-    """Seconds that the evaluation which was held took."""
-    scored: Mapping[str, int]
-    """Samples that it scored."""
+    evaluation_s: Mapping[str, float]
+    """Seconds of the evaluation that ran."""
+    samples: Mapping[str, int]
+    """Samples it evaluated."""
     written_s: float
     """To write a checkpoint."""
-    holds_up_s: float
-    """For which a checkpoint that is written beside the training holds it up: what it is waited for, and what the
-    updates made meanwhile take longer than others."""
+    blocking_s: float
+    """For which one checkpoint blocks training: the wait for it, and the additional time of the steps while it is
+    written."""
     bytes: int
     """Of a checkpoint."""
     building: Sequence[Building]
-    """What it takes to compute the outputs of frozen networks before the first update."""
+    """Cost of computing the outputs of frozen models before the first step."""
     peak_gb: float
     """Greatest memory of the device; on a CPU the resident set of the process."""
     left_gb: float
-    """What the device, or the machine, has left beside that."""
+    """Memory of the device, or the machine, that is left."""
 
 
 def command(request: RunRequest, say: Callable[[str], object]) -> int:
-    """Try a recipe and say what its training will take. Raises UserError for what would end it.
+    """Try a recipe and report the time, disk and memory of its training. Raises UserError for what would end it.
 
-    Returns 0, or 2 where the disk does not hold its checkpoints.
+    Returns 0, or 2 where the disk is too small for its checkpoints.
     """
     recipe = load(request)
     runtime, store = Runtime(recipe), Store.locate()
@@ -97,9 +96,9 @@ def command(request: RunRequest, say: Callable[[str], object]) -> int:
 def fly(
     recipe: Recipe, data: Dataset, runtime: Runtime, found: Mapping[str, Path], folder: Path, outputs: Path
 ) -> Tried:
-    """Train a few updates, hold an evaluation, write a checkpoint, and go on from it.
+    """Train a few steps, run an evaluation, write a checkpoint, and resume from it.
 
-    `outputs` is where tables of outputs are kept; none is written.
+    `outputs` is the folder of cached teacher outputs; none are written.
     """
     runtime.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
@@ -110,30 +109,30 @@ def fly(
     logger = RunLogger(short, _Scratch(folder))
     with Trainer(short, data, runtime, logger, weights=found) as trainer:
         if trainer.plan.steps <= FIRST:
-            steps = number_of(trainer.plan.steps, "updates", "update")
-            raise UserError("preflight", f"a training of {steps}", f"more than {FIRST}")
+            steps = number_of(trainer.plan.steps, "steps")
+            raise UserError("preflight", f"a training of {steps}", f"more than {FIRST} steps")
         trainer.start()
         costs = trainer.evaluator.costs
         _updates(trainer, FIRST)
         path, written_s = _saved(trainer)
         building = teacher_cache.forecast(trainer.model.networks, data.train, runtime, outputs)
         step_s = runtime.broadcast(float(trainer.clock.recent(1).seconds[-1]))
-    del trainer  # its networks take memory
+    del trainer  # its models take memory
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
     with Trainer(
         short, data, runtime, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
     ) as trainer:
         trainer.open()
         beside = _updates(trainer, timed, save_at=max(2, timed // 3))
-        steps, holds_up_s = apart(trainer.clock.recent()[1:], beside)
+        steps, blocking_s = apart(trainer.clock.recent()[1:], beside)
     peak, left = _memory(runtime)
     return Tried(
         steps=steps,
         costs=costs,
-        held={name: seconds[-1] for name, seconds in logger.evaluation_s.items()},
-        scored={name: sizes[name] for name in logger.evaluation_s},
+        evaluation_s={name: seconds[-1] for name, seconds in logger.evaluation_s.items()},
+        samples={name: sizes[name] for name in logger.evaluation_s},
         written_s=written_s,
-        holds_up_s=runtime.broadcast(written_s if holds_up_s is None else holds_up_s),
+        blocking_s=runtime.broadcast(written_s if blocking_s is None else blocking_s),
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         building=building,
         peak_gb=peak,
@@ -142,9 +141,9 @@ def fly(
 
 
 def _updates(trainer: Trainer, many: int, save_at: int = 0) -> list[int]:
-    """Make updates, and write a checkpoint beside those after `save_at`.
+    """Run steps, and write a checkpoint in the background after step `save_at`.
 
-    Returns how many had been made when it was begun and when it was written; or nothing.
+    Returns the step counts when it was started and when it was written; or nothing.
     """
     beside: list[int] = []
     for number in range(1, min(many, trainer.plan.steps - trainer.state.step) + 1):
@@ -168,21 +167,21 @@ def _saved(trainer: Trainer) -> tuple[Path, float]:
     folder = trainer.logger.folder
     path, problems = storage.newest_valid(folder.checkpoints) if folder is not None else (None, [])
     if path is None:
-        raise UserError("checkpoint", "; ".join(problems), "one that can be read back")
+        raise UserError("checkpoint", "; ".join(problems), "a checkpoint that can be read back")
     return path, seconds
 
 
 def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
-    """The updates made in peace, and the seconds for which a checkpoint held the training up.
+    """Separate the undisturbed steps, and return the seconds for which a checkpoint blocked training.
 
-    `beside` has how many updates had been made when it was asked for and when it was written; None where it was not.
+    `beside` has the step counts when it was started and when it was written; the seconds are None without it.
     """
     if len(beside) < 2:
         return steps, None
     among = (steps.number > beside[0]) & (steps.number <= beside[1] + 1)
     if not among.any() or among.all():
         return steps, None
-    # Medians: a burst of a neighbour, or of the loader, is none of the checkpoint's.
+    # Medians: bursts of other processes or the loader do not count.
     slowed = among.sum() * (np.median(steps.seconds[among]) - np.median(steps.seconds[~among]))
     waited = steps.between[among, BETWEEN.index("checkpoint")].sum()
     return steps[~among], float(waited + max(0.0, slowed))
@@ -193,12 +192,12 @@ def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
 
     One checkpoint is written at a time: where they follow each other faster than that, each waits for the one before.
     """
-    mean, error = pace(tried.steps.seconds)
-    held, written = plan.to_come(recipe, cut)
-    times = {name: times + recipe.evaluations[name].at_start for name, times in held.items()}
-    # The evaluation that was held, that of EMA weights included, is known better than by its first batch.
-    costs = {**tried.costs, **tried.held}
-    each = checkpoint_cost(tried.holds_up_s, tried.written_s, mean * cut.steps / max(1, written))
+    mean, error = mean_step(tried.steps.seconds)
+    evaluations, written = plan.to_come(recipe, cut)
+    times = {name: times + recipe.evaluations[name].at_start for name, times in evaluations.items()}
+    # A full evaluation, that of EMA weights included, is a better estimate than a first batch.
+    costs = {**tried.costs, **tried.evaluation_s}
+    each = checkpoint_cost(tried.blocking_s, tried.written_s, mean * cut.steps / max(1, written))
     return Forecast(
         steps=cut.steps,
         step_s=mean,
@@ -212,46 +211,46 @@ def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
 
 
 def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[list[str], bool]:
-    """The trial in lines, and whether `free` bytes of disk hold the checkpoints."""
+    """Return the report as lines, and whether the checkpoints fit into `free` bytes of disk."""
     steps, expected = tried.steps, forecast(recipe, cut, tried)
     shares = steps.phases.sum(0) / max(steps.phases.sum(), 1e-12)
     where = ", ".join(
         f"{phase} {100 * share:.0f} %" for phase, share in zip(STEP, shares, strict=True) if share >= 0.01
     )
     lines = [
-        f"updates     {len(steps)} timed: {1e3 * expected.step_s:.3g} ms each, "
+        f"steps       {len(steps)} timed: mean {1e3 * expected.step_s:.3g} ms, "
         f"{cut.batch_size / expected.step_s:.3g} samples/s; {where}",
     ]
-    for name, seconds in tried.held.items():
-        lines.append(f"evaluation  {name}: {tried.scored[name]} samples scored in {seconds:.3g} s")
+    for name, seconds in tried.evaluation_s.items():
+        lines.append(f"evaluation  {name}: {tried.samples[name]} samples in {seconds:.3g} s")
     for name, seconds in tried.costs.items():
-        if name not in tried.held:
-            lines.append(f"evaluation  {name}: about {seconds:.3g} s, from its first batch")
+        if name not in tried.evaluation_s:
+            lines.append(f"evaluation  {name}: about {seconds:.3g} s (estimated from its first batch)")
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
     tables = sum(one.bytes for one in tried.building)
     dependency = (keep + 1) * tried.bytes + tables  # one more while it is written
     for one in tried.building:
         what = f"{one.samples:,} samples in {one.views} views"
-        kept = f"{one.bytes / 1e9:.3g} GB in the store, once" if one.bytes else "in memory, at every start"
-        took = f"computed in {_span(one.seconds)}, {kept}" if one.seconds else "in the store already"
-        lines.append(f"outputs     of {one.name} for {what}: {took}")
-    more = f", {tables / 1e9:.2g} GB of outputs" if tables else ""
+        kept = f"{one.bytes / 1e9:.3g} GB in the cache, once" if one.bytes else "in memory, at every start"
+        took = f"computed in {_span(one.seconds)}, {kept}" if one.seconds else "already cached"
+        lines.append(f"teacher     outputs of {one.name} for {what}: {took}")
+    more = f", {tables / 1e9:.2g} GB of teacher outputs" if tables else ""
     lines += [
-        f"checkpoint  {tried.bytes / 1e6:.3g} MB written in {tried.written_s:.2g} s; training went on from it. Beside "
-        f"the training, one holds it up for {tried.holds_up_s:.2g} s",
-        f"disk        {dependency / 1e9:.2g} GB for {keep} checkpoints kept and one being written{more}; "
+        f"checkpoint  {tried.bytes / 1e6:.3g} MB, written in {tried.written_s:.2g} s and resumed from. "
+        f"Asynchronous writing blocks training for {tried.blocking_s:.2g} s",
+        f"disk        {dependency / 1e9:.2g} GB needed for {keep} checkpoints and one being written{more}; "
         f"{free / 1e9:.3g} GB free",
-        f"memory      {tried.peak_gb:.2g} GB at most so far; {tried.left_gb:.3g} GB left",
-        f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} of updates ({cut.steps_per_epoch:,})",
-        expected.said(),
+        f"memory      peak {tried.peak_gb:.2g} GB so far; {tried.left_gb:.3g} GB left",
+        f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} for {cut.steps_per_epoch:,} steps",
+        expected.describe(),
     ]
     low, high = expected.interval
     now = time.time()
     ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
-    lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if it began now")
+    lines.append(f"finished    {ends[0]}" + (f" to {ends[1]}" if ends[0] != ends[1] else "") + ", if you start it now")
     if dependency > free:
-        what = "checkpoints and outputs" if tables else "checkpoints"
-        lines.append(f"error: the disk does not hold the {what}; free some, or lower checkpoints.keep_last")
+        what = "checkpoints and teacher outputs" if tables else "checkpoints"
+        lines.append(f"error: not enough disk space for the {what}; free some, or lower checkpoints.keep_last")
     return lines, dependency <= free
 
 
@@ -266,10 +265,11 @@ class _Scratch(RunFolder):
         return RunInfo(self.name, "", "", 0, 0.0)
 
 
-def _shortened(recipe: Recipe, held: str | None) -> Recipe:
-    """Return a recipe with one evaluation at its start and no other, that writes nothing by itself on the way."""
+def _shortened(recipe: Recipe, evaluation: str | None) -> Recipe:
+    """Return a recipe with one evaluation, at its start, and without scheduled checkpoints and figures."""
     evaluations = {
-        name: replace(e, every=None, at_start=name == held, at_end=False) for name, e in recipe.evaluations.items()
+        name: replace(e, every=None, at_start=name == evaluation, at_end=False)
+        for name, e in recipe.evaluations.items()
     }
     log = replace(recipe.log, figures=None, profile=None, system_every=None)
     checkpoints = replace(recipe.checkpoints, every=None, lose_at_most=None, failing="stop")
@@ -287,7 +287,7 @@ def _shortened(recipe: Recipe, held: str | None) -> Recipe:
 
 
 def _memory(runtime: Runtime) -> tuple[float, float]:
-    """Greatest memory so far and what is left beside it, GB."""
+    """Peak memory so far and the memory left, GB."""
     if runtime.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(runtime.device)
         return peak / 1e9, (torch.cuda.mem_get_info(runtime.device)[1] - peak) / 1e9

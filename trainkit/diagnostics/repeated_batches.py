@@ -1,4 +1,4 @@
-"""Batches that are read once and trained on again and again."""
+"""Batches that are read once and repeated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trainkit.interfaces import Batch, Split
 from trainkit.training.plan import Plan
 
 KEPT = 4
-"""Micro-batches that are kept to be learned from."""
+"""Micro-batches that are kept."""
 
 
 class RepeatedBatches(SplitView):
-    """A training split of one update whose batches are read once, on this process, and handed out again and again."""
+    """A training split of one step whose batches are read once, on this process, and repeated."""
 
     def __init__(self, split: Split, plan: Plan, runtime: Runtime):
         super().__init__(split)
@@ -29,7 +29,7 @@ class RepeatedBatches(SplitView):
         self._kept: dict[int, Batch] = {}
         for micro in range(plan.accumulation):
             first = int(plan.rows(self, self.order(0, self.size), 0, micro)[0])
-            if micro >= KEPT:  # an update of many needs no more memory than one of a few
+            if micro >= KEPT:  # a step of many needs no more memory than one of a few
                 self._kept[first] = list(self._kept.values())[micro % KEPT]
                 continue
             batch = self._numbered(split.fetch(plan.rows(split, self._rows[None], 0, micro), 0))
@@ -38,7 +38,7 @@ class RepeatedBatches(SplitView):
         """Time spent in handing out."""
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """The one update."""
+        """Return the one step."""
         return np.arange(self.size)[None]
 
     def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
@@ -46,7 +46,7 @@ class RepeatedBatches(SplitView):
         return rows
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """A batch that was read before; versions of its samples by number, for what is tabulated, are read."""
+        """Return a kept batch; read numbered views of its samples, for cached teacher outputs."""
         if view is not None:
             return self._numbered(super().fetch(self._rows[indices], 0, view))
         began = time.perf_counter()

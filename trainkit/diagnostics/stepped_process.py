@@ -1,14 +1,13 @@
-"""Trainings in processes of their own that take so many updates when they are told to, and stand still in between.
+"""Trainings in child processes that run a given number of steps on request, and are frozen in between.
 
-Two of them can be measured in turns, block by block, in the same minutes of the same machine, with no import, no
-compiling and no start of workers in the figures. Each has its own precision, threads and environment. It is
-`Trainer.step` that trains, in `stepping_child`. A child that waits is frozen with its workers (SIGSTOP), so that it
-neither reads ahead nor takes processor time from the other.
+Two of them can be measured in alternating blocks, in the same minutes on the same machine, without imports, compilation
+and worker start-up in the figures. Each has its own precision, threads and environment. `Trainer.step` trains, in
+`stepping_child`. A waiting child and its workers are frozen (SIGSTOP), so that they neither prefetch nor take CPU time.
 
-    with Paced(order) as plain, Paced(replace(order, overrides=("train.compile=default",))) as compiled:
+    with SteppedProcess(request) as plain, SteppedProcess(changed) as compiled:
         a, b = plain.go(20), compiled.go(20)
 
-One process trains, whatever launcher there is.
+Each child is one process, also under a launcher.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 
 PATIENCE = 900.0
-"""Seconds without a word after which a child is given up: the first update may have to compile."""
+"""Seconds without an answer after which a child counts as failed: the first step may have to compile."""
 KEEPS = ("evaluations", "checkpoints")
-"""Blocks of a recipe that a paced training leaves out unless told to keep them."""
+"""Blocks of a recipe that such a training leaves out unless asked to keep them."""
 PREFIX = "trainkit-paced-"
 """Of the folders in which children keep their files while they live."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
@@ -43,23 +42,23 @@ _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive updates, and what they took."""
+    """Consecutive steps, and their times."""
 
     first: int
     """Number of the first of them, from 1."""
-    updates: int
+    steps: int
     samples: int
     seconds: float
     """Wall-clock of the main thread, the device waited for at the end."""
     phases: Mapping[str, float]
     """The same by phase of `clock.PHASES`, but for `setup`."""
     losses: tuple[float, ...]
-    """Mean training loss of each update."""
+    """Mean training loss of each step."""
     each: tuple[float, ...]
-    """Seconds of each update by itself, of the last 4,096."""
+    """Seconds of each step, of the last 4,096."""
     memory_gb: float
-    """Most that the CUDA allocator had given away in these updates; on a CPU the greatest resident set of the process
-    in them, with what the workers of its loader hold for themselves."""
+    """Peak memory of the CUDA allocator in these steps; on a CPU the peak resident set of the process in them, plus the
+    private memory of its loader workers."""
 
     @property
     def rate(self) -> float:
@@ -69,28 +68,28 @@ class Block:
 
 @dataclass(frozen=True)
 class Ready:
-    """Facts that a child tells when its first update is made."""
+    """Facts that a child reports after its first step."""
 
     setup_s: float
-    """Seconds from its start to then: libraries, data, networks, compiling."""
+    """Seconds from its start to then: libraries, data, models, compiling."""
     batch_size: int
     micro_batch: int
     accumulation: int
     steps_per_epoch: int
     batch_norm: bool
-    """Whether something in the network takes statistics of a micro-batch."""
+    """True where a layer uses statistics of the micro-batch."""
     block: int
-    """Samples that must not be parted; 1 where any may meet."""
+    """Samples that must stay together in a micro-batch; 1 without such groups."""
     machine: Mapping[str, Any]
-    """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compile` (the mode), `compiles` (an empty text, or why not),
+    """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compile` (the mode), `compiles` (empty, or the reason),
     `cores`."""
     views: int = 0
-    """Countable versions of an image; 0 where the augmentation has others."""
+    """Number of views of an image; 0 where the augmentation has no countable views."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How much faster one thing is than another, from paired repeats."""
+    """Ratio of two throughputs, from paired repeats."""
 
     value: float
     """Geometric mean of the ratios; above 1: faster."""
@@ -110,9 +109,9 @@ _T = (
 
 
 def ratio(faster: Sequence[float], than: Sequence[float]) -> Ratio:
-    """The ratio of rates that were measured in pairs. Raises ValueError for fewer than two pairs or rates not above 0.
+    """Return the ratio of rates measured in pairs. Raises ValueError for fewer than two pairs or rates not above 0.
 
-    Neighbours in time share the machine's weather, so the ratio is taken within each pair.
+    Adjacent blocks share the state of the machine, so the ratio is taken within each pair.
     """
     if len(faster) != len(than) or len(faster) < 2:
         raise ValueError(f"{len(faster)} and {len(than)} rates; two pairs or more are needed")
@@ -123,7 +122,7 @@ def ratio(faster: Sequence[float], than: Sequence[float]) -> Ratio:
 
 
 def unpaired(faster: Sequence[float], than: Sequence[float]) -> Ratio:
-    """The ratio of rates that were not measured in turns: Welch's interval over their logarithms.
+    """Return the ratio of rates that were not measured in alternating blocks: Welch's interval over their logarithms.
 
     With as many degrees of freedom as the shorter row allows, which is never too narrow. Raises ValueError as `ratio`.
     """
@@ -140,35 +139,35 @@ def _interval(middle: float, error: float, freedom: int) -> Ratio:
 
 
 def in_turns(
-    one: SteppedProcess, other: SteppedProcess, updates: tuple[int, int], repeats: int
+    one: SteppedProcess, other: SteppedProcess, steps: tuple[int, int], repeats: int
 ) -> Iterator[tuple[Block, Block]]:
-    """Blocks of two trainings in turns, A B B A A B ...: pairs of neighbours, of which each comes first as often."""
+    """Yield pairs of alternating blocks of two trainings, A B B A A B ...; each comes first equally often."""
     for repeat in range(repeats):
         if repeat % 2 == 0:
-            a = one.go(updates[0])
-            yield a, other.go(updates[1])
+            a = one.go(steps[0])
+            yield a, other.go(steps[1])
         else:
-            b = other.go(updates[1])
-            yield one.go(updates[0]), b
+            b = other.go(steps[1])
+            yield one.go(steps[0]), b
 
 
 class SteppedProcessError(Exception):
-    """A child that cannot go on. `kind` is memory, user, silent or failed."""
+    """A child that cannot continue. `kind` is memory, user, silent or failed."""
 
     child: SteppedProcess | None = None
-    """Whose it is, where it came to be."""
+    """The child that failed, if it had started."""
 
-    def __init__(self, kind: str, reason: str, mistake: UserError | None = None):
+    def __init__(self, kind: str, reason: str, user_error: UserError | None = None):
         super().__init__(reason)
-        self.kind, self.reason, self.mistake = kind, reason, mistake
+        self.kind, self.reason, self.user_error = kind, reason, user_error
 
 
 class SteppedProcess:
-    """A training in a child process. It has made its first update when this has been made.
+    """A training in a child process. The constructor returns after its first step.
 
-    `environment` has variables for the child alone, None for one that is taken away. `keep` are blocks of `KEEPS`.
-    `within` is the folder in which it keeps its files, checkpoints among them, while it lives: the place of temporary
-    files unless given. Raises PaceError, here and in every call.
+    `environment` has variables for the child alone, None to unset one. `keep` are blocks of `KEEPS`.
+    `within` is the folder for its files, checkpoints included, while it lives; by default a temporary one. Raises
+    SteppedProcessError, here and in every call.
     """
 
     def __init__(
@@ -227,16 +226,16 @@ class SteppedProcess:
             raise RuntimeError("the child has no pipe")
         return self._child.stdout
 
-    def go(self, updates: int) -> Block:
-        """Make so many updates."""
-        if updates < 1:
-            raise ValueError(f"{updates} updates; 1 or more are needed")
-        return self._block(self._ask({"do": "go", "updates": updates}))
+    def go(self, steps: int) -> Block:
+        """Run this many steps."""
+        if steps < 1:
+            raise ValueError(f"{steps} steps; 1 or more are needed")
+        return self._block(self._ask({"do": "go", "steps": steps}))
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """Return what the network, as it is now, predicts for the first samples of the recipe's first evaluation.
+        """Return the model's current predictions for the first samples of the recipe's first evaluation.
 
-        At most 32; by name of the column, one row per sample. Empty without evaluations. The training is as before.
+        At most 32; by name of the column, one row per sample. Empty without evaluations. The training is unchanged.
         """
         file = self.folder / "outputs.npz"
         self._ask({"do": "outputs", "file": str(file)})
@@ -244,12 +243,12 @@ class SteppedProcess:
             return {key: arrays[key] for key in arrays.files}
 
     def evaluate(self, name: str, most: float = 60.0) -> tuple[float, bool]:
-        """Seconds that an evaluation takes, and whether it was held.
+        """Return the seconds of an evaluation, and whether it ran.
 
-        One that by its first batch would take more than `most` seconds is not held, and the seconds are that estimate.
+        One whose first batch predicts more than `most` seconds does not run, and the seconds are that estimate.
         """
         answer = self._ask({"do": "evaluate", "name": name, "most": most})
-        return answer["seconds"], answer["held"]
+        return answer["seconds"], answer["ran"]
 
     def close(self) -> None:
         """End the child and its workers. Harmless when repeated."""
@@ -302,7 +301,7 @@ class SteppedProcess:
     def _answer(self) -> dict[str, Any]:
         pipe, end = self._stdout.fileno(), time.monotonic() + self._patience
         while b"\n" not in self._buffer:
-            # Asked now and then whether it lives: its workers hold the pipe open after its death.
+            # Poll the child too: its workers keep the pipe open after its death.
             if select.select([pipe], [], [], 0.5)[0]:
                 read = os.read(pipe, 1 << 16)
                 if not read:
@@ -311,12 +310,12 @@ class SteppedProcess:
             elif self._child.poll() is not None:
                 raise self._gone()
             elif time.monotonic() > end:
-                raise SteppedProcessError("silent", f"no word for {self._patience:.0f} s{self._last()}")
+                raise SteppedProcessError("silent", f"no answer for {self._patience:.0f} s{self._last()}")
         line, self._buffer = self._buffer.split(b"\n", 1)
         answer = json.loads(line)
         if "failed" in answer:
-            mistake = UserError(*answer["mistake"]) if answer.get("mistake") else None
-            raise SteppedProcessError(answer["failed"], answer["reason"], mistake)
+            user_error = UserError(*answer["user_error"]) if answer.get("user_error") else None
+            raise SteppedProcessError(answer["failed"], answer["reason"], user_error)
         return answer
 
     def _block(self, answer: Mapping[str, Any]) -> Block:
@@ -329,8 +328,8 @@ class SteppedProcess:
         except subprocess.TimeoutExpired:
             code = None
         if code == -getattr(signal, "SIGKILL", 9):
-            return SteppedProcessError("memory", "killed by the system, as it does when memory is short")
-        return SteppedProcessError("failed", f"ended with code {code}{self._last()}")
+            return SteppedProcessError("memory", "killed by the system, probably out of memory")
+        return SteppedProcessError("failed", f"exit code {code}{self._last()}")
 
     def _last(self) -> str:
         """The last line that it wrote to stderr."""

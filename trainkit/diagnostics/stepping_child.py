@@ -1,8 +1,8 @@
-"""The child of `stepped_process`: a training that makes so many steps when it is told to, and waits in between.
+"""The child of `stepped_process`: a training that runs a given number of steps on request, and waits in between.
 
     python -m trainkit.diagnostics.stepping_child RECIPE [words ...] [--plugin=PACKAGE] [--keep=BLOCK]
 
-It is told what to do, and answers, in lines of JSON.
+Requests and answers are lines of JSON.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 
 class _Session:
-    """A training, and the answers to what the parent asks. `whole` is the recipe with its evaluations."""
+    """A training, and the answers to the parent's requests. `whole` is the recipe with its evaluations."""
 
     def __init__(self, trainer: Trainer, whole: Recipe, tell: Tell):
         self._trainer, self._whole, self._tell = trainer, whole, tell
         self._mark = dict.fromkeys(trainer.clock.seconds, 0.0)
 
     def go(self, steps: int) -> dict[str, Any]:
-        """Make so many steps, with what is due after each; returns the `Block` of what they took."""
+        """Run this many steps, with what is due after each; returns their `Block`."""
         trainer = self._trainer
         losses: list[list[tuple[torch.Tensor, Any]]] = []
         first = trainer.state.step + 1
@@ -77,7 +77,7 @@ class _Session:
         phases = {phase: s - self._mark[phase] for phase, s in seconds.items() if phase != "setup"}
         block = Block(
             first=first,
-            updates=steps,
+            steps=steps,
             samples=steps * trainer.plan.batch_size,
             seconds=sum(phases.values()),
             phases=phases,
@@ -88,11 +88,11 @@ class _Session:
         return {"block": asdict(block)}
 
     def obey(self, word: Mapping[str, Any]) -> None:
-        """Do what the parent asks for, and answer."""
+        """Serve a request of the parent."""
         if word["do"] == "go":
-            _forget_peak(self._trainer.runtime)
+            _reset_peak(self._trainer.runtime)
             self._mark = dict(self._trainer.clock.seconds)
-            self._tell(self.go(word["updates"]))
+            self._tell(self.go(word["steps"]))
         elif word["do"] == "outputs":
             arrays: dict[str, Any] = self._outputs()
             np.savez(word["file"], **arrays)
@@ -101,7 +101,7 @@ class _Session:
             self._tell(self._evaluate(word["name"], word["most"]))
 
     def ready(self, began: float) -> Ready:
-        """Return what is known when the first step has been made."""
+        """Return the facts known after the first step."""
         plan, data, runtime = self._trainer.plan, self._trainer.data, self._trainer.runtime
         norms = torch.nn.modules.batchnorm._BatchNorm
         return Ready(
@@ -118,7 +118,7 @@ class _Session:
 
     @torch.no_grad()
     def _outputs(self) -> dict[str, np.ndarray]:
-        """Return what the network predicts for the first samples of the first evaluation, by column."""
+        """Return the model's predictions for the first samples of the first evaluation, by column."""
         runtime, net, task = self._trainer.runtime, self._trainer.model.networks.model, self._whole.task
         for name, split in evaluated(self._whole, self._trainer.data).items():
             size = min(self._whole.evaluations[name].batch_size, _OUTPUT_ROWS)
@@ -136,14 +136,14 @@ class _Session:
         split, size = evaluated(self._whole, self._trainer.data)[name], self._whole.evaluations[name].batch_size
         seconds = trial(task, net, split, size, runtime)
         if seconds > most:
-            return {"seconds": seconds, "held": False}
+            return {"seconds": seconds, "ran": False}
         began = time.perf_counter()
         evaluate(task, net, split, size, runtime)
-        return {"seconds": time.perf_counter() - began, "held": True}
+        return {"seconds": time.perf_counter() - began, "ran": True}
 
 
 def _copied(update: Update | None) -> list[tuple[torch.Tensor, Any]]:
-    # A copy: the memory of a captured CUDA graph is used again by the next update.
+    # A copy: the memory of a captured CUDA graph is used again by the next step.
     return [] if update is None else [(loss.sum.clone(), loss.weight) for loss in update.losses]
 
 
@@ -154,7 +154,7 @@ def _mean(losses: list[tuple[torch.Tensor, Any]]) -> float:
 
 
 class _Journalled(Silent):
-    """A tracker that writes a journal and tells no store: what a log line costs the training, it costs here too."""
+    """A tracker that writes a journal but not to a store, so that a log line costs as much as in a training."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._journal = Journal(folder.journal)
@@ -173,7 +173,7 @@ class _Journalled(Silent):
 
 
 def _facts(runtime: Runtime) -> dict[str, Any]:
-    """Return what of the machine decides which switches there are."""
+    """Return the facts of the machine that decide which switches apply."""
     cuda = runtime.device.type == "cuda"
     return {
         **runtime.describe(),
@@ -192,8 +192,8 @@ def _cores() -> float:
     return Load().cores()
 
 
-def _forget_peak(runtime: Runtime) -> None:
-    """Count the most memory from here on."""
+def _reset_peak(runtime: Runtime) -> None:
+    """Reset the peak memory counter."""
     if runtime.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(runtime.device)
         return
@@ -214,7 +214,7 @@ def _peak_gb(runtime: Runtime) -> float:
 
 
 def _own_of_workers() -> int:
-    """Return the bytes that processes of the loader hold for themselves, and do not share with this one."""
+    """Return the private memory of the loader workers, in bytes."""
     total = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, AttributeError):
@@ -223,7 +223,7 @@ def _own_of_workers() -> int:
 
 
 def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
-    """Return a recipe as it is trained here: without end, and without evaluations and checkpoints not in `keep`."""
+    """Return a recipe as it is trained here: endless, and without evaluations and checkpoints not in `keep`."""
     log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
     schedule = recipe.train.schedule.without_scores()
     return replace(
@@ -242,7 +242,7 @@ def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
 
 
 def run(words: list[str], began: float, tell: Tell) -> None:
-    """Make the first step, answer, and then do what the parent asks for until it closes its end."""
+    """Run the first step, answer, and then serve the parent's requests until it closes the pipe."""
     keep = [word.partition("=")[2] for word in words if word.startswith("--keep=")]
     plugins = tuple(word.partition("=")[2] for word in words if word.startswith("--plugin="))
     path, *overrides = [word for word in words if not word.startswith(("--keep=", "--plugin="))]
@@ -292,8 +292,8 @@ def main(words: list[str]) -> int:
     try:
         run(words, began, tell)
     except UserError as error:
-        mistake = [error.where, error.found, error.expected, error.remedy]
-        tell({"failed": "user", "reason": str(error), "mistake": mistake})
+        user_error = [error.where, error.found, error.expected, error.remedy]
+        tell({"failed": "user", "reason": str(error), "user_error": user_error})
     except BrokenPipeError:
         pass
     except Exception as error:
@@ -307,7 +307,7 @@ def main(words: list[str]) -> int:
 def _wake_when_orphaned() -> None:
     """Have a frozen child woken when its parent dies: it then reads the end of its input, and leaves with its workers.
 
-    On Linux; elsewhere the kernel wakes stopped process groups that nobody is left to wake.
+    On Linux; elsewhere the kernel wakes stopped process groups that no process can wake.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):
         import ctypes

@@ -1,7 +1,7 @@
-"""The switches of the benchmark: what may make a recipe faster, where each applies, and what it gives up.
+"""The switches of the benchmark: options that may make a recipe faster, where each applies, and its trade-off.
 
-A switch (`precision`, `workers`) has one or more settings; a setting is some words of overrides, or
-variables of the environment. What changes how a network learns, or how much is known of a run, says so in `gives_up`
+A switch (`precision`, `workers`) has one or more settings; a setting is overrides of the recipe or environment
+variables. A setting that changes training results, or how much is known of a run, names that trade-off in `gives_up`
 and is never chosen by the benchmark.
 """
 
@@ -17,11 +17,11 @@ from trainkit.diagnostics.stepped_process import Ready
 from trainkit.interfaces import CachesSamples, CachesTeacher, Data
 from trainkit.training.plan import batch_norm_least
 
-OTHER_BATCH = "another batch learns differently"
-FEWER_EVALUATIONS = "fewer evaluations to choose the best from"
+OTHER_BATCH = "another batch size changes the training"
+FEWER_EVALUATIONS = "fewer evaluations to choose the best checkpoint from"
 FEWER_CHECKPOINTS = "an interrupted run loses more"
 FEWER_LINES = "fewer points in every curve"
-TO_SEE = "measured to see what a line costs"
+TO_SEE = "measures the cost of a log line"
 WORDS = {"no": "float32", "bf16": "bf16", "fp16": "fp16"}
 _TEACHER = "task.cache_teacher"
 REFERENCE = ("train.precision=no", "train.compile=off", "device.tf32=false")
@@ -36,11 +36,11 @@ class Setting:
     words: tuple[str, ...] = ()
     """Overrides of the recipe."""
     environment: tuple[tuple[str, str | None], ...] = ()
-    """Variables of the process; None: taken away."""
+    """Environment variables of the process; None: unset."""
     gives_up: str = ""
-    """What it costs beside time and memory; it is then measured, and never chosen."""
+    """Its trade-off besides time and memory; such a setting is measured and never chosen."""
     same_samples: bool = True
-    """Whether an update learns from the same samples as before, so that losses can be compared."""
+    """True where a step trains on the same samples as before, so that losses can be compared."""
     number: int = 0
     """What is searched for: workers, samples of a batch."""
 
@@ -58,8 +58,8 @@ class Switch:
     absent: str = ""
     """Why there is nothing to measure."""
     derived: bool = False
-    """Computed from the seconds of one event and the recipe's plan: what happens every thousand updates cannot be seen
-    in blocks of seconds."""
+    """Computed from the seconds of one event and the recipe's plan: blocks of seconds do not show what happens every
+    thousand steps."""
 
 
 NAMES = (
@@ -85,11 +85,11 @@ def listed(
     if not gpu:
         # What a GPU alone has.
         for name in ("tf32", "cudnn_benchmark", "deterministic", "pin", "expandable_segments"):
-            switches[name] = Switch(name, absent="of no effect on a CPU")
+            switches[name] = Switch(name, absent="no effect on a CPU")
     blocking = environment.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
     freed = Setting("without CUDA_LAUNCH_BLOCKING", environment=(("CUDA_LAUNCH_BLOCKING", None),))
     switches["launch_blocking"] = (
-        Switch("launch_blocking", (freed,)) if blocking and gpu else Switch("launch_blocking", absent="it is not set")
+        Switch("launch_blocking", (freed,)) if blocking and gpu else Switch("launch_blocking", absent="not set")
     )
     return [switches[name] for name in NAMES]
 
@@ -103,7 +103,7 @@ def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
     # On a CPU there are no CUDA graphs, and tuning takes longer than the trainings that it is for.
     modes = ("off", "default", *(("reduce-overhead", "max-autotune") if gpu else ()))
     compiled = tuple(
-        Setting("without compilation" if mode == "off" else f"compiled, {mode}", (f"train.compile={mode}",))
+        Setting("not compiled" if mode == "off" else f"compiled, {mode}", (f"train.compile={mode}",))
         for mode in modes
         if mode != on
     )
@@ -115,17 +115,19 @@ def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
         _toggle("cudnn_benchmark", "device.cudnn_benchmark", device.cudnn_benchmark),
         _toggle("tf32", "device.tf32", device.tf32, "" if machine["tf32"] else "this GPU has no TF32"),
         _toggle("expandable_segments", "device.expandable_segments", device.expandable_segments),
-        Switch("deterministic", absent="it is off, as is fastest"),
+        Switch("deterministic", absent="already off"),
         _toggle("fused", "optim.fused", recipe.optim.fused),
     ]
     if device.deterministic:
         repeats = Setting(
-            "other kernels too", ("device.deterministic=false",), gives_up="a GPU's bits no longer repeat"
+            "nondeterministic kernels",
+            ("device.deterministic=false",),
+            gives_up="results on a GPU are no longer bitwise reproducible",
         )
         switches.append(Switch("deterministic", (repeats,)))
-        switches.append(Switch("cudnn_benchmark", absent="deterministic kernels alone are allowed"))
+        switches.append(Switch("cudnn_benchmark", absent="needs nondeterministic kernels"))
     if recipe.optim.name.startswith("timm:"):
-        switches.append(Switch("fused", absent="timm's optimizers have no such switch"))
+        switches.append(Switch("fused", absent="not available for timm's optimizers"))
     cores = max(1, int(machine["cores"]))
     settings = tuple(
         Setting(
@@ -134,7 +136,7 @@ def _arithmetic(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
         for n in _powers(cores)
         if n != machine["threads"]
     )
-    switches.append(Switch("threads", settings, ends_when_slower=True, absent="" if settings else "there is one core"))
+    switches.append(Switch("threads", settings, ends_when_slower=True, absent="" if settings else "one core only"))
     return switches
 
 
@@ -144,7 +146,7 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
     switches = [
         Switch("workers", settings, ends_when_slower=True),
         _toggle("pin", "loader.pin", loader.pin),
-        Switch("persistent_workers", absent="one stream of batches for the whole run: workers always live on"),
+        Switch("persistent_workers", absent="workers always persist: one stream of batches for the whole run"),
     ]
     count = best if best is not None else loader.workers
     ahead = tuple(
@@ -153,14 +155,14 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
         if n != loader.prefetch
     )
     switches.append(
-        Switch("prefetch", ahead) if count else Switch("prefetch", absent="no workers read ahead: 0 are best so far")
+        Switch("prefetch", ahead) if count else Switch("prefetch", absent="no workers: 0 is the best number so far")
     )
     cached = tuple(
         Setting(f"cache: {word}", (f"data.cache={word}",))
         for word in _other_caches(recipe.data)
         if word != "auto" and (gpu or word != "device")
     )
-    switches.append(Switch("cache", cached, absent="" if cached else "this data has no such choice"))
+    switches.append(Switch("cache", cached, absent="" if cached else "not available for this data"))
     switches.append(_teacher(recipe, ready))
     return switches
 
@@ -168,23 +170,23 @@ def _reading(recipe: Recipe, ready: Ready, gpu: bool, best: int | None) -> list[
 def _teacher(recipe: Recipe, ready: Ready) -> Switch:
     """List what caching a frozen teacher brings. Losses are not compared: one output may stand for many."""
     if not isinstance(recipe.task, CachesTeacher):
-        return Switch("cache_teacher", absent="this task has no teacher that could be asked once")
+        return Switch("cache_teacher", absent="this task has no teacher to cache")
     if recipe.task.cache_teacher:
-        return Switch(
-            "cache_teacher", (Setting("the teacher in every step", (f"{_TEACHER}=false",), same_samples=False),)
-        )
+        return Switch("cache_teacher", (Setting("teacher in every step", (f"{_TEACHER}=false",), same_samples=False),))
     if not ready.views:
-        return Switch("cache_teacher", absent="the augmentation has no countable views: only mirrored images have")
-    return Switch("cache_teacher", (Setting("the teacher's outputs, once", (f"{_TEACHER}=true",), same_samples=False),))
+        return Switch(
+            "cache_teacher", absent="only mirroring has a countable number of views; this augmentation does more"
+        )
+    return Switch("cache_teacher", (Setting("cached teacher outputs", (f"{_TEACHER}=true",), same_samples=False),))
 
 
 def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
     batch, micro, many = ready.batch_size, ready.micro_batch, ready.accumulation
     if ready.block > 1:
-        why = f"micro-batches are blocks of {ready.block} that belong together"
+        why = f"samples come in groups of {ready.block} that must stay together"
         return [Switch(name, absent=why) for name in ("micro_batch", "batch", "accumulation")]
     size = ready.steps_per_epoch * batch
-    seen = "batch norm sees another number of samples" if ready.batch_norm else ""
+    seen = "changes batch norm statistics" if ready.batch_norm else ""
     least = batch_norm_least(recipe)
     smaller = [batch // part for part in (1, 2, 4, 8) if batch % part == 0 and batch // part >= max(1, least)]
     micros = tuple(
@@ -206,7 +208,7 @@ def _portions(recipe: Recipe, ready: Ready, gpu: bool) -> list[Switch]:
         for n in (1, 2, 4)
         if n != many and n * micro <= size
     )
-    no_smaller, too_few = "a batch cannot be parted", "the data has no more samples"
+    no_smaller, too_few = "the batch cannot be split", "the data has no more samples"
     return [
         Switch("micro_batch", micros, absent="" if micros else no_smaller),
         # On a GPU the search is for what fits, which takes seconds a setting; a CPU has room for more than is of use.
@@ -222,8 +224,8 @@ def _between(recipe: Recipe) -> list[Switch]:
         half = tuple(f"evaluations.{name}.every={times(every, 2)}" for name, every in repeated.items())
         none = tuple(f"evaluations.{name}.every=null" for name in repeated)
         evaluations = (
-            Setting("evaluated half as often", half, gives_up=FEWER_EVALUATIONS, number=2),
-            Setting("evaluated at the ends alone", none, gives_up=FEWER_EVALUATIONS),
+            Setting("evaluations half as often", half, gives_up=FEWER_EVALUATIONS, number=2),
+            Setting("evaluations at start and end only", none, gives_up=FEWER_EVALUATIONS),
         )
     every = recipe.checkpoints.every
     checkpoints: tuple[Setting, ...] = ()
@@ -232,13 +234,13 @@ def _between(recipe: Recipe) -> list[Switch]:
         none = ("checkpoints.every=null", "checkpoints.lose_at_most=null")
         checkpoints = (
             Setting("checkpoints half as often", half, gives_up=less, number=2),
-            Setting("a checkpoint at the end alone", none, gives_up=less),
+            Setting("final checkpoint only", none, gives_up=less),
         )
     lines = (
-        Setting("a log line every update", ("log.every=1 step",), gives_up=TO_SEE),
+        Setting("a log line every step", ("log.every=1 step",), gives_up=TO_SEE),
         Setting("log lines a tenth as often", (f"log.every={times(recipe.log.every, 10)}",), gives_up=FEWER_LINES),
     )
-    seldom = "nothing is held in between"
+    seldom = "none between start and end"
     return [
         Switch("evaluations", evaluations, absent="" if evaluations else seldom, derived=True),
         Switch("checkpoints", checkpoints, absent="" if checkpoints else seldom, derived=True),
@@ -253,7 +255,7 @@ def with_workers(number: int) -> Setting:
 
 
 def refine(tried: Sequence[int], best: int, most: int) -> list[int]:
-    """Numbers halfway from the best of those tried to its neighbours, up to `most`: 4 of 2, 4, 8 gives 3 and 6."""
+    """Numbers halfway from the best of those tried to the adjacent ones, up to `most`: 4 of 2, 4, 8 gives 3 and 6."""
     below = max((n for n in tried if n < best), default=None)
     above = min((n for n in tried if n > best), default=None)
     halfway = {(best + n) // 2 for n in (below, above) if n is not None}
@@ -287,7 +289,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _other_caches(data: Data) -> list[str]:
-    """The words that `data.cache` may have beside its own; none where the data has no such key."""
+    """Return the other values of `data.cache`; none where the data has no such key."""
     if not isinstance(data, CachesSamples):
         return []
     hint = typing.get_type_hints(type(data)).get("cache")

@@ -1,9 +1,9 @@
-"""Find where the processor waits for the device.
+"""Find where the host waits for the device.
 
-On a GPU the main thread hands over work and runs ahead; whatever needs a value of the device on the host (`.item()`,
-`float(tensor)`, a boolean mask as an index) makes it wait until the device has done all that it was given, and then the
-device waits for the next piece of work. CUDA itself says where that happens (`torch.cuda.set_sync_debug_mode`); on a
-CPU, where nothing waits, `Following` finds the calls that would.
+On a GPU the main thread queues work and runs ahead. A call that needs a value of the device on the host (`.item()`,
+`float(tensor)`, a boolean mask as an index) waits until the device has finished its queue, and the device is then idle
+until it gets more work. CUDA reports where that happens (`torch.cuda.set_sync_debug_mode`). On a CPU nothing waits, and
+`Following` finds the calls that would.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
 from trainkit.diagnostics.sync_emulation import Following
 from trainkit.distributed.runtime import Runtime
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.speed.clock import STEP
 from trainkit.speed.sync_points import Log, Place, Tally, cuda_waits
 from trainkit.tracking.store import Store
@@ -26,7 +26,7 @@ from trainkit.training.dependencies import gather
 from trainkit.training.trainer import Trainer
 
 WARM_UP = 3
-"""Updates before those that are watched."""
+"""Steps before those that are observed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Audit:
     recipe: str
     device: str
     steps: int
-    """Updates that were watched."""
+    """Steps that were observed."""
     tallies: Mapping[Place, Tally]
     notes: tuple[str, ...] = ()
 
@@ -50,10 +50,10 @@ class Audit:
 
 
 def audit(request: RunRequest, steps: int = 10) -> Audit:
-    """Train so many updates of a recipe, after a few to warm up, and note where the processor waits.
+    """Train `steps` steps of a recipe after a warm-up, and record where the host waits.
 
-    Nothing is written to the store. Log lines come with the last update; evaluations are seen by the first batch that
-    every training scores of each before it begins. Raises UserError as a training would.
+    Nothing is written to the store. Log lines come with the last step; of each evaluation only the first batch runs,
+    as before every training. Raises UserError as a training would.
     """
     if steps < 1:
         raise UserError("--steps", f"{steps}", "1 or more")
@@ -66,32 +66,32 @@ def audit(request: RunRequest, steps: int = 10) -> Audit:
             if runtime.device.type == "cuda" or not any(word in str(error) for word in ("CUDA", "cuda", "NVIDIA")):
                 raise
             again = _audit(request, recipe, runtime, steps, as_gpu=False)
-            note = f"seen is the way of a CPU: as on a GPU it ends with: {str(error).splitlines()[0]}"
+            note = f"the code ran its CPU path; with a simulated GPU it fails with: {str(error).splitlines()[0]}"
             return replace(again, notes=(*again.notes, note))
     finally:
         runtime.close()
 
 
 def command(request: RunRequest, steps: int) -> Iterable[str]:
-    """`trainkit syncs`: the lines of a recipe's training that make the processor wait, for people."""
+    """`trainkit syncs`: list the lines of a recipe's training at which the host waits."""
     return lines(audit(request, steps))
 
 
 def lines(found: Audit) -> list[str]:
-    """Return the lines that tell people what an audit found."""
-    said = [f"{found.recipe} on {found.device}: {found.steps} updates watched", *found.notes]
+    """Return an audit as text."""
+    said = [f"{found.recipe} on {found.device}: {number_of(found.steps, 'steps')} observed", *found.notes]
     inside = found.inside()
     if inside:
-        said.append(f"inside steps: {found.per_step():g} a step")
-        said += _table(inside, found.steps, "a step")
+        said.append(f"inside steps: {found.per_step():g} waits per step")
+        said += _table(inside, found.steps, "per step")
     else:
-        said.append("inside steps: nothing waits")
+        said.append("inside steps: no waits")
     rest = {place: tally for place, tally in found.tallies.items() if place.phase not in STEP}
     for phase, title in _ELSEWHERE.items():
         there = {place: tally for place, tally in rest.items() if place.phase == phase}
         if there:
             said.append(title)
-            said += _table(there, 1, "in all")
+            said += _table(there, 1, "in total")
     return said
 
 
@@ -99,7 +99,7 @@ _ELSEWHERE = {
     "log": "log lines:",
     "checkpoint": "checkpoint:",
     "eval": "evaluations:",
-    "trial": "first batches of the evaluations, each read twice:",
+    "trial": "first batches of the evaluations, each run twice:",
 }
 
 
@@ -118,10 +118,10 @@ def _audit(request: RunRequest, recipe: Recipe, runtime: Runtime, steps: int, as
     notes = []
     if not cuda:
         notes.append(
-            "on a CPU nothing waits: named are calls that would wait for a GPU, with the time of the call itself"
+            "on a CPU nothing waits: these calls would wait on a GPU; the time is that of the call on this CPU"
         )
         if recipe.train.compile not in ("auto", "off"):
-            notes.append("train.compile is off here: what is compiled cannot be looked into")
+            notes.append("train.compile is off here: compiled code cannot be traced")
     total = WARM_UP + steps
     recipe = _shortened(recipe, total, cuda)
     runtime.configure(recipe)
@@ -138,19 +138,19 @@ def _audit(request: RunRequest, recipe: Recipe, runtime: Runtime, steps: int, as
     with watching, Trainer(recipe, data, runtime, weights=found) as trainer:
         watched = watch(trainer, log, total)
     if trainer.state.step < total:
-        notes.append(f"the training has {trainer.state.step} updates")
+        notes.append(f"the training has only {number_of(trainer.state.step, 'steps')}")
     return Audit(recipe.name, str(runtime.device), watched, log.tallies, tuple(notes))
 
 
 def watch(trainer: Trainer, log: Log, total: int) -> int:
-    """Train so many steps and log their waits by phase; returns how many were watched, those of the warm-up not."""
+    """Train so many steps and log their waits by phase; returns the number observed, without the warm-up."""
     log.phase = lambda: "trial"
     trainer.evaluator.measure_costs()
     log.phase = lambda: trainer.clock.phase
     trainer.evaluator.score_frozen()
     trainer.open()
     total = min(total, trainer.plan.steps)
-    warm = min(WARM_UP, total - 1)  # of a training of two updates the second is watched
+    warm = min(WARM_UP, total - 1)  # of a training of two steps the second is observed
     for step in range(1, total + 1):
         trainer.step()
         if step == warm:
@@ -163,7 +163,7 @@ def watch(trainer: Trainer, log: Log, total: int) -> int:
 def _shortened(recipe: Recipe, total: int, cuda: bool) -> Recipe:
     """The recipe without evaluations, checkpoints and log lines of its own."""
     loader = recipe.loader if cuda else replace(recipe.loader, workers=0)
-    compiles = cuda and recipe.train.compile != "auto"  # which does not compile for so few updates
+    compiles = cuda and recipe.train.compile != "auto"  # which does not compile for so few steps
     return replace(
         recipe,
         train=recipe.train if compiles else replace(recipe.train, compile="off"),

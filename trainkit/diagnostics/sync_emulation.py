@@ -1,12 +1,12 @@
 """Find the calls that would wait for the device, on a CPU.
 
-On a CPU nothing waits: a tensor is where it is read. What a GPU would hold is therefore followed. It begins with what
-is moved to the device (`x.to(device)`, `torch.zeros(..., device=device)`) and goes on with whatever is computed from
-it, storage by storage; a copy for the host (`x.cpu()`) is out of it again. A call that needs such a value on the host,
-or whose result has as many rows as its values say, is one for which a GPU makes the processor wait.
+On a CPU nothing waits. This module tracks the tensors that would be on a GPU: those moved to the device
+(`x.to(device)`, `torch.zeros(..., device=device)`) and everything computed from them, storage by storage, until a copy
+to the host (`x.cpu()`). A call that needs the values of such a tensor on the host, or whose result size depends on
+them, would make the host wait.
 
-Some code takes one way on a CPU and another on a GPU. So that the way of a GPU is seen, a followed tensor that is asked
-for its device says `cuda:0`, and wherever torch is given that word, the CPU is meant.
+Some code has one path for a CPU and another for a GPU. So that the GPU path runs, the device of a tracked tensor reads
+`cuda:0`, and torch uses the CPU wherever it is given that device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHERE = {
     _PROPERTIES.is_cpu.__get__: False,
     _T.get_device: 0,
 }
-"""What a followed tensor says when it is asked where it is."""
+"""What a tracked tensor reports as its device."""
 _TO_HOST = {_T.tolist, _T.numpy, _T.__array__, _T.__repr__, _T.__format__}
 """Functions that give the host values without any operation that a dispatch mode would see on a CPU."""
 _FROM_HOST = {torch.tensor, torch.as_tensor, torch.asarray, _T.new_tensor}
@@ -54,18 +54,18 @@ _BY_VALUES = {
 
 
 class Following:
-    """A context in which `seen(what, seconds)` is told of every call that a GPU would wait for.
+    """A context that calls `seen(what, seconds)` for every call that would wait for a GPU.
 
-    `what` names the call; `seconds` is what it took here, which on a CPU is no waiting but the call itself. What is
-    computed has the same values with and without, where a CPU and a GPU are given the same work. `asked(file)` says of
-    which code a tensor that is asked for its device names a GPU.
+    `what` names the call; `seconds` is the time of the call itself, since a CPU does not wait. Results are unchanged
+    where the code has one path for CPU and GPU. `asked(file)` tells for which code files a tracked tensor reports a
+    GPU as its device.
     """
 
     def __init__(self, seen: Callable[[str, float], None], asked: Callable[[str], bool] = lambda file: False):
         self._seen, self._asked = seen, asked
         self._refs: dict[int, StorageWeakRef] = {}
         self._call: list[Any] | None = None
-        """The function of torch that is being called, and whether it has been told of."""
+        """The torch function that is being called, and whether it was reported."""
         self._quiet = 0
         self._stack = contextlib.ExitStack()
 
@@ -78,13 +78,13 @@ class Following:
         self._stack.close()
 
     def holds(self, x: Any) -> bool:
-        """Return whether a GPU would hold a tensor."""
+        """Return whether a tensor would be on the GPU."""
         key = _storage(x)
         ref = None if key is None else self._refs.get(key._cdata)
         return ref is not None and not ref.expired()
 
     def hold(self, x: Any) -> None:
-        """A GPU would hold the storage of a tensor from here on."""
+        """Mark the storage of a tensor as on the GPU."""
         storage = _storage(x)
         if storage is not None:
             if len(self._refs) >= 1 << 16:
@@ -174,7 +174,7 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _T.backward:
-            with self:  # what a backward pass written in Python calls is seen by itself
+            with self:  # what a backward pass written in Python calls is seen too
                 given = dict(kwargs or {})
                 return torch.autograd.backward(*args, grad_tensors=given.pop("gradient", None), **given)
         return self._following.call(func, args, kwargs or {})

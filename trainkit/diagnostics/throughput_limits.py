@@ -1,8 +1,7 @@
-"""Measure upper bounds: what a recipe could reach if the loader, the network or an evaluation were all there is.
+"""Measure upper bounds of throughput: the loader, the model and each evaluation, each timed alone.
 
-Each is timed alone, in seconds. The network is trained by `Trainer.step` itself, from one batch that is read once and
-given again and again; its weights are thrown away, and no bit of the training that follows changes. The figures are
-kept beside the runs, under a fingerprint of all that bears on them.
+`Trainer.step` trains the model on one batch that is read once; its weights are discarded, and the training that follows
+is bitwise unchanged. The figures are kept in the store, under a fingerprint of everything that affects them.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ T = TypeVar("T")
 FOLDER = "ceilings"
 """Folder of the store's home that keeps what was measured."""
 ENOUGH = 500
-"""Updates from which `log.ceilings: auto` measures."""
+"""Steps from which `log.ceilings: auto` measures."""
 SECONDS = 5.0
-"""How long each part is timed; where a few batches take longer, so long as these."""
+"""Time of each part; longer where a few batches take longer."""
 SHARE = 0.01
-"""Share of the time that the updates of a training take which `auto` gives each of the parts at most."""
+"""Largest share of the training time that `auto` spends on each part."""
 _FORMAT = 1
 _ENDLESS = Span(10**9, "steps")
 _VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
 _WORDS = ("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "TORCH_COMPILE_DISABLE", "KMP_AFFINITY", "MKL_NUM_THREADS")
-_STOPPED = "the run was told to stop"
+_STOPPED = "the run was stopped"
 
 
 # ---- When they are measured, and where they are kept
@@ -80,7 +79,7 @@ def ensure(
     say: Callable[[str], None],
     stopping: Callable[[], bool] = lambda: False,
 ) -> ThroughputLimits | None:
-    """The ceilings of a recipe as its `log.ceilings` asks for them: known, measured now, or None.
+    """Return the upper bounds of a recipe as its `log.ceilings` asks for them: known, measured now, or None.
 
     Called on every process. What cannot be measured is named in `absent` and never ends the run.
     """
@@ -115,18 +114,18 @@ def known(store: Store, mark: str) -> ThroughputLimits | None:
 
 
 def busy() -> str:
-    """That others keep the machine busy, in words, or nothing: ceilings are then of what they leave."""
+    """Return a warning where other processes keep the machine busy, which lowers the bounds; else an empty text."""
     try:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
     except OSError:
         return ""
     if load <= cores:
         return ""
-    return f"the machine is busy (load {load:.1f} on {cores} cores): these are figures of what is left of it"
+    return f"the machine is busy (load {load:.1f} on {cores} cores): these figures are lower than on an idle machine"
 
 
 def keep(store: Store, mark: str, ceilings: ThroughputLimits) -> None:
-    """Keep what was measured; a store that cannot be written to is no mistake here."""
+    """Keep what was measured; ignore a store that cannot be written to."""
     entry = {"format": _FORMAT, "fingerprint": mark, "measured": time.time(), "ceilings": asdict(ceilings)}
     with contextlib.suppress(OSError):
         (store.home / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -134,7 +133,7 @@ def keep(store: Store, mark: str, ceilings: ThroughputLimits) -> None:
 
 
 def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
-    """32 hexadecimal digits of all that bears on the ceilings: recipe, data, hardware, versions, processes.
+    """Return 32 hexadecimal digits of everything that affects the bounds: recipe, data, hardware, versions, processes.
 
     Of the recipe, length, learning rate, seed, gates, checkpoints and log do not. The host's name is left out: machines
     of one kind share their figures. So are the project's own sources beyond its version: `log.ceilings: measure`
@@ -163,7 +162,7 @@ def _cores() -> float:
 
 
 def _updates(recipe: Recipe, data: Dataset, world: int) -> int:
-    """Updates of a training; 0 where its numbers do not fit, which the training itself will say."""
+    """Steps of a training; 0 where its numbers do not fit, which the training itself will say."""
     batch = samples_per_update(recipe.train.batch_size, world)
     per_epoch = data.train.size // batch
     return recipe.train.length.steps(per_epoch, batch) if per_epoch else 0
@@ -186,7 +185,7 @@ def _from_words(words: Any) -> ThroughputLimits | None:
     if not all(
         isinstance(v, int | float) and 0 <= v < math.inf for k in ("evaluations", "fetch") for v in words[k].values()
     ):
-        raise ValueError("a rate or a share is no number")
+        raise ValueError("a rate or a share is not a number")
     return ThroughputLimits(**words)
 
 
@@ -203,13 +202,13 @@ def measure(
     share: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> ThroughputLimits:
-    """Time the network, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
+    """Time the model, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
 
-    With `share`, for at most that share of the time which the training's updates will take. Called on every process.
+    With `share`, for at most that share of the expected training time. Called on every process.
     `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
     generators, compiled code and peak memory are as they were, or as if new.
     """
-    say(f"timing network, loader and evaluations, each alone, for {seconds:g} s at most where they are not slow")
+    say(f"measuring upper bounds: model, loader and evaluations, each alone, for about {seconds:g} s at most")
     # What a task may note about its training belongs to this one.
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
     alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
@@ -251,12 +250,12 @@ class _Alone:
         # A process that was not ready when the others were has counted nothing; all do the same.
         counted = [count for count in counted if count]
         if frozen and not counted:
-            self.absent.setdefault("flops_per_sample", self.absent.get("model", "nothing was seen that is counted"))
+            self.absent.setdefault("flops_per_sample", self.absent.get("model", "no counted operation ran"))
         loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
         held = self._each("evaluations", self._evaluations)
         self.runtime.barrier()
         peaks = self._each("peak_flops", self._peak)
-        # Every update waits for the slowest process.
+        # Every step waits for the slowest process.
         return {
             "model": batch / max(seconds for seconds, _ in model) if model else None,
             "loader": batch / max(loader) if loader else None,
@@ -288,14 +287,14 @@ class _Alone:
         return [cast(T, done if rank == self.runtime.rank else other) for rank, (_, other) in enumerate(told)]
 
     def budget(self, step_seconds: float | None = None) -> float:
-        """Seconds that a part may take; as a share of the training, from those of an update."""
+        """Return the seconds a part may take; with a share of the training, from the step time."""
         self._step_seconds = step_seconds or self._step_seconds
         if self._share is None:
             return self._seconds
         wanted = self._share * self._updates * self._step_seconds if self._step_seconds else self._seconds / 5
         return min(self._seconds, max(0.1, wanted))
 
-    # ---- the network
+    # ---- the model
 
     def _model(self, frozen: RepeatedBatches) -> tuple[float, int | None]:
         """Return seconds of a step on this process, and its operations where they can be counted on the way."""
@@ -339,7 +338,7 @@ class _Alone:
         return replace(
             self.recipe,
             train=train,
-            # A rate of next to nothing: what is seen so often would else be learned by heart, or leave all bounds.
+            # A tiny learning rate: training on one batch would overfit or diverge.
             optim=replace(self.recipe.optim, lr=1e-6 * self.recipe.optim.lr),
             evaluations={},
             best=None,
@@ -354,13 +353,13 @@ class _Alone:
     # ---- the loader
 
     def _loader(self) -> float:
-        """Seconds in which this process reads its share of an update."""
+        """Seconds in which this process reads its share of a step."""
         self._refuse_features()
         plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
         stream = loading.training(
             self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.runtime.device.type == "cuda"
         )
-        # What the workers read while nobody asked is left out; then whole rounds of them.
+        # Leave out what the workers prefetched; then count whole rounds of them.
         at_once, budget = max(1, loader.workers), self.budget()
         warm = 1 + loader.workers * (loader.prefetch + 1)
         times: list[float] = []
@@ -369,7 +368,7 @@ class _Alone:
             for _ in stream:
                 times.append(time.perf_counter())
                 if len(times) == 1 + at_once and times[-1] - began > 2 * budget:
-                    warm = 1  # so slow that nobody waits for all that is read ahead
+                    warm = 1  # too slow to wait for all prefetched batches
                 rounds, rest = divmod(len(times) - warm, at_once)
                 if self.stopping() or (rounds >= 1 and rest == 0 and times[-1] - times[warm - 1] >= budget):
                     break
@@ -386,7 +385,7 @@ class _Alone:
     def _refuse_features(self) -> None:
         """Raise ValueError where training reads no images: reading those bounds nothing."""
         if isinstance(self.recipe.task, TrainsOnFeatures) and self.recipe.task.cached_features:
-            raise ValueError("training reads cached features, and no images")
+            raise ValueError("training reads cached features, not images")
 
     def _fetch(self) -> dict[str, float]:
         self._refuse_features()
@@ -413,7 +412,7 @@ class _Alone:
         if not recipe.evaluations:
             return {}
         if runtime.sharded:
-            raise ValueError("parameters are sharded over processes, and a forward is no act of one")
+            raise ValueError("parameters are sharded: a forward pass involves all ranks")
         splits = planning.evaluated(recipe, self.data)
         torch.manual_seed(rng.number(recipe.seed, "weights"))
         net = runtime.to_memory_format(recipe.task.build(self.data.meta, self.found, recipe.seed).model).eval()
@@ -443,7 +442,7 @@ class _Alone:
         return list(loading.every_sample(split, size, self.runtime.world, self.runtime.rank))
 
     def _rates(self, held: list[dict[str, float]]) -> dict[str, float]:
-        """Samples a second of each evaluation over all processes; padding is no sample."""
+        """Return samples/s of each evaluation over all processes; padding is not counted."""
         splits = planning.evaluated(self.recipe, self.data)
         slowest = {name: max(seconds[name] for seconds in held) for name in held[0]}
         return {name: splits[name].size / (s * len(self._batches(name, splits[name]))) for name, s in slowest.items()}
@@ -498,11 +497,11 @@ class _Timing:
     def seconds(self) -> float:
         """Return the seconds of a steady step; raises ValueError where the training ended before.
 
-        On a CPU without the time in which batches were copied; on a GPU that goes on beside the device's work.
+        On a CPU without the time in which batches were copied; on a GPU copying overlaps with the device's work.
         """
         spent = np.diff(self._ends[self._warm - 1 :]) if self._warm else np.zeros(0)
         if not len(spent):
-            raise ValueError(f"the training on one batch ended after {len(self._ends)} updates")
+            raise ValueError(f"training on one batch ended after {len(self._ends)} steps")
         if self._frozen.copied:
             spent = spent - np.diff(self._handed[self._warm - 1 :])
         return steady(spent)
@@ -511,7 +510,7 @@ class _Timing:
 def steady(seconds: np.ndarray) -> float:
     """Seconds of one of several like things in a row: the median of the means of five parts.
 
-    So a neighbour's burst does not count, and a rhythm, such as an average of weights every tenth update, is not lost.
+    So bursts of other processes do not count, and periodic work, such as EMA weights every tenth step, does.
     """
     return float(np.median([part.mean() for part in np.array_split(seconds, 5) if len(part)]))
 
@@ -540,7 +539,7 @@ def _unchanged(runtime: Runtime, recipe: Recipe) -> Iterator[None]:
             torch.cuda.reset_peak_memory_stats(runtime.device)
 
 
-# ---- What they say
+# ---- Journal and command
 
 
 def note(logger: RunLogger, resuming: bool) -> None:
@@ -558,10 +557,10 @@ def note(logger: RunLogger, resuming: bool) -> None:
 
 
 def command(request: RunRequest) -> Iterable[str]:
-    """Measure the upper bounds of a request's recipe, keep them, and say them line by line.
+    """Measure the upper bounds of a request's recipe, keep them, and yield them line by line.
 
-    Raises UserError for what the user can mend: a mistake in the recipe, data that is not there, weights that another
-    recipe must make first.
+    Raises UserError for what the user can fix: an error in the recipe, missing data, weights that another recipe must
+    train first.
     """
     recipe = load(request)
     runtime, store = Runtime(recipe), Store.locate()
@@ -569,13 +568,13 @@ def command(request: RunRequest) -> Iterable[str]:
         data = recipe.data.open(recipe.seed)
         found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
         Plan.make(recipe, data, runtime.world, runtime.rank)
-        yield f"{recipe.name}: network, loader and evaluations are timed alone, each for {SECONDS:g} s or a few batches"
+        yield f"{recipe.name}: timing model, loader and evaluations, each alone, for {SECONDS:g} s or a few batches"
         others = busy()
         ceilings = measure(recipe, data, runtime, found, SECONDS)
         runtime.on_main(lambda: keep(store, fingerprint(recipe, data, runtime), ceilings))
         yield from lines(ceilings) if runtime.main else ()
         if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
-            yield f"read in the process itself, loader and network take turns: {rate_words(most)} samples/s at most"
+            yield f"with loader.workers=0 loader and model take turns: {rate_words(most)} samples/s at most"
         if others:
             yield others
     finally:

@@ -25,13 +25,13 @@ _WAIT_SECONDS = 20.0
 """Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
 
 COMPILE_SECONDS = 60
-"""Time that torch.compile takes for a network and its backward pass on a GPU: an estimate, not measured."""
+"""Time that torch.compile takes for a model and its backward pass on a GPU: an estimate, not measured."""
 _STEP_SECONDS, _SAVED = 0.1, 0.1
-"""Time of an update, and the share of it that compiling saves: estimates (published are gains of 10 to 20 %)."""
+"""Time of a step, and the share of it that compiling saves: estimates (published are gains of 10 to 20 %)."""
 LEAST_UPDATES = round(COMPILE_SECONDS / (_STEP_SECONDS * _SAVED))
-"""A training of fewer updates saves less time than compiling takes."""
+"""A training of fewer steps saves less time than compiling takes."""
 LEAST_FORWARDS = 3 * LEAST_UPDATES
-"""The same for forward passes alone, about a third of an update."""
+"""The same for forward passes alone, about a third of a step."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def check_processes(world: int) -> None:
     if world != asked:
         raise UserError(
             "launch",
-            f"{world} process came up" if world == 1 else f"{world} processes came up",
-            f"{asked}, as the launcher was told",
-            "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process in silence",
+            f"{world} process started" if world == 1 else f"{world} processes started",
+            f"{asked}, as set in the launcher",
+            "on CPUs use accelerate_configs/cpu_2proc.yaml: MULTI_CPU starts one process without a message",
         )
 
 
@@ -85,7 +85,7 @@ def compile_mode(recipe: Recipe, device: str, updates: int | None = None, record
     """Return the compile mode of a run: the recipe's, or where that is `auto` the one that pays off.
 
     `device` is the type of the device, `updates` how many the training has (None: many), `recorded` the mode in the
-    checkpoint that it goes on from, which is kept where this machine can compile.
+    checkpoint that it continues from, which is kept where this machine can compile.
     """
     if recipe.train.compile != "auto":
         return Setting(recipe.train.compile, "train.compile")
@@ -94,7 +94,7 @@ def compile_mode(recipe: Recipe, device: str, updates: int | None = None, record
         return found
     if recorded != "off" and (lacks := cannot_compile(device)):
         return Setting("off", f"{lacks}; the checkpoint was trained with {recorded}")
-    return Setting(recorded, f"as the checkpoint was trained; here it would be {found.value}: {found.source}")
+    return Setting(recorded, f"from the checkpoint; here it would be {found.value}: {found.source}")
 
 
 def _best_mode(device: str, updates: int | None) -> Setting:
@@ -106,9 +106,9 @@ def _best_mode(device: str, updates: int | None) -> Setting:
     if lacks := cannot_compile(device):
         return Setting("off", auto + lacks)
     if updates is not None and updates < LEAST_UPDATES:
-        few = f"{updates:,} updates, and compiling, about a minute, pays from {LEAST_UPDATES:,} on"
+        few = f"{updates:,} steps; compiling takes about a minute and pays off from {LEAST_UPDATES:,} steps"
         return Setting("off", auto + few)
-    many = "" if updates is None else f", {updates:,} updates"
+    many = "" if updates is None else f", {updates:,} steps"
     return Setting("default", f"{auto}CUDA{many}; compiling takes about a minute")
 
 
@@ -182,8 +182,8 @@ def _refuse_other_engines(recipe: Recipe) -> None:
         if _flag(name):
             raise UserError(
                 "launch",
-                f"{engine}, which keeps the state of a training in partitions of its own: a run could not be resumed",
-                "an accelerate config whose checkpoints hold the whole state",
+                f"{engine}, which partitions the training state: a run could not be resumed",
+                "an accelerate config whose checkpoints contain the whole state",
                 "accelerate_configs/fsdp2.yaml shards the same state and can be resumed on any number of processes",
             )
 
@@ -193,9 +193,9 @@ def _check_precision(recipe: Recipe) -> None:
     if launched and word not in ("auto", launched):
         raise UserError(
             "launch",
-            f"mixed_precision {launched}, where recipe {recipe.name} has train.precision={word}",
-            "the same in both",
-            f"leave mixed_precision out of the launch, or add train.precision={launched} (or auto)",
+            f"mixed_precision {launched}, but recipe {recipe.name} has train.precision={word}",
+            "the same value in both",
+            f"remove mixed_precision from the launch, or add train.precision={launched} (or auto)",
         )
 
 
@@ -222,12 +222,12 @@ def _check_compile(recipe: Recipe) -> None:
         return
     mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
     asked = ", ".join((f"dynamo_backend {backend}", f"dynamo_mode {mode}", *_dynamo_options()))
-    why = "" if known else ", since trainkit compiles with inductor and no other options"
+    why = "" if known else ": trainkit compiles with inductor and no other options"
     raise UserError(
         "launch",
-        f"{asked}, where recipe {recipe.name} has train.compile={recipe.train.compile}",
-        "train.compile alone to say what is compiled",
-        f"leave dynamo out of the launch{why}; to compile, add train.compile={known or 'default'}",
+        f"{asked}, but recipe {recipe.name} has train.compile={recipe.train.compile}",
+        "only train.compile to set compilation",
+        f"remove dynamo from the launch{why}; to compile, add train.compile={known or 'default'}",
     )
 
 
@@ -245,10 +245,10 @@ def _check_accumulation(recipe: Recipe) -> None:
     if asked not in ("1", "auto", str(own)):
         raise UserError(
             "launch",
-            f"{name} {asked:.80}, where recipe {recipe.name} has train.batch_size={train.batch_size} and "
-            f"train.micro_batch={train.micro_batch or 'null'}, which make {own} on {processes} process(es)",
-            "the batch sizes alone to say how often gradients are accumulated",
-            f"leave {name} out of the launch; to accumulate, set train.micro_batch",
+            f"{name} {asked:.80}, but recipe {recipe.name} has train.batch_size={train.batch_size} and "
+            f"train.micro_batch={train.micro_batch or 'null'}, which gives {own} on {processes} process(es)",
+            "only the batch sizes to set gradient accumulation",
+            f"remove {name} from the launch; to accumulate, set train.micro_batch",
         )
 
 
@@ -257,9 +257,9 @@ def _check_clipping(recipe: Recipe) -> None:
     if asked is not None and (own is None or asked not in (str(own), f"{own:g}")):
         raise UserError(
             "launch",
-            f"gradient_clipping {asked:.80}, where recipe {recipe.name} has optim.clip_norm={recipe.optim.clip_norm}",
-            "optim.clip_norm alone to say where gradients are clipped",
-            f"leave it out of the launch; to clip, add optim.clip_norm={asked:.80}",
+            f"gradient_clipping {asked:.80}, but recipe {recipe.name} has optim.clip_norm={recipe.optim.clip_norm}",
+            "only optim.clip_norm to set gradient clipping",
+            f"remove it from the launch; to clip, add optim.clip_norm={asked:.80}",
         )
 
 
@@ -267,9 +267,9 @@ def _refuse_named_device(recipe: Recipe) -> None:
     if name := os.environ.get("ACCELERATE_TORCH_DEVICE"):
         raise UserError(
             "ACCELERATE_TORCH_DEVICE",
-            f"{name!r:.80}, of which the choice of precision and processes knows nothing",
-            "a device that the launcher chooses",
-            "unset it; --cpu, --gpu_ids and CUDA_VISIBLE_DEVICES choose",
+            f"{name!r:.80}, which the choice of precision and processes does not support",
+            "a device chosen by the launcher",
+            "unset it; use --cpu, --gpu_ids or CUDA_VISIBLE_DEVICES",
         )
 
 
@@ -284,7 +284,7 @@ def _refuse_halving_of_shards(recipe: Recipe) -> None:
             "train.on_oom",
             f"halve, with sharded parameters on {processes} processes",
             "stop",
-            "processes compute together there, and one whose memory runs out cannot begin anew alone",
+            "sharded processes compute together, and one that is out of memory cannot restart its step alone",
         )
 
 

@@ -37,7 +37,7 @@ def _note(folder: Path, rank: int) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete the files of all processes: the run goes on."""
+    """Delete the files of all processes: the run continues."""
     for path in (*folder.glob(_NOTES), *folder.glob(_STACKS)):
         path.unlink(missing_ok=True)
 
@@ -71,11 +71,11 @@ def first(folder: Path, runtime: Runtime) -> Exception | None:
                 error = UserError(*mistake)
                 error.told = True
                 return error
-            return RuntimeError(f"process {rank} failed first: {told[rank]['words']}")
+            return RuntimeError(f"rank {rank} failed first: {told[rank]['words']}")
         over = time.monotonic() > end
         # One that is gone may have written its error as it went.
         if over and (gone := [rank for rank in others if runtime.gone(rank)]):
-            return RuntimeError(f"process {gone[0]} is gone without a word: killed, or it left early")
+            return RuntimeError(f"rank {gone[0]} ended without an error message: it was killed or exited early")
         if over:
             break
         time.sleep(0.1)
@@ -87,11 +87,11 @@ def left(folder: Path) -> str:
     found = [(path, said) for path in sorted(folder.glob(_NOTES)) if (said := _read(path))]
     if found:
         path, said = min(found, key=lambda entry: (entry[1]["lost"], entry[1]["at"]))
-        return f"process {path.stem.rpartition('-')[2]}: {said['words']}"
+        return f"rank {path.stem.rpartition('-')[2]}: {said['words']}"
     for path in sorted(folder.glob(_STACKS)):
         with contextlib.suppress(OSError):
             if path.stat().st_size:
-                return f"process {path.stem.rpartition('-')[2]} hung; what it was at is in {path.name}"
+                return f"rank {path.stem.rpartition('-')[2]} hung; its stacks are in {path.name}"
     return ""
 
 

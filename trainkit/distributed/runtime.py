@@ -60,7 +60,7 @@ class Runtime:
         patience = datetime.timedelta(seconds=recipe.limits.collective.seconds)
         _leave_other_precision(precision.value)
         handlers = [
-            # Buffers are averaged after each update (`average_buffers`), by one rule for every kind of parallelism.
+            # Buffers are averaged after each step (`average_buffers`), by one rule for every kind of parallelism.
             DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True),
             # The default of 30 minutes is far too long to notice that a process has died.
             InitProcessGroupKwargs(timeout=patience),
@@ -76,9 +76,7 @@ class Runtime:
                 gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
             )
         except (ValueError, ImportError) as error:
-            raise UserError(
-                "launch", str(error), remedy="see accelerate_configs/ for configs that are tested"
-            ) from None
+            raise UserError("launch", str(error), remedy="see accelerate_configs/ for tested configs") from None
         self.precision = precision.value
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
@@ -95,7 +93,7 @@ class Runtime:
         # Small messages between processes travel beside the training, so that reading one never waits for a GPU.
         self._control = _gloo_group(patience) if self.world > 1 and self.device.type != "cpu" else None
         self.asked = 0
-        """How often `any_async` was asked, at every update and every batch of an evaluation, and a heartbeat came."""
+        """How often `any_async` was asked, at every step and every batch of an evaluation, and a heartbeat came."""
         self._peers = self.all_gather((socket.gethostname(), os.getpid()))
         self.configure(recipe)
 
@@ -107,7 +105,7 @@ class Runtime:
             raise UserError(
                 f"recipe {recipe.name}: train.precision",
                 f"{wanted}, in a launch with {self.precision}",
-                remedy="give this recipe and the one that needs it the same precision, or train it on its own first",
+                remedy="give this recipe and its dependency the same precision, or train the dependency first",
             )
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
@@ -173,13 +171,13 @@ class Runtime:
         here = launch_settings.precision(recipe)
         if here.value == self.precision:
             return here
-        why = f"as the checkpoint was trained; here it would be {here.value}: {here.source}"
+        why = f"from the checkpoint; here it would be {here.value}: {here.source}"
         return launch_settings.Setting(self.precision, why)
 
     # ---- Placing
 
     def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap the trained network and its optimizer for the processes and the precision of the launch."""
+        """Wrap the trained model and its optimizer for the processes and the precision of the launch."""
         if self._plugin is not None:
             from accelerate.utils import DistributedType
 
@@ -194,7 +192,7 @@ class Runtime:
         if self.sharded:
             from torch.distributed.fsdp import register_fsdp_forward_method
 
-            # Networks of timm are called by these too, which gather no parameters unasked.
+            # Models of timm are called by these too, which gather no parameters unasked.
             for module in net.modules():
                 for method in ("forward_features", "forward_head"):
                     if hasattr(module, method):
@@ -211,7 +209,7 @@ class Runtime:
         return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     def to_memory_format(self, net: nn.Module) -> nn.Module:
-        """Move a network to the device in the memory format of the run."""
+        """Move a model to the device in the memory format of the run."""
         last = self.channels_last and not (self.device.type == "cpu" and _breaks_onednn(net))
         ranks = {p.dim() for p in net.parameters()}
         fits = torch.channels_last_3d if 5 in ranks else torch.channels_last
@@ -219,7 +217,7 @@ class Runtime:
         return net.to(self.device, memory_format=memory_format)  # pyright: ignore[reportCallIssue] - torch types no memory_format
 
     def unwrap(self, net: nn.Module) -> nn.Module:
-        """Return the network without DistributedDataParallel around it."""
+        """Return the model without DistributedDataParallel around it."""
         return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
 
     def autocast(self) -> AbstractContextManager:
@@ -227,19 +225,19 @@ class Runtime:
         return self.accelerator.autocast()
 
     def begin_batch(self) -> None:
-        """Begin a micro-batch, or a batch of an evaluation: what compiled networks kept of the last is given up."""
+        """Begin a micro-batch, or a batch of an evaluation: what compiled models kept of the last is given up."""
         compilation.begin_step(self.compile)
 
     def compiled(self, net: nn.Module, calls: int) -> Callable[[Tensor], Tensor]:
-        """Return a frozen network compiled for so many batches of one shape; itself where that does not pay off."""
+        """Return a frozen model compiled for so many batches of one shape; itself where that does not pay off."""
         return compilation.compiled(net, self.compile if calls >= launch_settings.LEAST_FORWARDS else "off")
 
     def uncompiled(self) -> AbstractContextManager:
-        """Return a context in which compiled networks run as they are: for a few batches of another shape."""
+        """Return a context in which compiled models run as they are: for a few batches of another shape."""
         return contextlib.nullcontext() if self.compile == "off" else torch.compiler.set_stance("force_eager")
 
     def no_sync(self, net: nn.Module, last: bool) -> AbstractContextManager:
-        """Return a context that leaves gradients unsynchronised until the `last` micro-batch of an update."""
+        """Return a context that leaves gradients unsynchronised until the `last` micro-batch of a step."""
         return contextlib.nullcontext() if last else self.accelerator.no_sync(net)
 
     def backward(self, loss: Tensor, factor: float) -> None:
@@ -340,7 +338,7 @@ class Runtime:
     def _beat(self, done: threading.Event, stop: Stop | None) -> None:
         seconds = min(_BEAT_SECONDS, self._limits.collective.seconds / 4)
         left = float("inf") if self._limits.hang is None else self._limits.hang.seconds / seconds
-        with contextlib.suppress(RuntimeError):  # a connection is broken: the main thread finds out by itself
+        with contextlib.suppress(RuntimeError):  # a connection is broken: the main thread notices
             while left > 0 and not done.wait(seconds):
                 left -= 1
                 _, told = self._exchange(True, stop)
@@ -348,7 +346,7 @@ class Runtime:
                     interrupt_main()
 
     def _exchange(self, working: bool, stop: Stop | None) -> tuple[bool, bool]:
-        """Return whether any rank is at work, and whether any was told to stop."""
+        """Return whether any rank is at work, and whether any was asked to stop."""
         box = torch.tensor([working, stop is not None and stop.told], dtype=torch.int32)
         dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._control)
         return bool(box[0]), bool(box[1])
@@ -357,7 +355,7 @@ class Runtime:
         """Call `act` on rank 0 alone: every rank gets what it returned, which is plain data, or its UserError.
 
         It may take longer than `limits.collective` (`heartbeat`). Where rank 0 is stopped at it (`Stopped`), so are
-        all; with `stop`, also where another one is told to stop meanwhile.
+        all; with `stop`, also where another one is asked to stop meanwhile.
         """
         if self.world == 1:
             return act()
@@ -374,7 +372,7 @@ class Runtime:
                 failure = of_disk(error) if isinstance(error, OSError) else None
                 if failure is None:
                     own = error
-                    failure = "" if isinstance(error, Stopped) else f"process 0 failed: {type(error).__name__}: {error}"
+                    failure = "" if isinstance(error, Stopped) else f"rank 0 failed: {type(error).__name__}: {error}"
         done, failure = self.broadcast((done, failure))
         if own is not None:
             raise own
@@ -402,7 +400,7 @@ class Runtime:
             if differ := [name for name in told[0] if other.get(name) != told[0][name]]:
                 error = UserError(
                     "launch",
-                    f"process {rank} differs from process 0 in: {', '.join(differ)}",
+                    f"rank {rank} differs from rank 0 in: {', '.join(differ)}",
                     "the same on every machine",
                     "; ".join(f"{name}: {told[0][name]} and {other.get(name)}" for name in differ),
                 )
@@ -443,7 +441,7 @@ class Runtime:
     def average_buffers(self, net: nn.Module) -> None:
         """Replace floating-point buffers (batch-norm statistics) on all ranks by their mean.
 
-        After every update, not before evaluations: then evaluating a run changes no bit of it, and a checkpoint holds
+        After every step, not before evaluations: then evaluating a run changes no bit of it, and a checkpoint holds
         what every rank has.
         """
         if self.world == 1:  # before the walk over all modules, which takes 3 us for five

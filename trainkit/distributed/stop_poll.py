@@ -1,4 +1,4 @@
-"""Ask all processes whether one of them is to stop, beside the training."""
+"""Ask all processes whether one of them should stop, while training continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StopPoll:
     def ask(self) -> None:
         """Begin to ask."""
         if self._answer is not None:
-            raise RuntimeError("the answer to the question before was not read")
+            raise RuntimeError("the previous answer was not read")
         self._answer = self._runtime.any_async(self._stopping())
 
     def answer(self) -> bool:

@@ -17,7 +17,7 @@ ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", 
 """Signals that ask a training to stop; Windows has SIGINT (Ctrl-C) and SIGBREAK (Ctrl-Break) alone."""
 
 STOP_SECONDS = 25.0
-"""Time that a training which was told to stop has by default: torch's launcher kills after 30 s."""
+"""Default time for a training to stop after a signal: torch's launcher kills after 30 s."""
 
 _NOTHING_TO_SAVE_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ _ONE_REQUEST_SECONDS = 1.0
 
 
 class Stopped(KeyboardInterrupt):
-    """Told to stop, where nothing has to be saved first."""
+    """A stop request where nothing has to be saved first."""
 
 
 class Stop:
@@ -59,10 +59,11 @@ class Stop:
     def listen(self) -> None:
         """Install the handlers of signals; to be called once, in the main thread.
 
-        SIGHUP is ignored: a terminal that is gone, or a connection, is no reason to stop. A second signal, a second or
-        more after the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the
-        SIGTERM of `die_with_parent`, which is no second request. Nor is what torch's launcher of several processes
-        passes on where all were signalled already, as on a machine that goes away: beneath it a third signal counts.
+        SIGHUP is ignored: a lost terminal or connection is not a reason to stop. A second signal, a second or more
+        after the first, ends the process at once. Ctrl-C ends the launcher too, and the kernel then sends the SIGTERM
+        of `die_with_parent`, which does not count as a second request. Nor does the signal that torch's launcher of
+        several processes passes on after all were signalled already, as on a machine that shuts down: under it a third
+        signal counts.
         """
         self._parent, self._later = os.getppid(), 0
         self._excused = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
@@ -140,7 +141,7 @@ class Stop:
             if time.monotonic() - began > most:
                 break
         with contextlib.suppress(OSError, ValueError):
-            print(f"told to stop {most:.0f} s ago and still here; leaving without more being saved", file=sys.stderr)
+            print(f"asked to stop {most:.0f} s ago and still running; exiting without saving more", file=sys.stderr)
             faulthandler.dump_traceback(all_threads=True)
         self._leave(number)
 

@@ -1,14 +1,14 @@
 """End a training that hangs, and write the stacks of all its threads.
 
-A thread looks whether the training has moved on: by a phase of an update, an update, a batch of an evaluation. It also
-restarts the timer of `faulthandler` again and again, which is a thread without Python: that ends the process also where
-the interpreter's lock is never released (NVIDIA's resiliency extension injects that fault as LOCK_GIL). Either writes
-the stacks to `stacks-process-<rank>.txt` of the run's folder.
+A thread checks for progress: a phase of a step, a step, a batch of an evaluation. It also keeps restarting the timer of
+`faulthandler`, which runs outside of Python and so ends the process even where the interpreter's lock is never released
+(NVIDIA's resiliency extension injects that fault as LOCK_GIL). Either writes the stacks to
+`stacks-process-<rank>.txt` of the run's folder.
 
-The time counts from the end of a process's first update on, which may compile for long, to the end of the training. The
-thread counts its own ticks, so that time in which a process is stopped does not count. The timer is stopped by Ctrl-Z
-and by schedulers that suspend (SIGTSTP); of SIGSTOP no process learns, and one that is continued after more than the
-limit may be ended.
+Time counts from the end of a process's first step, which may compile for long, to the end of training. The thread
+counts its own ticks, so time in which a process is stopped does not count. The timer is stopped by Ctrl-Z and by
+schedulers that suspend (SIGTSTP). A process cannot see SIGSTOP, and one that is continued after more than the limit may
+be ended.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Watchdog(threading.Thread):
             os.unlink(rank_failures.stacks(self._folder, self._rank))
 
     def _end(self) -> None:
-        words = f"nothing moved for {self._limit:g} s (limits.hang)"
+        words = f"no progress for {self._limit:g} s (limits.hang)"
         rank_failures.note(self._folder, self._rank, words)
         with contextlib.suppress(OSError, ValueError):
             faulthandler.dump_traceback(self._file)
-            print(f"process {self._rank}: {words}; all threads:", file=sys.stderr, flush=True)
+            print(f"rank {self._rank}: {words}; stacks of all threads:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(2)
         os._exit(1)
 

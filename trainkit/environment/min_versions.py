@@ -1,8 +1,8 @@
-"""Refuse versions of libraries with known holes, such as ways to run code from a file.
+"""Refuse library versions with known vulnerabilities, such as code execution from a file.
 
 Versions are read from the metadata of packages alone, so that nothing unsafe is imported first: 10 ms. All other
 requirements are ranges in pyproject.toml, which the installer checks. With `TRAINKIT_ALLOW_UNSAFE_VERSIONS=1` an old
-version is a warning: where files, recipes and users are all one's own, a hole may matter less than an environment.
+version is a warning: where you own all files, recipes and users, a vulnerability may matter less than your environment.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ PYTHON = (3, 11, 1)
 
 @dataclass(frozen=True)
 class Minimum:
-    """The oldest version of a package without a known hole that matters here."""
+    """The oldest version of a package without a known vulnerability that matters here."""
 
     package: str
     version: str
     why: str
-    """The holes of versions below."""
+    """Vulnerabilities of older versions."""
     optional: bool = False
     """It may be absent."""
 
 
 MINIMUMS = (
-    Minimum("torch", "2.11", "code from a `.pth` in spite of weights_only (CVE-2025-32434), memory corruption by one "
-          "(CVE-2026-24747), code from a `.pt2` (CVE-2026-4538)"),
-    Minimum("pillow", "13", "heap overflows by a JPEG file (CVE-2026-112403, CVE-2026-112398)"),
-    Minimum("mlflow", "3.17.2", "reading any file through a server (CVE-2026-116690), requests in its name "
-          "(CVE-2026-115886), paths out of a store (CVE-2026-53995)"),
-    Minimum("datasets", "5.2", "code from a pickled table (CVE-2026-57845)"),
-    Minimum("pyarrow", "23.0.1", "use of freed memory by an Arrow file (CVE-2026-25087)"),
-    Minimum("filelock", "3.20.1", "emptying a file behind a link that lies where a lock will (CVE-2025-68146)"),
-    Minimum("monai", "1.5.2", "code from a checkpoint (CVE-2025-58756)", optional=True),
+    Minimum("torch", "2.11", "code execution from a `.pth` despite weights_only (CVE-2025-32434), memory corruption "
+          "from one (CVE-2026-24747), code execution from a `.pt2` (CVE-2026-4538)"),
+    Minimum("pillow", "13", "heap overflows from a JPEG file (CVE-2026-112403, CVE-2026-112398)"),
+    Minimum("mlflow", "3.17.2", "arbitrary file read through the server (CVE-2026-116690), request forgery "
+          "(CVE-2026-115886), path traversal out of a store (CVE-2026-53995)"),
+    Minimum("datasets", "5.2", "code execution from a pickled table (CVE-2026-57845)"),
+    Minimum("pyarrow", "23.0.1", "use after free from an Arrow file (CVE-2026-25087)"),
+    Minimum("filelock", "3.20.1", "truncation of a file through a symbolic link at the lock path (CVE-2025-68146)"),
+    Minimum("monai", "1.5.2", "code execution from a checkpoint (CVE-2025-58756)", optional=True),
 )  # fmt: skip
 """Held equal to pyproject.toml and to SECURITY.md by tests/environment/test_min_versions.py."""
 
@@ -50,7 +50,7 @@ def check() -> None:
     if sys.version_info[:3] < PYTHON:
         found = ".".join(map(str, sys.version_info[:3]))
         raise UserError(
-            "Python", found, f"{'.'.join(map(str, PYTHON))} or newer", "make an environment with such a Python"
+            "Python", found, f"{'.'.join(map(str, PYTHON))} or newer", "create an environment with a newer Python"
         )
     from importlib import metadata
 
@@ -68,12 +68,14 @@ def check() -> None:
         if found is None or _release(found) < _release(minimum.version):
             older = f"is {found}" if found is not None else "is not installed"
             missing += [] if found is not None else [minimum.package]
-            problems.append(f"{minimum.package} {older}, {minimum.version} or newer is needed ({minimum.why})")
+            problems.append(f"{minimum.package} {older}, {minimum.version} or newer is required ({minimum.why})")
             wanted.append(f'"{minimum.package}>={minimum.version}"')
     if problems and os.environ.get(ALLOW) == "1" and not missing:
-        print(f"warning: {'; '.join(problems)}; gone on with, as {ALLOW}=1", file=sys.stderr, flush=True)
+        print(f"warning: {'; '.join(problems)}; continuing because {ALLOW}=1", file=sys.stderr, flush=True)
     elif problems:
-        remedy = f"pip install {' '.join(wanted)}" + ("" if missing else f", or go on at your own risk with {ALLOW}=1")
+        remedy = f"pip install {' '.join(wanted)}" + (
+            "" if missing else f", or set {ALLOW}=1 to continue at your own risk"
+        )
         raise UserError("installed packages", "; ".join(problems), remedy=remedy)
     torch, vision = installed("torch"), installed("torchvision")
     lines = metadata.requires("torchvision") or () if vision else ()
@@ -86,8 +88,13 @@ def check() -> None:
     # torchvision is built against torch's stable interface and takes newer releases too: it asks for `>=`.
     if present != release if rule != ">=" else present < release:
         newer = " or newer" if rule == ">=" else ""
-        found = f"{vision}, which was built for torch {release[0]}.{release[1]}{newer}, beside torch {torch}"
-        raise UserError("torchvision", found, "a pair of one release", "pip install --upgrade torch torchvision")
+        found = f"{vision}, which was built for torch {release[0]}.{release[1]}{newer}, with torch {torch}"
+        raise UserError(
+            "torchvision",
+            found,
+            "matching releases of torch and torchvision",
+            "pip install --upgrade torch torchvision",
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:

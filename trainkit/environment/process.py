@@ -25,7 +25,7 @@ def die_with_parent() -> str | None:
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     except (OSError, AttributeError, TypeError):  # no such function, or, on Windows, no library of the process
-        return "not on Linux: if the launcher is killed, this process has to be stopped by hand"
+        return "not on Linux: if the launcher is killed, stop this process yourself"
     return None
 
 
@@ -46,18 +46,18 @@ def leave_no_log_folders() -> None:
 
 
 def check_variables() -> None:
-    """Raise UserError for variables of a launcher that are no numbers, or do not fit each other."""
+    """Raise UserError for launcher variables that are not numbers or contradict each other."""
     found: dict[str, int | None] = {}
     for name in ("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
         word = os.environ.get(name)
         if word is not None and not (word.isascii() and word.isdigit() and len(word) < 7):
-            raise UserError(name, f"{word!r:.80}", "a whole number, as launchers set it", f"unset {name}")
+            raise UserError(name, f"{word!r:.80}", "a whole number, as launchers set", f"unset {name}")
         found[name] = int(word) if word is not None else None
     for size, rank in (("WORLD_SIZE", "RANK"), ("LOCAL_WORLD_SIZE", "LOCAL_RANK")):
         count, own = found[size], found[rank] or 0
         if count is not None and count <= own:
-            said = f"{count}, with {rank} {own}"
-            raise UserError(size, said, "more processes than the number of this one", "unset both, or set both")
+            found_here = f"{count}, with {rank}={own}"
+            raise UserError(size, found_here, f"a number greater than {rank}", "unset both, or set both")
 
 
 def asked_processes() -> int:

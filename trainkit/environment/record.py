@@ -10,9 +10,12 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+VERSIONS = "trainkit.versions"
+"""Tag with the versions of Python and packages: `torch 2.14.1, timm 1.0.31`."""
 _VERSIONS = ("torch", "torchvision", "accelerate", "mlflow", "timm", "datasets", "numpy")
 
 
@@ -56,10 +59,11 @@ def place() -> dict[str, str]:
 
     from trainkit.environment.version import __version__
 
-    tags = {"trainkit.environment.version": __version__, "trainkit.python": platform.python_version()}
+    versions = {"trainkit": __version__, "python": platform.python_version()}
     for package in _VERSIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            tags[f"trainkit.{package}"] = metadata.version(package)
+            versions[package] = metadata.version(package)
+    tags = {VERSIONS: ", ".join(f"{name} {version}" for name, version in versions.items())}
     tags["trainkit.host"] = socket.gethostname()
     tags["trainkit.cpu"] = cpu_name()
     tags["trainkit.cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
@@ -70,6 +74,15 @@ def place() -> dict[str, str]:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         tags["trainkit.gpus"] = ", ".join(names)
     return tags
+
+
+def versions(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of Python and packages by name, from the tags of a run; earlier runs have a tag for each."""
+    pairs = (one.rpartition(" ") for one in tags.get(VERSIONS, "").split(", "))
+    found = {name: version for name, _, version in pairs if name}
+    if "trainkit.environment.version" in tags:
+        found["trainkit"] = tags["trainkit.environment.version"]
+    return found | {name: tags[f"trainkit.{name}"] for name in ("python", *_VERSIONS) if f"trainkit.{name}" in tags}
 
 
 @functools.cache

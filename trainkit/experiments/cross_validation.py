@@ -103,7 +103,7 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], parent: Parent) -> None
         plain = {key: column for key, column in table.items() if column.ndim == 1}
         if len(table["fold"]) <= _CSV_ROWS:
             tracker.table(f"tables/{name}_folds.csv", plain)
-    parent.conclude(describe(recipe, found, runs))
+    parent.conclude(describe(recipe, found, runs), group.following(parent.folder.name, recipe, runs))
 
 
 def summarise(
@@ -125,7 +125,7 @@ def summarise(
         ids = np.concatenate([part["id"] for part in parts])
         # Within a fold rows may share an id: patches of one case.
         if sum(len(set(part["id"].tolist())) for part in parts) > len(set(ids.tolist())):
-            notes.append(f"{name}: no table of all folds; the same samples are scored in several")
+            notes.append(f"{name}: no table of all folds; the same samples are evaluated in several folds")
             continue
         shared = [key for key in parts[0] if all(key in part for part in parts)]
         fold = np.repeat(np.arange(len(parts)), [len(part["id"]) for part in parts])
@@ -184,8 +184,8 @@ def _rows(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Colu
             try:
                 client = client or store.client()
             except Away as away:
-                wanted = f"{away.found}, and has the rows of {run.name}"
-                remedy = "when it does, the same command with --resume draws up the whole"
+                wanted = f"{away.found}, and the rows of {run.name} are there"
+                remedy = "when it is available again, the same command with --resume completes the summary"
                 raise Away(away.where, wanted, remedy=remedy) from None
             rows = saved_rows.read(client, run.info().run_id, name, without=())
         found.append(rows and rows[0])
@@ -216,7 +216,7 @@ def divide(request: RunRequest) -> list[Child]:
     """
     recipe = load(request)
     if not isinstance(recipe.data, DividesIntoFolds):
-        found = f"the data of {recipe.name}, {kinds.name(recipe.data)}, has no `folds` and `fold`"
+        found = f"the data of {recipe.name}, {kinds.name(recipe.data)}, has no keys `folds` and `fold`"
         raise UserError("--folds", found, "data that is divided by patients, such as `volumes`")
     for word in request.overrides:
         if word.partition("=")[0].strip() == "data.fold":
@@ -224,9 +224,9 @@ def divide(request: RunRequest) -> list[Child]:
                 "--folds", f"{word} is given too", remedy="leave one of them out: --folds trains every fold"
             )
     if recipe.data.folds < 2:
-        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "one part cannot be held out of itself")
+        raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "cross-validation needs two parts")
     if not recipe.evaluations:
-        raise UserError("--folds", f"{recipe.name} has no evaluations", "one of what is held out")
+        raise UserError("--folds", f"{recipe.name} has no evaluations", "one on the held-out split")
     return [
         child_of(request, f"fold {number}", (*request.overrides, f"data.fold={number}"))
         for number in range(recipe.data.folds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainkit import terminal
 from trainkit.config import diff, loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
 from trainkit.text_table import aligned, chosen, numbers
-from trainkit.tracking import journal, lineage
+from trainkit.tracking import journal, lineage, run_names
 from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending
@@ -114,6 +116,8 @@ class Parent:
     """As the first process sees it."""
     children: dict[str, str] = field(default_factory=dict)
     """Names of the runs of children so far, by title."""
+    header_printed: bool = False
+    """True after the header of the rows of children."""
 
     def say(self, text: str) -> None:
         """Print a line, once."""
@@ -121,21 +125,52 @@ class Parent:
             print(visible(text), flush=True)
 
     def run_child(self, child: Child, key: str, watch: Watch | None = None) -> tuple[str, RunFolder | None]:
-        """Find the finished run of a child, or train it now. Returns its status, and its folder where it has one."""
-        said = f"{child.title}: {child.said}: " if child.said else f"{child.title}: "
+        """Find the finished run of a child, or train it now; print a row for it.
+
+        Returns its status, and its folder where it has one.
+        """
         found = self.runtime.on_main(lambda: (run := self.store.finished_with(key)) and str(run.path))
         if found is not None:
             folder = RunFolder(Path(found))
-            self.say(f"{said}reusing run {folder.name} (same recipe and data)")
+            self.row(child, folder, "reused")
             self.runtime.on_main(lambda: self.adopt(child, folder))
             return "FINISHED", folder
-        self.say(f"{said}to be trained ({len(self.children) + 1} of {self.group.size})")
         status, made = self.train(child.request, child.recipe, self.folder.name, watch)
         # The GPU is asked again how much it has free for the data of the next one.
         self.runtime.accelerator.free_memory()
         if made is not None:
             self.note(child.title, made)
+            self.row(child, made, "" if status == "FINISHED" else "stopped")
         return status, made
+
+    def row(self, child: Child, folder: RunFolder, state: str = "") -> None:
+        """Print the row of a child: title, setting, score, step, seconds and run, below a header before the first."""
+        if not self.runtime.main:
+            return
+        metric = child.recipe.best.metric if child.recipe.best else ""
+        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
+        best, wall = metrics.get(f"best/{metric}"), metrics.get("final/time/wall_s")
+        last = max((points[-1].step for points in metrics.values()), default=0)
+        cells = {
+            "": child.title,
+            **({"setting": child.said} if child.said else {}),
+            **({metric: numbers([best[-1].value])[0] if best else "-"} if metric else {}),
+            "step": str(best[-1].step if best else last),
+            "seconds": f"{wall[-1].value:.0f}" if wall else "-",
+        }
+        widths = {"": 10, "setting": 28}
+
+        def aligned_row(texts: Mapping[str, str]) -> str:
+            left = [text.ljust(widths[name]) for name, text in texts.items() if name in widths]
+            right = [text.rjust(max(8, len(name))) for name, text in texts.items() if name not in widths]
+            return "  ".join([*left, *right])
+
+        if not self.header_printed:
+            self.header_printed = True
+            head = f"{aligned_row({name: name for name in cells})}  run"
+            print(terminal.painted(head, "bold cyan", sys.stdout), flush=True)
+        said = f" ({state})" if state else ""
+        print(visible(f"{aligned_row(cells)}  {folder.name}{said}"), flush=True)
 
     def run_children(self, children: Sequence[Child], keys: Sequence[str]) -> list[RunFolder] | None:
         """Return finished runs of all children, in order; None when told to stop: the parent is then KILLED."""
@@ -161,18 +196,23 @@ class Parent:
             write_aside(self.folder / MEMBERS, json.dumps(self.children, indent=1) + "\n")
 
     def stop(self, done: int) -> None:
-        """End this run as KILLED, and say how it goes on."""
+        """End this run as KILLED, and print how many children have finished."""
         self.tracker.finish("KILLED")
         many = f"{done} of {self.group.size} {self.group.unit}"
-        self.say(f"run {self.folder.name}: KILLED after {many}")
+        self.say(f"Stopped after {many}: {self.folder.name}")
 
-    def conclude(self, text: str) -> None:
-        """Print the summary, and keep it at the head of the page of this run."""
+    def conclude(self, text: str, following: Sequence[tuple[str, str]] = ()) -> None:
+        """Print the summary and the commands that may follow, and keep it at the head of the page of this run."""
         head = lineage.note(RunFolder(self.folder)) + lineage.as_it_stands(text.strip("\n").splitlines())
         self.tracker.tags({"mlflow.note.content": head})
         write_aside(self.folder / SUMMARY, f"{text}\n")
-        opened = f"open   trainkit ui        (or: mlflow ui --backend-store-uri {self.store.shown})"
-        print(visible(f"\n{text}\n{opened}"), flush=True)
+        width = max((len(command) for command, _ in following), default=0)
+        lines = [
+            f"View:   trainkit ui   (or: mlflow ui --backend-store-uri {self.store.shown})",
+            f"Files:  {self.folder}",
+            *(f"Next:   {command.ljust(width)}  # {why}" for command, why in following),
+        ]
+        print(visible("\n".join(["", text.rstrip("\n"), "", *lines])), flush=True)
 
 
 @contextmanager
@@ -188,8 +228,8 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
         folder, resuming = begin(request, store, name, recipe.seed, group.digest, loader.dump(recipe), False)
         if folder.info().recipe_hash != group.digest:
             folder.release()
-            found = f"is no {group.kind} of {request.path} with these settings"
-            remedy = "leave its name out, or --resume to start one"
+            found = f"is not a {group.kind} of {request.path} with these settings"
+            remedy = "leave its name out, or leave out --resume to start a new one"
             if changes := differing(folder, recipe, request.plugins):
                 remedy += f"; the run's value -> the one given:{listing(diff.lines(changes))}"
             raise UserError(f"run {folder.name}", found, remedy=remedy)
@@ -203,7 +243,7 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
         lineage.record(tracker, folder, store, request.path, {})
         track_request(tracker, request)
         again = ", continued" if resuming else ""
-        print(f"run {folder.name}{again}: {recipe.name}, {group.size} {group.unit}", flush=True)
+        print(f"{'Run':12}{folder.name}{again}\n{'Children':12}{group.size} {group.unit} of {recipe.name}", flush=True)
         return str(folder.path)
 
     with ending(lambda: tracker):
@@ -230,7 +270,7 @@ def start_tracker(
         folder,
         store,
         experiment=recipe.log.experiment or recipe.name,
-        run_name=folder.name,
+        run_name=run_names.title(folder.name, request.overrides),
         params=params,
         tags={"trainkit.recipe": recipe.name, **tags},
         parent=parent,
@@ -266,6 +306,22 @@ def final_scores(runs: Sequence[RunFolder]) -> tuple[dict[str, list[float]], int
         for name in names
     }
     return values, max((point.step for points in last for point in points.values()), default=0)
+
+
+def following(parent: str, recipe: Recipe, runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+    """Return commands that may follow the training of several runs, and what each is for."""
+    found = [(f"trainkit compare OTHER_RUN {parent}", "means and intervals against another run or parent run")]
+    best = _best_of(recipe, runs)
+    return [*found, (f"trainkit promote {best}", "register the child run with the best score")] if best else found
+
+
+def _best_of(recipe: Recipe, runs: Sequence[RunFolder]) -> str:
+    """Return the name of the run with the best score; empty where none is known."""
+    if (rule := recipe.best) is None:
+        return ""
+    points = [journal.read(run.journal).metrics.get(f"best/{rule.metric}") for run in runs]
+    scores = {run.name: own[-1].value for run, own in zip(runs, points, strict=True) if own}
+    return (max if rule.mode == "max" else min)(scores, key=lambda name: scores[name], default="")
 
 
 def known(values: Sequence[float]) -> list[float]:

@@ -61,7 +61,7 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
     if status == "FINISHED":
         return 0
     if os.environ.get("RANK", "0") == "0":
-        print(visible(stop.last_words or f"start again: {resume.same_command(request, False)}"), flush=True)
+        print(visible(stop.last_words or f"Next: {resume.same_command(request, False)}"), flush=True)
     return STOPPED
 
 
@@ -101,7 +101,11 @@ def carry_out(
         if not stop.told or int(os.environ.get("WORLD_SIZE", 1)) == 1:
             raise
         # Another process was told so too, and left while this one was waiting for it.
-        print(visible(f"told to stop; {type(error).__name__}: {error}".splitlines()[0]), file=sys.stderr, flush=True)
+        print(
+            visible(f"stopped by a signal; {type(error).__name__}: {error}".splitlines()[0]),
+            file=sys.stderr,
+            flush=True,
+        )
         return "KILLED", None
 
 
@@ -196,7 +200,7 @@ class Session:
 
     def _train_dependency(self, request: RunRequest, recipe: Recipe, dependencies: dict[str, Dependency]) -> RunFolder:
         if self.runtime.main:
-            self.stop.last_words = f"go on: {resume.same_command(self.request, True)}"
+            self.stop.last_words = f"Next: {resume.same_command(self.request, True)}"
         with self.stop.later():
             status, folder = self.train(request, recipe, None, dependencies=dependencies)
         if status == "KILLED" or folder is None:
@@ -251,7 +255,7 @@ class Session:
                 shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
                 run.trainer = Trainer(recipe, run.data, runtime, logger, resume=position, stop=stop, **shared)
             if runtime.main and dependencies is None:  # else the run that needs this one is to go on too
-                stop.last_words = f"go on: {resume.command(parent or folder.name, request.plugins)}"
+                stop.last_words = f"Next: {resume.command(parent or folder.name, request.plugins)}"
             with run.trainer:
                 yield run
             last.enter_context(runtime.heartbeat())  # others wait until the run is reported and closed
@@ -316,6 +320,7 @@ class Session:
 
     def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume, watch: Watch | None) -> RunLogger:
         from trainkit.speed import cost
+        from trainkit.training.plan import plan_line
         from trainkit.training.run_logger import RunLogger
 
         logger = RunLogger(
@@ -328,8 +333,13 @@ class Session:
             rates=cost.allotted(self.runtime),
             watch=watch,
             began=self.began,
+            label=folder.name if run.parent is not None else "",
         )
-        logger.say(f"run {folder.name}" + (f", resumed from {resume.path.name}" if resume.path else ""))
+        resumed = f"resumed from {resume.path.name}" if resume.path else ""
+        if run.parent is None:
+            logger.show([plan_line("Run", ", ".join(filter(None, (folder.name, resumed))))])
+        elif resumed:  # of others the parent prints a row when they have ended
+            logger.say(resumed)
         return logger
 
     @contextlib.contextmanager
@@ -417,7 +427,8 @@ class Session:
         if beside is not None:
             baselines.log(beside, outcome, logger)
         with contextlib.nullcontext() if status == "KILLED" else self.stop.at_once():
-            run_summary.write(logger, outcome, hurried=self.stop.told)
+            digests = {lineage.DATA: run.data.meta.digest, **lineage.digests(run.trainer.evaluator.splits)}
+            run_summary.write(logger, outcome, self.stop.told, beside, digests)
         # Before the end is said: a finished run is used in place of another by its key.
         folder.update(data_digest=run.data.meta.digest, key=run.key, program=run.program)
         if last:
@@ -426,12 +437,15 @@ class Session:
         tracker.finish(status)
         with contextlib.suppress(UserError, OSError):  # nor does another job go on with it while it is promoted
             folder.claim()
-        logger.say(run_summary.table(logger, outcome, self.store, beside))
+        if run.parent is None:
+            logger.show(run_summary.page(logger, outcome, beside))
         # Of runs that belong together, such as folds, none speaks for all.
         if recipe.promote and last:
             logger.say(promote.at_end(self.store, folder, recipe.promote))
         if isinstance(tracker, Tracker) and tracker.remains:
-            logger.say(f"left   {tracker.remains}")
+            logger.say(f"Not sent yet: {tracker.remains}")
+        if run.parent is None and run.request is self.request:  # else a run that this one needs, which follows
+            logger.show(run_summary.closing(logger, outcome, self.store))
         folder.leaving.unlink(missing_ok=True)
         folder.release()
 
@@ -457,13 +471,13 @@ def _with_recorded_precision(request: RunRequest, recipe: Recipe, children: Sequ
 
 def _say_done(folder: RunFolder, store: Store) -> None:
     """Name a run that had finished before, and send what it has left."""
-    said = "has finished (same recipe, data and program); to train again leave --resume-or-start out"
+    said = "has already finished (same recipe, data and program); to train again, leave out --resume-or-start"
     print(f"run {folder.name} {said}", flush=True)
     if folder.info().unsent:
         try:
             send_rest(folder, store)
         except UserError as error:
-            print(f"left   {without_secrets(str(error))}; later: trainkit sync {folder.name}", flush=True)
+            print(f"Not sent yet: {without_secrets(str(error))}\nNext: trainkit sync {folder.name}", flush=True)
 
 
 def _newest(folder: RunFolder) -> tuple[str | None, int, list[str]]:
@@ -473,12 +487,12 @@ def _newest(folder: RunFolder) -> tuple[str | None, int, list[str]]:
     storage.clean(folder.checkpoints)
     path, problems = storage.newest_valid(folder.checkpoints)
     if path is None and problems:
-        found = f"none of its checkpoints is whole: {problems[0]}"
+        found = f"all of its checkpoints are damaged: {problems[0]}"
         raise UserError(str(folder.path), found, remedy="start a new run")
     if path is None:
         return None, 0, []
     state = storage.state_of(path)
     if state["identity"]["recipe"] != folder.info().recipe_hash:
-        found = "is of another run: its recipe is not the one that this run began with"
-        raise UserError(str(path), found, remedy="move it away; the run goes on from the one before")
+        found = "belongs to another run: its recipe differs from the one that this run was started with"
+        raise UserError(str(path), found, remedy="move it away; the run then continues from the checkpoint before")
     return str(path), state["journal"], problems

@@ -38,22 +38,22 @@ def cause_of_death(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.
     points = [point for metric in history.metrics.values() for point in metric]
     last = max((point.t for point in points), default=int(1000 * info.started)) / 1000
     steps = [p.step for name, metric in history.metrics.items() if not name.startswith("system/") for p in metric]
-    said = f"process {info.pid} on {info.host} died without a word, at step {max(steps, default=0)} or later"
+    said = f"process {info.pid} on {info.host} ended without a message, at step {max(steps, default=0)} or later"
     if info.host == socket.gethostname() and psutil.boot_time() > last:
-        return f"{said}; the machine has been started anew since"
+        return f"{said}; the machine was restarted since"
     held = [p.value for p in history.metrics.get("system/rss_gb", [])]
     full = [p.value for p in history.metrics.get("system/system_memory_usage_percentage", [])]
-    seen = [f"it held up to {max(held):.3g} GB"] if held else []
-    seen += [f"{max(full):.0f} % of the machine's memory were in use"] if full else []
+    seen = [f"it used up to {max(held):.3g} GB"] if held else []
+    seen += [f"{max(full):.0f} % of the machine's memory was in use"] if full else []
     killed = _killed(group)
     if killed:
-        seen.append(f"the kernel has killed {killed} processes of this container for want of memory")
+        seen.append(f"the kernel has killed {killed} processes of this container because it was out of memory")
     likely = "likely" if killed or max(full, default=0.0) >= _FULL else "perhaps"
     ago = time.strftime("%Y-%m-%d %H:%M", time.localtime(last))
     return (
-        f"{said}, last heard of at {ago}: killed (signal 9), {likely} for want of memory"
+        f"{said}, last seen at {ago}: killed (signal 9), {likely} out of memory"
         f"{' (' + ', '.join(seen) + ')' if seen else ''}; a smaller train.micro_batch, fewer loader.workers or smaller "
-        "batches of evaluations need less of it"
+        "evaluation batches need less"
     )
 
 

@@ -27,7 +27,7 @@ def repeated(request: RunRequest) -> list[Child]:
     """Return the runs of `order.seeds` seeds, the first that of the recipe. Raises UserError for what has no spread."""
     recipe, count = load(request), request.seeds or 0
     if count < 2:
-        raise UserError("--seeds", f"{count}", "2 or more", "the spread of one run cannot be known")
+        raise UserError("--seeds", f"{count}", "2 or more", "one run has no spread")
     if not recipe.evaluations:
         raise UserError("--seeds", f"{recipe.name} has no evaluations", "one whose scores are averaged")
     words = [word for word in request.overrides if word.partition("=")[0].strip() != "seed"]
@@ -87,15 +87,15 @@ def _conclude(
     parent.tracker.table("tables/seeds.csv", columns)
     text = describe(recipe, values, {c.title: run.name for c, run in zip(children, runs, strict=True)})
     if data_differs:
-        text += "\nThe data differs between the seeds: one that draws what is held out is scored on other samples.\n"
-    parent.conclude(text)
+        text += "\nThe data differs between the seeds: the held-out split depends on the seed.\n"
+    parent.conclude(text, group.following(parent.folder.name, recipe, runs))
 
 
 def describe(recipe: Recipe, values: Mapping[str, Sequence[float]], runs: Mapping[str, str]) -> str:
     """Return the final scores of all seeds as a table for each evaluation, and the run of each seed."""
     lines = [f"{recipe.name}, {len(runs)} seeds", ""]
     for evaluation in recipe.evaluations:
-        heads = [*runs, "mean", "std", "95 % of the mean"]
+        heads = [*runs, "mean", "std", "95 % CI of the mean"]
         if table := group.score_table(evaluation, values, heads, lambda name: interval(values[name])):
             lines += [*table, ""]
     return "\n".join([*lines, *(f"{title}  {name}" for title, name in runs.items()), ""])

@@ -50,7 +50,7 @@ def settings(request: RunRequest) -> list[Child]:
     recipe = load_setting(request, fixed, first)
     scored = _best(recipe).metric.partition("/")[0]
     if how.pruner is not None and recipe.evaluations[scored].every is None:
-        found = f"{scored} is scored at the end alone, when nothing is left to be saved"
+        found = f"{scored} is evaluated only at the end, when pruning saves nothing"
         raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
         others = [{**first, axis.key: value} for axis in axes for value in axis.values[1:]]
@@ -75,18 +75,18 @@ def _comparable(children: Sequence[Child]) -> None:
         recipe, said = child.recipe, child.said
         if (recipe.device, recipe.train.precision) != (first.device, first.train.precision):
             found = "a launch has one `device` and one `train.precision`, and a sweep is one launch"
-            raise UserError(said, found, remedy="run each by itself, then trainkit compare")
+            raise UserError(said, found, remedy="run each on its own, then trainkit compare")
         if recipe.best != first.best:
-            raise UserError(said, "settings are compared by one `best`", remedy="leave it as it is in the recipe")
+            raise UserError(said, "all settings must have the same `best`", remedy="leave it unchanged in the recipe")
         if (same := known.setdefault(loader.digest(recipe), said)) != said:
-            remedy = "leave one of them out; what only the speed depends on: trainkit bench"
+            remedy = "leave one of them out; keys that change only the speed are measured by trainkit bench"
             raise UserError(said, f"is the same experiment as {same}", remedy=remedy)
 
 
 def _best(recipe: Recipe) -> Best:
     """Return the rule by which settings are compared. Raises UserError for a recipe without one."""
     if recipe.best is None:
-        found = f"{recipe.name} does not say by which score settings are compared"
+        found = f"{recipe.name} does not name the metric by which settings are compared"
         raise UserError("best", found, "best: {metric: EVALUATION/SCORE}")
     return recipe.best
 
@@ -156,7 +156,7 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
             trials.append(trial)
             _log(trials, recipe, parent.tracker)
         if not any(trial.state == "finished" for trial in trials):
-            raise UserError("sweep", f"none of {size} settings came to its end", remedy=f"the first: {trials[0].why}")
+            raise UserError("sweep", f"none of the {size} settings finished", remedy=f"the first: {trials[0].why}")
         runtime.on_main(lambda: _conclude(request, fixed, axes, trials, parent))
     return "FINISHED"
 
@@ -178,7 +178,7 @@ class PruningWatch:
             self.seen.add(step)
             if self.study.report(scores[self.metric]):
                 place = f"evaluation {len(self.seen)}, step {step}"
-                self.why = f"{self.metric} {scores[self.metric]:.4g} at {place}, fell behind other settings"
+                self.why = f"{self.metric} {scores[self.metric]:.4g} at {place} fell behind other settings"
         return bool(self.why)
 
     def replay(self, run: RunFolder) -> bool:
@@ -234,7 +234,7 @@ def _pruned_before(child: Child, key: str, parent: Parent, watch: PruningWatch) 
     run = parent.store.newest_unfinished(child.recipe.name, loader.digest(child.recipe))
     if run is None or run.info().key != key or run.info().status != "KILLED" or not watch.replay(run):
         return ""
-    parent.say(f"{child.title}: {child.said}: reusing run {run.name} (pruned)")
+    parent.row(child, run, "reused, pruned")
     parent.adopt(child, run)
     return str(run.path)
 
@@ -296,9 +296,11 @@ def _conclude(
     parent.tracker.table("tables/sweep.csv", columns)
     plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
     words = shlex.join([os.path.relpath(request.path), *plugins, *words_of(fixed, best.setting)])
-    lines = [describe(recipe, ranked), *_edges(axes, trials, best)]
-    lines += [f"again  accelerate launch trainkit/run.py {words}", f"luck   trainkit repeat {words}"]
-    parent.conclude("\n".join(lines))
+    following = [
+        (f"trainkit repeat {words}", "is the best setting better on average, or by luck?"),
+        (f"trainkit promote {best.run}", "register the run of the best setting"),
+    ]
+    parent.conclude("\n".join([describe(recipe, ranked), *_edges(axes, trials, best)]), following)
 
 
 def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[str]:
@@ -311,9 +313,9 @@ def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[s
         except ValueError:  # words
             continue
         if len(tried) > 2 and value in (tried[0], tried[-1]):
-            which, more = ("least", "less") if value == tried[0] else ("greatest", "more")
+            which, more = ("smallest", "smaller") if value == tried[0] else ("largest", "larger")
             found.append(
-                f"edge   {axis.key}={best.setting[axis.key]}: the {which} that was tried; {more} may be better"
+                f"Note: {axis.key}={best.setting[axis.key]} is the {which} value tried; a {more} one may be better"
             )
     return found
 
@@ -331,4 +333,4 @@ def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
     lines = [f"{recipe.name}: {len(ranked)} settings", "", *aligned(table)]
     if len(ranked) > len(shown):
         lines.append(f"and {len(ranked) - len(shown)} more in MLflow")
-    return "\n".join([*lines, "", f"best   {best.run}: {' '.join(words_of((), best.setting))}"])
+    return "\n".join([*lines, "", f"Best: {best.run}  {' '.join(words_of((), best.setting))}"])

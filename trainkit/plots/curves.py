@@ -177,7 +177,7 @@ def speed_curve(
     return figure
 
 
-def time_shares(shares: Mapping[str, float], about: str = findings.BY_PHASE) -> Figure:
+def time_shares(shares: Mapping[str, float], about: str = "Wall-clock time by phase") -> Figure:
     """Draw the share of the wall-clock in each phase, 0 to 1, largest first, without phases that took none."""
     shown = sorted(((name, float(share)) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1])
     figure, (axes,) = blank(height=0.8 + 0.36 * max(len(shown), 1))

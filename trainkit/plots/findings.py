@@ -13,13 +13,13 @@ from trainkit.speed.clock import median
 Numbers = Sequence[float] | np.ndarray
 
 PHASES = {
-    "data": "data loading", "transfer": "device transfer", "compute": "compute", "forward": "forward pass",
-    "backward": "backward pass", "optimizer": "optimizer step", "eval": "evaluation", "checkpoint": "checkpointing",
-    "log": "logging", "setup": "start-up", "sync": "synchronization", "idle": "idle",
+    "data": "data loading", "transfer": "copy to device", "compute": "forward, backward and optimizer",
+    "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step", "eval": "evaluation",
+    "checkpoint": "checkpoints", "log": "logging", "setup": "start-up", "sync": "synchronization", "idle": "idle",
 }  # fmt: skip
 """Names of the phases that the clock measures."""
-BY_PHASE = "Time by phase; compute: forward pass, backward pass and optimizer step"
-"""Line below the title of figures of phases."""
+_SEVERAL = ("compute", "checkpoint")
+"""Phases whose names are plural."""
 _STEADY = 0.1
 """Throughput is steady where its p10 and p90 are within this share of the median."""
 
@@ -34,7 +34,8 @@ def time(shares: Mapping[str, float], whole: str) -> str:
     largest = max(shares, key=lambda name: shares[name], default=None)
     if largest is None or not shares[largest] > 0:
         return "No time was measured"
-    return f"{_capital(phase(largest))} takes {100 * shares[largest]:.0f} % of {whole}"
+    verb = "take" if largest in _SEVERAL else "takes"
+    return f"{_capital(phase(largest))} {verb} {100 * shares[largest]:.0f} % of {whole}"
 
 
 def loss(step: Numbers, values: Numbers) -> str:

@@ -112,7 +112,9 @@ def of_run(steps: Steps, done: int, journal_file: Path) -> Figure:
     return figure(whole or from_steps(steps, done - int(steps.number[-1])), device_from_history(history))
 
 
-def figure(windows: Windows | Steps, device: Windows | Steps | None = None, about: str = findings.BY_PHASE) -> Figure:
+def figure(
+    windows: Windows | Steps, device: Windows | Steps | None = None, about: str = "Time of each step by phase"
+) -> Figure:
     """Draw milliseconds per step by phase, seconds between steps, and times of the device, if known.
 
     More than 240 windows are joined with adjacent ones. The scale leaves out the highest windows where they would

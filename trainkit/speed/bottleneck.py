@@ -1,7 +1,7 @@
 """Name the bottleneck of a run, in words.
 
-A rule looks at the measurements and states what it finds; it is silent where they are missing. What might help is
-marked untested, with the switch of the benchmark that tests it. Each rule is tested with a slow-down made on purpose.
+Each rule reads the measurements and returns what it finds, or nothing where they are missing. An option that was not
+measured is marked as such, with the benchmark switch that measures it. Each rule is tested with a deliberate slowdown.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from trainkit.errors import number_of
 from trainkit.speed.clock import COMPUTE, STEP
 from trainkit.speed.evidence import Drop, Evidence
 from trainkit.speed.limits import mfu, rate_words
+from trainkit.tracking import markdown
 
 NOTABLE = 0.10
-"""Share of wall-clock from which something is worth a sentence."""
+"""Share of wall-clock time from which a finding counts as a bottleneck."""
 _FROM_DISK_MB_S, _FAULTS_S = 20.0, 20.0
 _GROWN_GB, _GROWN = 0.25, 0.2
 _GROWING_S, _RATE_S = 180.0, 600.0
-"""Seconds that memory must be seen to grow before it is reported, and before the growth of an hour is."""
+"""Seconds for which memory must grow before it is reported, and before its growth per hour is."""
 _FALLEN = 0.8
+_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -30,61 +32,71 @@ class Finding:
     """One thing that costs time."""
 
     cause: str
-    """Of `CAUSES`."""
-    costs: float
-    """Share of wall-clock that it took, 0 to 1; of a setting 0, since what it costs was not measured."""
-    said: str
-    """What was measured, as a sentence."""
-    untested: tuple[tuple[str, str], ...] = ()
-    """What might help, and the switch of the benchmark that would show it."""
+    """One of `CAUSES`."""
+    share: float
+    """Share of wall-clock time it took, 0 to 1; 0 for a setting, whose cost was not measured."""
+    text: str
+    """What was measured: a sentence that begins with the cause."""
+    options: tuple[tuple[str, str], ...] = ()
+    """What might help, and the benchmark switch that measures it."""
 
 
 def judge(e: Evidence) -> list[Finding]:
-    """Return the findings of all rules, the costliest first; compute itself where nothing else costs 10 %."""
+    """Return the findings of all rules, the largest share first; compute where no other share reaches 10 %."""
     found = [finding for rule in RULES for finding in _listed(rule(e))]
-    dear = [finding for finding in found if finding.costs >= NOTABLE]
-    rest = [finding for finding in found if finding.costs < NOTABLE]
-    return sorted(dear or [_compute(e)], key=lambda f: -f.costs) + rest
+    large = [finding for finding in found if finding.share >= NOTABLE]
+    rest = [finding for finding in found if finding.share < NOTABLE]
+    return sorted(large or [_compute(e)], key=lambda f: -f.share) + rest
 
 
-def words(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> list[str]:
-    """Write a verdict as lines: the throughput and its share of the upper bounds, then why, and what to test."""
-    lines = [_pace(e)]
-    for drop in e.drops:
-        lines.append(dropped(drop))
+def describe(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -> list[str]:
+    """Write a verdict as lines: throughput and its share of the upper bound, slowdowns, then each finding."""
+    lines = [_throughput(e), *(describe_slowdown(drop) for drop in e.drops)]
     for finding in findings:
-        lines.append(finding.said)
-        if finding.untested:
-            options = "; ".join(f"{what} (switch `{switch}`)" for what, switch in finding.untested)
-            lines.append(f"  untested: {options}: trainkit bench {recipe} --only {finding.untested[0][1]}")
+        text = finding.text
+        if finding is findings[0] and finding.share >= NOTABLE and finding.cause != "compute":
+            text = f"Bottleneck: {_lower(text)}"
+        lines.append(" ".join(filter(None, (text, _advice(finding, recipe)))))
     return lines
 
 
-def unmeasured(e: Evidence) -> list[str]:
-    """List what was not measured of a run, and why, as one line; empty where all was."""
+def describe_unmeasured(e: Evidence) -> list[str]:
+    """List what was not measured of a run, and why, as one line; empty where everything was."""
     absent = "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items()))
-    return [f"not measured: {absent}"] if absent else []
+    return [f"Not measured: {absent}"] if absent else []
 
 
-def dropped(drop: Drop) -> str:
-    """Describe a lasting slowdown in a sentence."""
+def describe_slowdown(drop: Drop) -> str:
+    """Describe a sustained slowdown in a sentence."""
     return (
-        f"From step {drop.step} on a step took {_ms(drop.after_ms)} instead of {_ms(drop.before_ms)}; "
-        f"{_percent(drop.share)} of what was lost is in {NAMES.get(drop.phase, drop.phase)}."
+        f"Sustained slowdown since step {drop.step:,}: step time {_ms(drop.before_ms)} -> {_ms(drop.after_ms)}; "
+        f"{_percent(drop.share)} of the increase is {NAMES.get(drop.phase, drop.phase)}."
     )
 
 
+def _advice(finding: Finding, recipe: str) -> str:
+    """Return the options of a finding with the command that measures them; empty where it has none."""
+    if not finding.options:
+        return ""
+    switches = dict.fromkeys(switch for _, switch in finding.options)
+    bench = markdown.code(f"trainkit bench {recipe} {' '.join(f'--only {switch}' for switch in switches)}")
+    if len(finding.options) == 1:
+        return f"Try {finding.options[0][0]} (not measured here; {bench} measures it)."
+    options = ", ".join(f"{option} (`--only {switch}`)" for option, switch in finding.options)
+    return f"Options not measured here: {options}; {bench} measures them."
+
+
 NAMES = {
-    "data": "waiting for data",
-    "transfer": "copying to the device",
+    "data": "data loading",
+    "transfer": "the transfer to the device",
     "forward": "the forward pass",
     "backward": "the backward pass",
-    "optimizer": "the optimizer",
-    "compute": "forward, backward and optimizer alike",
+    "optimizer": "the optimizer step",
+    "compute": "in forward pass, backward pass and optimizer step alike",
     "eval": "evaluations",
     "checkpoint": "checkpoints",
     "log": "logging",
-    "setup": "what comes before the first step",
+    "setup": "start-up",
     "body": "the body of the loop",
 }
 
@@ -96,39 +108,47 @@ def _data(e: Evidence) -> Finding | None:
     lost = _share(e, "data")
     if lost < NOTABLE:
         return None
-    workers, c = e.settings.get("workers", 0), e.ceilings
-    said = f"{_percent(lost)} of the time the step waited for data"
+    c, more = e.limits, ""
     if c and c.loader and c.model:
-        said += f"; the loader alone gives {rate_words(c.loader)} samples/s and the network alone {rate_words(c.model)}"
+        more += f" Upper bounds: loader alone {rate_words(c.loader)} samples/s, model alone {rate_words(c.model)}."
     if c and c.fetch:
         kind, most = max(c.fetch.items(), key=lambda item: item[1])
-        said += f"; {_WORK.get(kind, kind)} is {_percent(most)} of reading a batch"
+        more += f" {_WORK.get(kind, kind)} takes {_percent(most)} of the time to read a batch."
     disk, faults = _median(e, "read_mb_s"), _median(e, "major_faults_s")
     decoding = c is not None and c.fetch.get("decode", 0.0) + c.fetch.get("augment", 0.0) >= 0.5
     if not decoding and (disk >= _FROM_DISK_MB_S or faults >= _FAULTS_S):
-        said += f"; meanwhile {disk:.0f} MB/s came from the disk and {faults:.0f} pages a second were not in memory"
-        return Finding("page_cache", lost, f"{said}.", (("keep the data in a form that fits into memory", "cache"),))
-    more = f"more workers than {workers}" if workers else "workers that read ahead"
-    return Finding("data", lost, f"{said}.", ((more, "workers"), ("data decoded once", "cache")))
+        text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read, {faults:.0f} major page faults/s."
+        return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", "cache"),))
+    options = (*_more_workers(e), ("decoding the data once", "cache"))
+    return Finding("data", lost, f"Data loading ({_of_time(lost)}).{more}", options)
+
+
+def _more_workers(e: Evidence) -> tuple[tuple[str, str], ...]:
+    """Suggest twice as many workers, at most one per core; nothing where each core has one."""
+    now, cores = e.settings.get("workers", 0), int(e.settings.get("cores") or _MOST_WORKERS)
+    wanted = min(2 * now or 4, max(1, cores))
+    return ((f"`loader.workers={wanted}`", "workers"),) if wanted > now else ()
 
 
 def _phases(e: Evidence) -> Iterable[Finding]:
-    """Report each phase that takes a notable share by itself."""
-    held = ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in e.held.items() if len(s))
-    pin = (("page-locked memory", "pin"),) if e.device == "cuda" else ()
-    rules: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
-        ("transfer", "transfer", "went into copying batches to the device and what is done to them there", pin),
-        ("eval", "evaluation", f"went into evaluations{f' ({held})' if held else ''}",
-         (("a budget, or held less often", "evaluations"),)),
-        ("checkpoint", "checkpoint", "went into checkpoints", (("written less often", "checkpoints"),)),
-        ("log", "log", "went into log lines, tables and images", (("log lines less often", "log"),)),
+    """Report each phase that takes a notable share of wall-clock time."""
+    took = {name: seconds for name, seconds in e.evaluation_s.items() if len(seconds)}
+    each = "; " + ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in took.items()) if took else ""
+    costliest = max(took, key=lambda name: sum(took[name]), default="NAME")
+    pin = (("`loader.pin=true`", "pin"),) if e.device == "cuda" and not e.settings.get("pin") else ()
+    rules: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
+        ("transfer", "transfer", "Transfer to the device and augmentation there", "", pin),
+        ("eval", "evaluation", "Evaluations", each,
+         ((f"a longer `evaluations.{costliest}.every`", "evaluations"),)),
+        ("checkpoint", "checkpoint", "Checkpoints", "", (("a longer `checkpoints.every`", "checkpoints"),)),
+        ("log", "log", "Log lines, tables and images", "", (("a longer `log.every`", "log"),)),
     )  # fmt: skip
-    for phase, cause, said, untested in rules:
+    for phase, cause, name, more, options in rules:
         if (lost := _share(e, phase)) >= NOTABLE:
-            yield Finding(cause, lost, f"{_percent(lost)} of the time {said}.", untested)
+            yield Finding(cause, lost, f"{name} ({_of_time(lost)}{more}).", options)
     if (lost := _share(e, "setup")) >= NOTABLE:
-        said = f"{_percent(lost)} of the time, {e.seconds['setup']:.2g} s, went by before the first step."
-        yield Finding("setup", lost, said)
+        text = f"Start-up ({_of_time(lost)}, {e.seconds['setup']:.2g} s before the first step)."
+        yield Finding("setup", lost, text)
 
 
 def _recompiles(e: Evidence) -> Finding | None:
@@ -136,8 +156,9 @@ def _recompiles(e: Evidence) -> Finding | None:
         return None
     lost, c = e.compiled.seconds / _total(e), e.compiled
     why = f": {c.reasons[0]}" if c.reasons else ""
-    said = f"The network was compiled again {c.recompiles} times after the warm-up, {_percent(lost)} of the time{why}."
-    return Finding("recompile", lost, said, (("without compilation", "compile"),))
+    times = number_of(c.recompiles, "times")
+    text = f"Recompilation ({_of_time(lost)}). torch.compile recompiled the model {times} after the warm-up{why}."
+    return Finding("recompile", lost, text, (("`train.compile=off`", "compile"),))
 
 
 def _waits(e: Evidence) -> Finding | None:
@@ -146,33 +167,33 @@ def _waits(e: Evidence) -> Finding | None:
     idle, step = e.on_device.get("device/idle_ms", 0.0), e.on_device.get("device/step_ms", 0.0)
     lost = idle / step * _training(e) / _total(e) if step else 0.0
     at = f", most often at {e.waits.places[0]}" if e.waits.places else ""
-    said = (
-        f"The processor waited for the device {e.waits.per_step:.0f} times a step{at}; the device stood idle "
-        f"{_percent(lost)} of the time. `trainkit syncs` names the lines."
+    text = (
+        f"Device synchronization (device idle for {_of_time(lost)}). The host waits for the device "
+        f"{number_of(round(e.waits.per_step), 'times')} per step{at}. `trainkit syncs` lists the lines."
     )
-    return Finding("sync", lost, said)
+    return Finding("sync", lost, text)
 
 
 def _throttled(e: Evidence) -> Iterable[Finding]:
     share = _mean(e, "throttled_share")
     if share >= NOTABLE / 2:
-        said = f"{_percent(share)} of the time the control group (container) had used up its processor time."
-        yield Finding("throttled", share, said)
+        text = f"CPU quota ({_of_time(share)}). The container (control group) had used up its CPU time."
+        yield Finding("throttled", share, text)
     before, after = _ends(e, "cpu_mhz")
     if before and after < _FALLEN * before:
-        # Work that a clock sets the pace of takes as much longer as it ticks slower.
+        # Compute-bound work takes longer in proportion to the clock.
         lost = (1 - after / before) * _compute_share(e)
-        said = f"The processor's clock fell from {before / 1e3:.1f} to {after / 1e3:.1f} GHz while the run went on."
-        yield Finding("throttled", lost, said)
+        text = f"CPU clock fell from {before / 1e3:.1f} to {after / 1e3:.1f} GHz during the run."
+        yield Finding("throttled", lost, text)
     reasons = [g.throttled for r in e.load for g in r.gpus]
     named = sorted({word for some in reasons for word in some})
     if named and (often := sum(bool(some) for some in reasons) / len(reasons)) >= NOTABLE:
-        said = f"In {_percent(often)} of the readings a GPU ran below its clock: {', '.join(named)}."
-        yield Finding("throttled", often * _compute_share(e), said)
+        text = f"GPU clock throttled in {_percent(often)} of the readings ({', '.join(named)})."
+        yield Finding("throttled", often * _compute_share(e), text)
 
 
-def _neighbour(e: Evidence) -> Finding | None:
-    # Those it may run on, of which a control group may grant it a part: what is refused is counted by that group.
+def _other_processes(e: Evidence) -> Finding | None:
+    # CPUs the process may run on. A control group may grant it fewer; the group counts what it refuses.
     processors, busy = e.settings.get("processors"), _mean(e, "host_share")
     if not processors or not e.load:
         return None
@@ -180,8 +201,8 @@ def _neighbour(e: Evidence) -> Finding | None:
     others = busy * processors - own
     if busy < 0.9 or others < 0.25 * processors:
         return None
-    said = f"Other programs kept {others:.1f} of the {processors:g} processor cores busy, this run {own:.1f}."
-    return Finding("neighbour", others / processors * _compute_share(e), said)
+    text = f"Other processes used {others:.1f} of {processors:g} CPU cores, this run {own:.1f}."
+    return Finding("other_processes", others / processors * _compute_share(e), text)
 
 
 def _memory(e: Evidence) -> Finding | None:
@@ -196,10 +217,10 @@ def _memory(e: Evidence) -> Finding | None:
     first, last = (float(np.median(part.seconds)) for part in (e.steps[:quarter], e.steps[-quarter:]))
     lost = max(0.0, 1 - first / last) * _training(e) / _total(e) if last else 0.0
     # From the middle of the first quarter to that of the last.
-    rate = f", {(after - before) / (0.75 * seconds / 3600):.2g} GB an hour" if seconds >= _RATE_S else ""
-    said = f"Resident memory grew from {before:.1f} to {after:.1f} GB within {seconds / 60:.0f} minutes{rate}; "
-    said += f"a step took {_ms(1e3 * first)} at first and {_ms(1e3 * last)} at last."
-    return Finding("memory", lost, said)
+    rate = f", {(after - before) / (0.75 * seconds / 3600):.2g} GB/h" if seconds >= _RATE_S else ""
+    text = f"Growing memory ({before:.1f} -> {after:.1f} GB resident in {seconds / 60:.0f} minutes{rate}); "
+    text += f"median step time {_ms(1e3 * first)} in the first quarter, {_ms(1e3 * last)} in the last."
+    return Finding("memory", lost, text)
 
 
 def _slow_rank(e: Evidence) -> Finding | None:
@@ -213,82 +234,85 @@ def _slow_rank(e: Evidence) -> Finding | None:
     lost = behind * e.trained / _total(e)
     if lost < NOTABLE:
         return None
-    said = (
-        f"Process {slowest} works {_ms(1e3 * own[slowest])} until its backward pass, the others "
-        f"{_ms(1e3 * float(np.median(np.delete(own, slowest))))}: they wait for it."
+    text = (
+        f"Slow rank ({_of_time(lost)}). Rank {slowest} takes {_ms(1e3 * own[slowest])} per step before its backward "
+        f"pass, the others {_ms(1e3 * float(np.median(np.delete(own, slowest))))} (median); they wait for it."
     )
-    return Finding("slow_rank", lost, said)
+    return Finding("slow_rank", lost, text)
 
 
 def _settings(e: Evidence) -> Iterable[Finding]:
     s = e.settings
     if str(s.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("0", "") and e.device == "cuda":
-        said = "CUDA_LAUNCH_BLOCKING is set: every kernel is waited for. It is for finding errors."
-        yield Finding("setting", 0.0, said)
+        text = "CUDA_LAUNCH_BLOCKING is set: the host waits for every kernel. Use it for debugging only."
+        yield Finding("setting", 0.0, text)
     if s.get("anomaly"):
-        yield Finding("setting", 0.0, "Autograd's anomaly detection is on: it is for finding errors.")
+        yield Finding("setting", 0.0, "Autograd anomaly detection is on. Use it for debugging only.")
     if s.get("deterministic"):
-        said = "device.deterministic is on: slower kernels may have been taken."
-        yield Finding("setting", 0.0, said, (("without it", "deterministic"),) if e.device == "cuda" else ())
+        options = (("`device.deterministic=false`", "deterministic"),) if e.device == "cuda" else ()
+        yield Finding(
+            "setting", 0.0, "Deterministic kernels (`device.deterministic`) are on: they may be slower.", options
+        )
     if s.get("cudnn_benchmark") is False and e.device == "cuda" and not s.get("deterministic"):
-        said = "device.cudnn_benchmark is off."
-        yield Finding("setting", 0.0, said, (("switched on", "cudnn_benchmark"),))
+        options = (("`device.cudnn_benchmark=true`", "cudnn_benchmark"),)
+        yield Finding("setting", 0.0, "cuDNN's benchmark mode (`device.cudnn_benchmark`) is off.", options)
     cores, threads, processes = s.get("cores") or 1, s.get("threads") or 1, s.get("processes") or 1
+    options = ((f"`device.threads={max(1, int(cores // processes))}`", "threads"),)
     if e.device == "cpu" and threads * processes <= cores / 2:
-        said = f"{threads * processes} of {cores:g} cores learn: {_threads(processes, threads)}."
-        yield Finding("setting", 0.0, said, (("as many threads as cores", "threads"),))
+        text = f"Few threads: {threads * processes} on {cores:g} CPU cores ({_threads(processes, threads)})."
+        yield Finding("setting", 0.0, text, options)
     if threads * processes > 2 * cores:
-        said = f"{cores:g} cores have {processes * threads} threads to run: {_threads(processes, threads)}."
-        yield Finding("setting", 0.0, said, (("fewer threads", "threads"),))
+        text = f"Too many threads: {processes * threads} on {cores:g} CPU cores ({_threads(processes, threads)})."
+        yield Finding("setting", 0.0, text, options)
 
 
 def _compute(e: Evidence) -> Finding:
-    """Report forward, backward and optimizer, where nothing else costs much."""
+    """Report forward pass, backward pass and optimizer step, where nothing else takes a notable share."""
     share = _compute_share(e)
-    said = f"{_percent(share)} of the time the network learned, and nothing else took {_percent(NOTABLE)} of it."
+    text = f"Compute-bound: {_percent(share)} of wall-clock time is forward pass, backward pass and optimizer step."
     s = e.settings
     options: list[tuple[str, str]] = []
     if s.get("precision") == "no":
-        options.append(("bf16 arithmetic", "precision"))
+        options.append(("`train.precision=bf16`", "precision"))
     if s.get("compile", "off") == "off":
-        options.append(("torch.compile", "compile"))
+        options.append(("`train.compile=default`", "compile"))
     if s.get("channels_last") is False:
-        options.append(("channels_last", "channels_last"))
-    return Finding("compute", share, said, tuple(options))
+        options.append(("`device.channels_last=true`", "channels_last"))
+    return Finding("compute", share, text, tuple(options))
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _phases, _recompiles, _waits, _throttled, _neighbour, _memory, _slow_rank, _settings,
+    _data, _phases, _recompiles, _waits, _throttled, _other_processes, _memory, _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
     "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync", "throttled",
-    "neighbour", "memory", "slow_rank", "setting", "compute",
+    "other_processes", "memory", "slow_rank", "setting", "compute",
 )  # fmt: skip
 _WORK = {
-    "read": "reading files",
-    "decode": "decoding",
-    "augment": "augmentation",
-    "collate": "putting samples together",
-    "other": "what is neither reading, decoding nor augmentation",
+    "read": "Reading files",
+    "decode": "Decoding",
+    "augment": "Augmentation",
+    "collate": "Collation",
+    "other": "Work other than reading, decoding and augmentation",
 }
 
 
 # ---- Numbers
 
 
-def _pace(e: Evidence) -> str:
+def _throughput(e: Evidence) -> str:
     rate = e.trained * e.batch_size / _training(e) if _training(e) else 0.0
-    p10, p50, p99 = 1e3 * np.percentile(e.steps.seconds, [10, 50, 99]) if len(e.steps) else np.zeros(3)
-    said = f"{rate_words(rate)} samples/s; a step takes {_ms(p50)}, one in ten {_ms(p10)} or less, one in a hundred "
-    said += f"{_ms(p99)} or more"
-    if (c := e.ceilings) is None:
-        return f"{said}."
-    if c.loader and c.model:
-        least, what = min((c.loader, "the loader"), (c.model, "the network"))
-        said += f"; {_percent(rate / least)} of what {what} alone can do here ({rate_words(least)})"
-    if (used := mfu(rate, c)) is not None:
-        said += f"; {_percent(used)} of the arithmetic of {c.peak_source}"
-    return f"{said}."
+    text = f"Throughput: {rate_words(rate)} samples/s"
+    if (c := e.limits) is not None and c.loader and c.model:
+        least, part = min((c.loader, "loader"), (c.model, "model"))
+        text += f", {_percent(rate / least)} of the upper bound of the {part} alone ({rate_words(least)} samples/s)"
+    text += "."
+    if len(e.steps):
+        p10, p50, p99 = (_ms(1e3 * s) for s in np.percentile(e.steps.seconds, [10, 50, 99]))
+        text += f" Step time: p10 {p10}, p50 {p50}, p99 {p99}."
+    if c is not None and (used := mfu(rate, c)) is not None:
+        text += f" Model FLOP utilization: {_percent(used)} (peak: {c.peak_source})."
+    return text
 
 
 def _total(e: Evidence) -> float:
@@ -341,6 +365,15 @@ def _listed(found: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
 
 def _threads(processes: int, threads: int) -> str:
     return f"{number_of(processes, 'processes', 'process')}, {number_of(threads, 'threads')}{' each' * (processes > 1)}"
+
+
+def _of_time(share: float) -> str:
+    return f"{_percent(share)} of wall-clock time"
+
+
+def _lower(text: str) -> str:
+    """Return a sentence as the rest of another; abbreviations such as CPU stay as they are."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def _percent(share: float) -> str:

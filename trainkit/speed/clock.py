@@ -19,7 +19,7 @@ from typing import Protocol, cast
 import numpy as np
 
 COMPUTE: tuple[str, ...] = ("forward", "backward", "optimizer")
-"""The phases in which a network trains; their sum is `compute`."""
+"""The compute phases; their sum is `compute`."""
 STEP: tuple[str, ...] = ("data", "transfer", *COMPUTE)
 """The phases of a step."""
 BETWEEN: tuple[str, ...] = ("eval", "checkpoint", "log", "setup")
@@ -33,7 +33,7 @@ _COLUMN = {phase: number for number, phase in enumerate(PHASES)}
 
 
 class Timeline(Protocol):
-    """Times on a device, beside those of the main thread; a CPU needs none."""
+    """Times on a device, in addition to those of the main thread; a CPU needs none."""
 
     def mark(self, phase: str) -> None:
         """Begin `phase` in the queue of the device, without waiting for it."""
@@ -65,7 +65,7 @@ class Steps:
 
     @property
     def seconds(self) -> np.ndarray:
-        """(n,) float64: how long each step took by itself."""
+        """(n,) float64: the time of each step."""
         return self.phases.sum(1)
 
 
@@ -79,7 +79,7 @@ class Clock:
     def __init__(self, timeline: Timeline | None = None, now: Callable[[], float] = time.perf_counter):
         self._now = now
         self.timeline = timeline
-        """Told of each phase and step, beside the clock's own counting; may be exchanged while it runs."""
+        """Receives each phase and step; may be replaced while the clock runs."""
         self.steps = 0
         """Steps that have ended."""
         # A phase that begins, or None where a step ends, and the time of that, in turns.

@@ -146,10 +146,10 @@ def of_host(steps: Steps) -> dict[str, float]:
 def allreduce(net: nn.Module) -> dict[str, float]:
     """Return milliseconds of DDP's all-reduce of gradients: in all, and those after the last gradient was computed.
 
-    `device/allreduce_ms` and `device/allreduce_exposed_ms` are those of the last update that DDP sampled: each of the
-    first ten, then every hundredth. Its own means hold the first update, in which connections are made, for ever. On
+    `device/allreduce_ms` and `device/allreduce_exposed_ms` are those of the last step that DDP sampled: each of the
+    first ten, then every hundredth. Its own means hold the first step, in which connections are made, for ever. On
     CPUs (gloo) they are times of the main thread, in which the copying for gloo took cores from the backward pass;
-    waiting for a slower process is in them everywhere. Empty without DDP, and before its second update.
+    waiting for a slower process is in them everywhere. Empty without DDP, and before its second step.
     """
     if not isinstance(net, nn.parallel.DistributedDataParallel):
         return {}

@@ -19,24 +19,24 @@ class Forecast:
     """The expected duration of a training, from steps that were timed."""
 
     steps: int
-    """Updates that are still to come."""
+    """Steps still to come."""
     step_s: float
-    """Mean time of an update."""
+    """Mean time of a step."""
     step_error: float
     """Half of the 95 % interval of that mean."""
     evaluations: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """How often each is still held, and how long it takes, seconds."""
+    """How often each still runs, and how long it takes, seconds."""
     budgets: Mapping[str, float] = field(default_factory=dict)
     """Largest share of the whole that an evaluation may take, where it has one."""
     checkpoints: tuple[int, float] = (0, 0.0)
-    """How many are still written, and for how long one holds the training up, seconds."""
+    """How many are still written, and the seconds for which one blocks training."""
     last_s: float = 0.0
-    """How much longer the last of them does, which is waited for until it is written."""
+    """Additional seconds for the last one: training waits until it is written."""
     before_s: float = 0.0
-    """Before the first update: outputs of frozen networks that are computed once."""
+    """Before the first step: outputs of frozen models that are computed once."""
 
     def total(self, step_s: float | None = None) -> float:
-        """Return the seconds until the end, at the expected time of an update or at another."""
+        """Return the seconds until the end, at the expected step time or another."""
         steps = self.steps * (self.step_s if step_s is None else step_s)
         free = sum(times * s for name, (times, s) in self.evaluations.items() if name not in self.budgets)
         base = self.before_s + steps + free + self.checkpoints[0] * self.checkpoints[1] + self.last_s
@@ -51,30 +51,30 @@ class Forecast:
         """Seconds until the end, between which it lies if later steps are like those that were timed."""
         return self.total(max(0.0, self.step_s - self.step_error)), self.total(self.step_s + self.step_error)
 
-    def said(self) -> str:
+    def describe(self) -> str:
         """Write the forecast as a sentence."""
         low, high = self.interval
-        parts = [f"{_seconds(self.before_s)} before the first"] if self.before_s else []
-        parts += [f"{self.steps:,} updates of {_seconds(self.step_s)}"]
+        parts = [f"{_seconds(self.before_s)} before the first step"] if self.before_s else []
+        parts += [f"{self.steps:,} steps of {_seconds(self.step_s)}"]
         parts += [f"{name} {times:g} x {_seconds(s)}" for name, (times, s) in self.evaluations.items() if times]
         if self.checkpoints[0]:
             more = f" and {_seconds(self.last_s)} for the last" if self.last_s else ""
             parts.append(f"{self.checkpoints[0]} checkpoints of {_seconds(self.checkpoints[1])}{more}")
         return (
-            f"forecast: {duration(self.total())} to go ({duration(low)} to {duration(high)}, if the steps stay as "
-            f"they are): {', '.join(parts)}"
+            f"forecast: {duration(self.total())} left ({duration(low)} to {duration(high)} if later steps take as "
+            f"long): {', '.join(parts)}"
         )
 
 
-def checkpoint_cost(holds_up_s: float, written_s: float, interval_s: float) -> float:
-    """Return the seconds for which a checkpoint holds a training up, where one is asked for every `interval_s`.
+def checkpoint_cost(blocking_s: float, written_s: float, interval_s: float) -> float:
+    """Return the seconds for which a checkpoint blocks training, with one every `interval_s`.
 
-    `holds_up_s` where they are further apart than one takes to write; else a save waits for the one before.
+    `blocking_s` where they are further apart than one takes to write; else a save waits for the one before.
     """
-    return max(holds_up_s, written_s - interval_s)
+    return max(blocking_s, written_s - interval_s)
 
 
-def pace(step_seconds: np.ndarray) -> tuple[float, float]:
+def mean_step(step_seconds: np.ndarray) -> tuple[float, float]:
     """Return the mean time of a step, and half of its 95 % interval over blocks of neighbouring steps.
 
     `step_seconds` (n,) in order. Fewer than 16 steps give an interval as wide as the mean itself.

@@ -46,7 +46,7 @@ def shares(calls: Iterable[Callable[[], object]], seconds: float) -> dict[str, f
     """Return the shares of the time of some calls by `KINDS`, 1 in their sum; empty where there was nothing to time.
 
     Calls are made until `seconds` are over, one at least; those that took thrice the median are left out. What a
-    function costs by itself counts for its own kind; one of no kind, such as numpy's, for the kinds of those that
+    function costs on its own counts for its own kind; one of no kind, such as numpy's, for the kinds of those that
     called it. The profiler's own time is measured and taken off, since it would make Python look dearer than C. Raises
     ValueError where another profiler is at work.
     """

@@ -1,4 +1,4 @@
-"""Count the floating-point operations of an update, and find the peak of a device.
+"""Count the floating-point operations of a step, and find the peak of a device.
 
 Counted are products of matrices, convolutions and attention, each multiplication with its addition as two; what goes
 element by element is left out, as usual where a share of a device's peak is given.
@@ -109,7 +109,7 @@ def of_gpu(name: str, precision: str, tf32: bool) -> tuple[float, str] | None:
                 return None  # before Ampere bf16 is emulated
             fast = tensor if tf32 and tensor is not None else single
             word = precision if precision != "no" else "TF32" if fast != single else "float32"
-            return 1e12 * (fast if precision == "no" else half), f"the data sheet, {word} without sparsity"
+            return 1e12 * (fast if precision == "no" else half), f"the data sheet peak for {word} without sparsity"
     return None
 
 
@@ -141,7 +141,7 @@ def timed(device: torch.device, dtype: torch.dtype, seconds: float = 0.3) -> tup
     kind = str(dtype).removeprefix("torch.")
     threads = torch.get_num_threads()
     by = f" on {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""
-    return 2 * side**3 / best, f"a {kind} product of {side} x {side}, timed here{by}"
+    return 2 * side**3 / best, f"a timed {kind} matrix product of {side} x {side}{by}"
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> float:

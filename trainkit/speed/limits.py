@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_PACES = ("loader", "model")
+_PARTS = ("loader", "model")
 
 
 def share(rate: float, ceilings: ThroughputLimits) -> float | None:
-    """Return a throughput as a share of the lower of the bounds of loader and network; None if unknown."""
+    """Return a throughput as a share of the lower of the bounds of loader and model; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return rate / min(ceilings.loader, ceilings.model)
@@ -23,7 +23,7 @@ def mfu(rate: float, ceilings: ThroughputLimits) -> float | None:
 
 
 def turns(ceilings: ThroughputLimits) -> float | None:
-    """Return the bound where loader and network take turns, without workers that prefetch; None if unknown."""
+    """Return the bound where loader and model take turns, without workers that prefetch; None if unknown."""
     if ceilings.loader is None or ceilings.model is None:
         return None
     return 1 / (1 / ceilings.loader + 1 / ceilings.model)
@@ -31,7 +31,7 @@ def turns(ceilings: ThroughputLimits) -> float | None:
 
 def metrics(ceilings: ThroughputLimits) -> dict[str, float]:
     """Return the bounds that are known by metric name, samples a second."""
-    rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PACES}
+    rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PARTS}
     rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
@@ -41,7 +41,7 @@ def lines(ceilings: ThroughputLimits) -> list[str]:
     rows = []
     for title, rate in [
         ("loader alone", ceilings.loader),
-        ("network alone", ceilings.model),
+        ("model alone", ceilings.model),
         *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
     ]:
         if rate is not None:
@@ -51,12 +51,12 @@ def lines(ceilings: ThroughputLimits) -> list[str]:
         shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
         rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
     if ceilings.flops_per_sample is not None:
-        rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP a sample, forward and backward"))
+        rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP per sample, forward and backward pass"))
         if ceilings.peak_flops is not None:
             rows.append(("peak", f"{_many(ceilings.peak_flops)}FLOP/s ({ceilings.peak_source})"))
         if ceilings.model is not None and (used := mfu(ceilings.model, ceilings)) is not None:
-            rows.append(("network alone uses", f"{100 * used:.1f} % of the peak"))
-    rows += [(f"{name} is not known", reason) for name, reason in ceilings.absent.items()]
+            rows.append(("model alone uses", f"{100 * used:.1f} % of the peak"))
+    rows += [(f"{name}: not measured", reason) for name, reason in ceilings.absent.items()]
     width = max((len(title) for title, _ in rows), default=0)
     return [f"{title.ljust(width)}  {text}" for title, text in rows]
 
@@ -75,21 +75,21 @@ def _many(number: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputLimits:
-    """Upper bounds of a recipe's throughput on a machine, each of one part alone; samples of all processes a second."""
+    """Upper bounds of a recipe's throughput on a machine, each of one part alone; samples/s over all processes."""
 
     loader: float | None = None
-    """Batches read, and thrown away."""
+    """Batches read and discarded."""
     model: float | None = None
-    """One batch learned from, again and again."""
+    """Training steps on one batch that is read once."""
     evaluations: Mapping[str, float] = field(default_factory=dict)
     """Evaluations, by name."""
     fetch: Mapping[str, float] = field(default_factory=dict)
     """Shares of the time of reading a batch, by what is done: read, decode, augment, collate, other; 1 in their sum."""
     flops_per_sample: float | None = None
-    """Floating-point operations of an update, counted, for each sample; a multiplication with an addition is two."""
+    """Floating-point operations of a step per sample, counted; a multiplication with an addition is two."""
     peak_flops: float | None = None
-    """Operations a second that the devices of all processes can do at most."""
+    """Peak operations per second of the devices of all processes."""
     peak_source: str = ""
-    """Where that is from: a data sheet, or a product of matrices that was timed here."""
+    """Source of the peak: a data sheet, or a timed matrix product."""
     absent: Mapping[str, str] = field(default_factory=dict)
-    """What of this could not be measured, and why."""
+    """What could not be measured, and why."""

@@ -69,7 +69,7 @@ class Recompiles:
 
 
 def advice(compiled: Compiled | None) -> str:
-    """Write a warning about what was compiled again, why, and what to change; empty where nothing was."""
+    """Write a warning about recompilations and graph breaks, with reasons and fixes; empty where there were none."""
     if compiled is None:
         return ""
     given_up = [reason for reason in compiled.reasons if reason.startswith(_LIMIT)]
@@ -78,20 +78,20 @@ def advice(compiled: Compiled | None) -> str:
     lines = []
     if compiled.recompiles:
         times = "once" if compiled.recompiles == 1 else f"{compiled.recompiles} times"
-        lines.append(f"compiled again {times} after the warm-up, {compiled.seconds:.1f} s: {'; '.join(again[:3])}")
+        why = "; ".join(again[:3])
+        lines.append(f"torch.compile recompiled the model {times} after the warm-up, {compiled.seconds:.1f} s: {why}")
         lines += _remedies(again)
     if given_up:
         lines.append(
-            "torch stopped compiling part of the network, which runs uncompiled since, because it would have to be "
-            f"compiled again and again: {'; '.join(given_up[:3]).replace(f'{_LIMIT}: ', '')}"
+            "torch.compile gave up on part of the model, which now runs uncompiled, because it recompiled too often: "
+            f"{'; '.join(given_up[:3]).replace(f'{_LIMIT}: ', '')}"
         )
         lines += [line for line in _remedies(given_up) if line not in lines]
     if compiled.graph_breaks:
         many = "1 graph break" if compiled.graph_breaks == 1 else f"{compiled.graph_breaks} graph breaks"
         lines.append(f"{many}: {'; '.join(broken[:3]).replace(f'{_BREAK} at ', '')}")
         lines.append(
-            "  change: take printing, .item() and branches on the values of tensors out of forward; what is logged "
-            "belongs into the loss, outside the network"
+            "  fix: remove print, .item() and branches on tensor values from forward; compute logged values in the loss"
         )
     return "\n".join(lines)
 
@@ -99,17 +99,17 @@ def advice(compiled: Compiled | None) -> str:
 _REMEDIES = (
     (
         ("size mismatch", "stride mismatch", "rank mismatch", ".size()", ".stride()"),
-        "  change: give the network batches of one size: crop or pad to one size",
+        "  fix: use batches of one size: crop or pad",
     ),
     (
         ("training", "grad_mode", "GLOBAL_STATE"),
-        "  change: keep the mode of the network and of autograd the same at every call",
+        "  fix: use the same train/eval mode and autograd mode at every call",
     ),
     (
         ("dtype mismatch", "requires_grad mismatch", "dispatch key set mismatch", "device mismatch"),
-        "  change: give the network tensors of one dtype and device, that need a gradient always or never",
+        "  fix: pass tensors of one dtype and device, with requires_grad always on or always off",
     ),
-    ((" == ",), "  change: what forward reads from its module changes from call to call; keep such numbers in tensors"),
+    ((" == ",), "  fix: forward reads a Python number that changes between calls; keep it in a tensor"),
 )
 
 
@@ -118,17 +118,17 @@ def _remedies(reasons: Sequence[str]) -> list[str]:
     found: list[str] = []
     for reason in reasons:
         fits = [said for words, said in _REMEDIES if any(word in reason for word in words)]
-        found += fits[:1] or ["  change: train.compile off, where the reason cannot be helped"]
+        found += fits[:1] or ["  fix: set train.compile=off if you cannot avoid this"]
     return list(dict.fromkeys(found))
 
 
 def _dynamo() -> Any:
-    """Return torch's compiler, as far as somebody has imported it; None else."""
+    """Return torch's compiler if it was imported; otherwise None."""
     return sys.modules.get("torch._dynamo.utils")
 
 
 def _breaks() -> list[Any]:
-    """Breaks but for those that torch means: between buckets of DDP, so that gradients travel beside the backward."""
+    """Graph breaks, without those that torch's DDP optimizer makes between gradient buckets."""
     return [each for each in getattr(_dynamo(), "graph_break_reasons", []) if "DDPOptimizer" not in each.reason]
 
 

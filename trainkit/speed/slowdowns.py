@@ -1,17 +1,17 @@
-"""Find from which step on, and in which phase, a training became slower.
+"""Find the step from which training became slower, and the phase that slowed.
 
 Step times are looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
-between steps included, without its two slowest: an evaluation, a checkpoint or a stall now and then is no change of
-pace. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
+between steps included, without its two slowest: an occasional evaluation, checkpoint or stall is not a
+slowdown. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
 
-What lasts is a drop, what does not is a burst, and how long one must wait to tell them apart depends on the size:
+A sustained slowdown is a drop, a temporary one a burst. The time needed to tell them apart depends on the size:
 
 - at least 2.5 times slower, every step: 25 steps and a second. Nothing that passes in fewer steps is reported, and a
   drop is known within 50 steps of its first, where 25 of them take a second. Where blocks have scattered by more than
   10 %, other programs are at work on the machine, and it must last for 5 seconds.
 - at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and as many seconds.
-- at least 1.3 times slower: 250 steps and a minute. A neighbour that needs the processor halves the pace, so a factor
-  of two says nothing in less time.
+- at least 1.3 times slower: 250 steps and a minute. Another process that competes for the CPU halves the throughput, so
+  a factor of two is not conclusive in less time.
 - two times slower bit by bit, so that no block stands out: once half of the last 2,000 steps are.
 
 Where a training has had bursts of about that size or more, it must last twice as long as the longest of them, and 1,000
@@ -53,9 +53,9 @@ LEAST_S, SHARED_S, SHARED = 1.0, 5.0, 0.1
 BURST_LIMIT = 1000
 """The most steps that bursts make it wait."""
 FASTER = 4
-"""Blocks that must be faster before the pace is taken to have risen: queues filled during an evaluation give fewer."""
+"""Blocks that must be faster before the throughput counts as higher: queues filled during an evaluation give fewer."""
 DRIFTED = math.log(2)
-"""In log time of the median above what it was when the pace was first known: reported where no block stood out."""
+"""In log time of the median above what it was when it was first known: reported where no block stood out."""
 FLOOR = 0.02
 """The least robust spread of blocks that is believed, in log time."""
 
@@ -83,7 +83,7 @@ class _Block:
         return self.rows[self.kept].mean(0)
 
 
-class _Pace:
+class _StepTimes:
     """The times of steps by phase, (steps, phases), in blocks of one size."""
 
     def __init__(self, block: int, trim: int, skip: int, waits: bool = False):
@@ -281,22 +281,22 @@ class _Pace:
 
 
 class SlowdownDetector:
-    """Finds drops while a training runs.
+    """Finds drops during training.
 
     `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
     first steps take them from a full queue. Steps are numbered as the clock counts them, from 1 in each process that
-    trains, resumed or not. A drop before step 150 or 350, where the pace is not known yet, cannot be seen.
+    trains, resumed or not. A drop before step 150 or 350, where the usual step time is not known yet, cannot be seen.
     """
 
     def __init__(self, skip: int = SKIPPED):
-        self._fine = _Pace(BLOCK, 2, skip)
-        self._coarse = _Pace(4 * BLOCK, 4, skip, waits=True)
+        self._fine = _StepTimes(BLOCK, 2, skip)
+        self._coarse = _StepTimes(4 * BLOCK, 4, skip, waits=True)
         self._seen = 0
 
     @property
     def lasting(self) -> tuple[Drop, ...]:
         """Drops that have not ended."""
-        return tuple(drop for pace in (self._fine, self._coarse) for drop, _ in pace.open)
+        return tuple(drop for times in (self._fine, self._coarse) for drop, _ in times.open)
 
     @property
     def ended(self) -> tuple[tuple[Drop, int], ...]:
@@ -365,7 +365,7 @@ def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) 
 
 
 def _blame(before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
-    """Return the phase that most of what was lost went to, and its share of it."""
+    """Return the phase with the largest increase, and its share of the increase."""
     was, now, lost = (
         dict(zip(PHASES, times.tolist(), strict=True)) for times in (before, after, np.maximum(after - before, 0))
     )

@@ -7,8 +7,8 @@
         ...                                              # the loop as it was
     print(watch.verdict())                               # 3
 
-Waiting for a batch is told from the rest by what it is: the time in which `loader` is asked for the next one. A clock
-that is started in the body of the loop, after the batch has come, finds nothing there.
+Data loading is the time in which the loop waits for the next batch of `loader`. A clock that is started in the body of
+the loop, after the batch has arrived, does not measure it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _EVERY_S = 5.0
 
 
 class Stopwatch:
-    """Times of a foreign loop: what it waited for, how long its steps took, and when it slowed down.
+    """Times of a training loop of your own: data loading, step times, and slowdowns.
 
-    `batch_size` is the number of samples of a step, over all processes. Whatever the body of the loop does counts as
-    the work of the network, unless it says otherwise: `watch.to("backward")` ends one phase and begins another, and
-    `with watch.phase("eval"):` is for what is done between steps. `device` is where the network lives.
+    `batch_size` is the number of samples of a step, over all processes. The body of the loop counts as compute:
+    `watch.to("backward")` ends one phase and begins another, and `with watch.phase("eval"):` is for work between
+    steps. `device` is the device of the model.
     """
 
     def __init__(self, batch_size: int, device: str | torch.device = "cpu"):
@@ -48,7 +48,7 @@ class Stopwatch:
         self._load, self._slowdowns = Load(), SlowdownDetector()
         self._readings: list[Reading] = []
         self._drops: list[Drop] = []
-        self._told = False
+        self._divided = False
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """Yield the batches of a loader; a step lasts from asking for one to asking for the next."""
@@ -68,15 +68,15 @@ class Stopwatch:
     def to(self, phase: str) -> None:
         """End the running phase and begin another of `data transfer forward backward optimizer`."""
         if phase not in STEP:
-            raise ValueError(f"phase {phase!r}; a step has {', '.join(STEP)}")
-        self._told = self._told or phase in COMPUTE
+            raise ValueError(f"phase {phase!r}; a step has the phases {', '.join(STEP)}")
+        self._divided = self._divided or phase in COMPUTE
         self._clock.to(phase)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time something that is no part of a step: `eval checkpoint log setup`."""
+        """Time work that is not part of a step: `eval checkpoint log setup`."""
         if name not in BETWEEN:
-            raise ValueError(f"phase {name!r}; between steps there are {', '.join(BETWEEN)}")
+            raise ValueError(f"phase {name!r}; between steps the phases are {', '.join(BETWEEN)}")
         before = self._clock.phase
         self._clock.to(name)
         try:
@@ -90,7 +90,7 @@ class Stopwatch:
 
     def evidence(self) -> Evidence:
         """Return all that was measured so far."""
-        drops = self._drops if self._told else [_of_the_body(drop) for drop in self._drops]
+        drops = self._drops if self._divided else [_of_the_body(drop) for drop in self._drops]
         return Evidence(
             steps=self._clock.recent(),
             batch_size=self._batch_size,
@@ -104,13 +104,13 @@ class Stopwatch:
         )
 
     def verdict(self) -> str:
-        """Write where the time went and what slowed the loop down."""
+        """Return throughput, bottlenecks and slowdowns as text."""
         self._clock.to("log")
         if not self._clock.steps:
-            return "no step has ended; is the loop over `watch.batches(loader)`?"
+            return "no step has ended: iterate over `watch.batches(loader)`"
         e = self.evidence()
-        found = [replace(finding, untested=()) for finding in bottleneck.judge(e)]  # a benchmark needs a recipe
-        return "\n".join([*bottleneck.words(e, found), *bottleneck.unmeasured(e)])
+        found = [replace(finding, options=()) for finding in bottleneck.judge(e)]  # a benchmark needs a recipe
+        return "\n".join([*bottleneck.describe(e, found), *bottleneck.describe_unmeasured(e)])
 
     def _look(self) -> None:
         if self._clock.steps % 25:
@@ -124,5 +124,5 @@ class Stopwatch:
 
 
 def _of_the_body(drop: Drop) -> Drop:
-    """Blame the body of a loop as a whole for a slowdown in it: nothing more is known."""
+    """Name the body of a loop as a whole for a slowdown in it: nothing more is known."""
     return replace(drop, phase="body") if drop.phase in (*COMPUTE, "compute") else drop

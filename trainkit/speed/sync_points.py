@@ -55,14 +55,14 @@ _CUDA_SAYS = "synchronizing CUDA operation"
 
 @dataclass(frozen=True)
 class Place:
-    """A line that waits."""
+    """A line at which the host waits."""
 
     where: str
     """`file:line`, the file as seen from the working directory where it lies below."""
     code: str
     """The call there, as in the source."""
     what: str
-    """What kind of call it is, as far as that is known: `.item()`, `float(tensor)`, `nonzero`."""
+    """Kind of call, where known: `.item()`, `float(tensor)`, `nonzero`."""
     phase: str
     """Phase of the main thread: one of `clock.PHASES`, or `trial` for the first batch of an evaluation."""
 
@@ -94,11 +94,11 @@ class Log:
         return file not in _OWN and (file.startswith(self._roots) or not file.startswith(_FOREIGN))
 
     def asks(self, file: str) -> bool:
-        """Return whether code of a file may be told that it has a GPU: not the training, which wants its driver."""
+        """Return whether code of a file may see a simulated GPU: not the training loop, which needs its driver."""
         return self.is_own(file) and not file.startswith(_CORE)
 
     def seen(self, what: str, seconds: float | None) -> None:
-        """A call that waits is being made somewhere below this frame."""
+        """Count a waiting call below this frame."""
         if threading.get_ident() != self._thread:
             return
         place = self._place(what)
@@ -114,7 +114,7 @@ class Log:
         while frame is not None and not self.is_own(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is None:
-            return Place("(no line of the training)", "", what, self.phase())
+            return Place("(outside the training code)", "", what, self.phase())
         return Place(f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}", _code(frame), what, self.phase())
 
 
@@ -155,17 +155,17 @@ class _Named(TorchFunctionMode):
 
 @contextlib.contextmanager
 def cuda_waits(seen: Callable[[str, float | None], None], names: bool = False) -> Iterator[None]:
-    """CUDA tells of every operation for which the host waits; other warnings go where they went before.
+    """Have CUDA report every operation for which the host waits; other warnings are passed on.
 
-    With `names` the calls are named and timed too, which must not be where torch compiles. What waits in a backward
-    pass is then told of without a time, at its end.
+    With `names` the calls are named and timed too; do not use it where torch compiles. A wait in a backward pass
+    is then reported without a time, at its end.
     """
     before, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
     named = _Named()
 
     def hear(message: Any, *rest: Any, **more: Any) -> None:
         if _CUDA_SAYS not in str(message) or getattr(show, "hears_cuda", False):
-            show(message, *rest, **more)  # a run that is audited counts a few updates itself
+            show(message, *rest, **more)  # an audited run counts a few steps itself
         if _CUDA_SAYS not in str(message):
             return
         if named.call is None or named.call[0] is torch.Tensor.backward:
@@ -185,7 +185,7 @@ def cuda_waits(seen: Callable[[str, float | None], None], names: bool = False) -
 
 
 class Probe:
-    """Counts for a few updates of a real run how often the host waits for a GPU: `start(step)`, then `stop(step)`."""
+    """Counts for a few steps of a real run how often the host waits for a GPU: `start(step)`, then `stop(step)`."""
 
     def __init__(self, device: torch.device, clock: Clock):
         self._cuda, self._clock = device.type == "cuda", clock
@@ -194,13 +194,13 @@ class Probe:
         self._from = 0
 
     def start(self, step: int = 0) -> None:
-        """Begin, where the device is one that is waited for. Waits of log lines and evaluations are not counted."""
+        """Begin, on a device the host waits for. Waits of log lines and evaluations are not counted."""
         if self._cuda:
             self._log, self._from = Log(phase=lambda: self._clock.phase), step
             self._stack.enter_context(cuda_waits(self._log.seen))
 
     def stop(self, step: int = 1) -> Waits | None:
-        """End after so many updates; None where nothing was counted."""
+        """End after this many steps; None where nothing was counted."""
         self._stack.close()
         if self._log is None:
             return None

@@ -1,4 +1,4 @@
-"""Trace a few updates with torch.profiler, for chrome://tracing or ui.perfetto.dev."""
+"""Trace a few steps with torch.profiler, for chrome://tracing or ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainkit.config.schema import Profile
 from trainkit.speed.clock import Clock
 
 WARM = 3
-"""Updates for which the profiler runs before it keeps anything: its own first calls are slow."""
+"""Steps for which the profiler runs before it records: its first calls are slow."""
 NEVER = sys.maxsize
 
 
 class Trace:
-    """Traces the updates that a recipe's `log.profile` names. They are slower than others, the one after them too.
+    """Traces the steps that a recipe's `log.profile` names. They are slower than others, and so is the next one.
 
-    `step` is to be called after every update whose number is at least `due`. Whatever goes wrong is said in `absent`,
-    and the training goes on.
+    Call `step` after every step whose number is at least `due`. After an error the reason is in `absent`, and training
+    continues.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Trace:
         self.absent = ""
         """Why there is none, once that is known."""
         self.slowed: tuple[int, int] | None = None
-        """The first and the last update, by their numbers from 1, of those that ran under the tracer so far."""
+        """The first and the last step, by their numbers from 1, of those that ran under the tracer so far."""
         self.due = max(0, profile.at - 1 - WARM)
-        """`step` has nothing to do before the update with this number; `NEVER` once all is done."""
+        """`step` has nothing to do before the step with this number; `NEVER` once all is done."""
         self._wanted, self._device, self._clock = profile, device or torch.device("cpu"), clock
         self._own = tempfile.TemporaryDirectory(prefix="trainkit-trace-") if folder is None else None
         self._folder = Path(self._own.name) if self._own else Path(folder or "")
@@ -54,7 +54,7 @@ class Trace:
         self._first = 0
 
     def step(self, step: int) -> None:
-        """End the update with this number; 0 before the first one."""
+        """End the step with this number; 0 before the first one."""
         if step < self.due:
             return
         if self._clock is not None:
@@ -63,8 +63,8 @@ class Trace:
             if self._profiler is None:
                 self._begin(step)
             else:
-                self._go_on(self._profiler, step)
-        except Exception as error:  # whatever the profiler stumbles over, it is not worth a training
+                self._continue(self._profiler, step)
+        except Exception as error:  # a profiler error must not end the training
             self._give_up(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
@@ -72,31 +72,31 @@ class Trace:
         if self.due == NEVER:
             return
         if self._profiler is None:
-            return self._give_up(f"the training ended before update {self._wanted.at}")
+            return self._give_up(f"training ended before step {self._wanted.at}")
         try:
             self._quiet()
             self._stop()
         except Exception as error:
             return self._give_up(f"{type(error).__name__}: {error}")
         if self.file is None:
-            return self._give_up(f"the training ended before update {self._first}")
+            return self._give_up(f"training ended before step {self._first}")
         self._end()
 
     def _begin(self, step: int) -> None:
         last = self._wanted.at + self._wanted.steps - 1
         if step >= last:
-            return self._give_up(f"this part of the run began after update {step}, behind the last that is wanted")
+            return self._give_up(f"training resumed after step {step}, past the last step to trace")
         next = step + 1
         self._first = max(self._wanted.at, next)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a trace from the first update on: it has no warm-up
+            warnings.simplefilter("ignore")  # of a trace from the first step on: it has no warm-up
             actions = schedule(wait=0, warmup=self._first - next, active=last - self._first + 1, repeat=1)
         # Without a GPU the profiler's library says on stderr that it found none; it is silenced before it loads.
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU]
         if self._device.type != "cpu" and hasattr(ProfilerActivity, self._device.type.upper()):
             activities.append(getattr(ProfilerActivity, self._device.type.upper()))
-        # The profiler counts from 0, asks for the action at 0 when it is made, and names updates by its count.
+        # The profiler counts from 0, asks for the action at 0 when it is made, and names steps by its count.
         self._profiler = profile(
             activities=activities, schedule=lambda count: actions(max(0, count - next)), on_trace_ready=self._write
         )
@@ -106,8 +106,8 @@ class Trace:
         if self._clock is not None:
             self._ranges = _Ranges(self._clock)
 
-    def _go_on(self, profiler: profile, step: int) -> None:
-        # Updates are counted here: after a value that is not finite their numbers go back.
+    def _continue(self, profiler: profile, step: int) -> None:
+        # Steps are counted here: after a value that is not finite their numbers go back.
         first, last = self.slowed or (step, step)
         self.slowed = min(first, step), max(last, step)
         self._left -= 1
@@ -129,7 +129,7 @@ class Trace:
         self.file = file
 
     def _quiet(self) -> None:
-        """End the range of the running phase: the profiler's own range of an update ends now."""
+        """End the range of the running phase: the profiler's own range of a step ends now."""
         if self._ranges is not None:
             self._ranges.end()
 

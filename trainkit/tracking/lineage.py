@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import diff, loader
+from trainkit.environment.record import versions
 from trainkit.errors import UserError, visible
 from trainkit.files import write_aside
 from trainkit.interfaces import IdentifiesContent, Split
@@ -35,13 +36,12 @@ CONTENT = "trainkit.content"
 _COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
 _AROUND = {
     "mlflow.source.git.commit": "git commit",
-    "trainkit.environment.version": "trainkit",
-    **{f"trainkit.{word}": word for word in ("python", "torch", "torchvision", "accelerate", "timm", "numpy")},
     "trainkit.cpu": "processor",
     "trainkit.gpus": "GPUs",
     "trainkit.world_size": "processes",
 }
-"""Tags of sources, versions and hardware, and their readable names."""
+"""Tags of sources and hardware, and their readable names."""
+_VERSIONS = ("trainkit", "python", "torch", "torchvision", "accelerate", "timm", "numpy")
 _DIGITS = 12
 _HEAD = 30
 """Lines at the head of a page."""
@@ -113,17 +113,17 @@ def _followed(
         try:
             run = store.find(above)
         except UserError:
-            return None, None, f"beneath the MLflow run {above}"
-        return run, run.name, f"beneath {run.name}"
+            return None, None, f"child run of the MLflow run {above}"
+        return run, run.name, f"child run of {run.name}"
     if copied := _COPIED.search(loader.header(recipe)):
         run = RunFolder(store.home / "runs" / copied[1])
         if run.recipe.is_file():
-            return run, run.name, f"follows {run.name}, from which its recipe was copied"
-        return None, run.name, f"follows {run.name}, from which its recipe was copied and which is not in this store"
+            return run, run.name, f"compared with {run.name}, from which its recipe was copied"
+        return None, run.name, f"copied from {run.name}, which is not in this store"
     last = store.newest_finished(info.experiment or "", info.started)
     if last is None:
-        return None, None, f"follows no run: none of experiment {info.experiment} had finished before"
-    return last, last.name, f"follows {last.name}, the last run of experiment {info.experiment} that had finished"
+        return None, None, f"nothing to compare with: no run of experiment {info.experiment} had finished before"
+    return last, last.name, f"compared with {last.name}, the last finished run"
 
 
 def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:
@@ -147,7 +147,7 @@ def _varies(run: RunFolder) -> Sequence[str]:
 
 def _around(tags: Mapping[str, str]) -> dict[str, str]:
     """Return data, sources, versions and hardware from the tags of a run, by readable names."""
-    found = {}
+    found = {name: version for name, version in versions(tags).items() if name in _VERSIONS}
     for tag, value in tags.items():
         if tag == DATA or tag.startswith(f"{DATA}."):
             found[f"data of {tag.removeprefix(f'{DATA}.')}" if tag != DATA else "data"] = value[:_DIGITS]

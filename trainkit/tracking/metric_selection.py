@@ -10,7 +10,8 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from trainkit.config.schema import TIME_TO, Recipe
+from trainkit.config.schema import Recipe
+from trainkit.config.targets import TIME_TO
 from trainkit.interfaces import Split
 from trainkit.metrics.score import headline
 

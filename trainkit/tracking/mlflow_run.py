@@ -54,6 +54,8 @@ class RunCreation:
     """How often the run was continued."""
     pending: bool = True
     """True until it is in MLflow."""
+    rounds: bool = False
+    """True where MLflow gets metrics with six digits. Runs of earlier versions keep all, or values would be doubled."""
 
     def write(self, folder: RunFolder) -> None:
         """Write it to the run's folder."""

@@ -1,8 +1,8 @@
 """Write the view of an experiment's runs: columns and order of the table, and the charts above all others.
 
 The only place that knows how MLflow's page (3.17) keeps a view: as JSON in a tag of the experiment, for addresses with
-`viewStateShareKey`. A page that does not know a word of it passes over that, and without the tag shows its own view.
-The charts of a single run's page are in alphabetical order, or as the reader's browser keeps them: no tag reaches them.
+`viewStateShareKey`. The page ignores keys that it does not know, and without the tag shows its own view. The charts of
+a single run's page are kept in the browser alone: `page_server` gives that page `charts_of_run`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promo
 _TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
 """Longest value, most columns, and with how many runs a new one is held against."""
 _RATE = "speed/samples_per_s"
+_NAME, _NAME_WIDTH = "attributes.`Run Name`", 260
 
 
 def offer_view(
@@ -36,45 +37,58 @@ def offer_view(
 ) -> None:
     """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
 
-    `changed`: keys that the command of the run has set, a block's for all of its parameters. `nested`: the run will
-    have children. MLflow shows those only where runs are sorted by time, so from then on they are; unfolding them is
-    left to the reader, as the page takes that from the browser and not from the view.
+    Runs are ranked by their best primary score, child runs among them: MLflow shows them below their parent only where
+    runs are sorted by time. `changed`: keys that the command of the run has set, a block's for all of its parameters.
+    `nested`: the run will have children.
     """
     tag = f"mlflow.sharedViewState.{VIEW}"
     kept = client.get_experiment(experiment_id).tags.get(tag)
     if kept and '"updatedAt": 0,' not in kept:
         return  # a person has changed it in the page
     before = json.loads(json.loads(kept)["state"]) if kept else {}
+    shown_before = before.get("selectedColumns", [])
     scores = [f"metrics.`{name}`" for name in (f"best/{primary_metric}", primary_metric)] if primary_metric else []
-    had_scores = any(column.startswith("metrics.`best/") for column in before.get("selectedColumns", []))
-    nested = nested or (had_scores and before["orderByKey"] == "attributes.start_time")
-    if nested and primary_metric:
-        scores.append(f"metrics.`final/{primary_metric}`")  # of a parent the mean over its children
+    mean = f"metrics.`final/{primary_metric}`"  # of a parent the mean over its children
+    if primary_metric and (nested or mean in shown_before):
+        scores.append(mean)
     # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
-    shown = [column[8:-1] for column in before.get("selectedColumns", []) if column.startswith("params.")]
+    shown = [column[8:-1] for column in shown_before if column.startswith("params.")]
     telling = [name for name in _TELLING if name in params or name in shown]
     differing = [*(name for name in shown if name not in telling), *_differing(client, experiment_id, params, changed)]
-    told = list(dict.fromkeys([*telling, *differing]))[:_MOST_TELLING]
+    told = list(dict.fromkeys([*differing, *telling]))[:_MOST_TELLING]
     columns = [
+        *scores[:1],
+        f"metrics.`{_RATE}`",
         *(f"params.`{name}`" for name in told),
-        *scores,
-        *(f"metrics.`{name}`" for name in ("train/loss", _RATE)),  # the duration is always there
+        *scores[1:],
+        "metrics.`train/loss`",  # the duration is always there
     ]
-    sort = [] if nested else scores[:1]
     state = {
-        "orderByKey": sort[0] if sort else "attributes.start_time",
-        "orderByAsc": bool(sort) and not higher_is_better,
+        "orderByKey": scores[0] if scores else "attributes.start_time",
+        "orderByAsc": bool(scores) and not higher_is_better,
         "selectedColumns": columns,
-        "columnOrder": columns,
-        # Wide enough for the heading, and for the 18 characters in which MLflow shows a fraction.
+        "columnOrder": [_NAME, *columns],
+        # Wide enough for the heading, and for a fraction of six digits.
         "columnWidths": {
-            column: max(8 * len(column.split("`")[1]) + 32, 160 * (column in scores)) for column in columns
+            _NAME: _NAME_WIDTH, **{column: max(8 * len(column.split("`")[1]) + 32, 90) for column in columns}
         },
         **_charts(primary_metric, [name for name in told if name in differing]),
-    }
+    }  # fmt: skip
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
         set_tag(client, experiment_id, tag, view)
+
+
+def charts_of_run(primary_metric: str | None) -> dict[str, Any]:
+    """Return the state of the charts of a single run's page: loss, primary score and throughput above all others."""
+    charts = _sections([_line(name) for name in _curves(primary_metric)])
+    charts["compareRunSections"].pop()  # the load of the machine has a page of its own
+    return {
+        "isAccordionReordered": False,
+        **charts,
+        "autoRefreshEnabled": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }
 
 
 def _differing(client: Any, experiment_id: str, params: Mapping[str, str], changed: Sequence[str]) -> list[str]:
@@ -92,29 +106,41 @@ def _differing(client: Any, experiment_id: str, params: Mapping[str, str], chang
 
 def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
     """Return the charts of the view, above those that MLflow makes of all metrics: curves, scores and time."""
-    curves = ["train/loss", primary_metric, _RATE] if primary_metric else ["train/loss", _RATE]
-    about: list[dict[str, Any]] = [
-        {"type": "LINE", "metricKey": name, "selectedMetricKeys": [name], "useGlobalLineSmoothing": False,
-         "lineSmoothness": 0}
-        for name in curves
-    ]  # fmt: skip
+    about: list[dict[str, Any]] = [_line(name) for name in _curves(primary_metric)]
     if primary_metric:
         best = f"best/{primary_metric}"
-        about.insert(2, {"type": "BAR", "metricKey": best})
+        about.append({"type": "BAR", "metricKey": best})
         if differing:
-            about.insert(3, {"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
+            about.append({"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
     about += [{"type": "BAR", "metricKey": f"time/{part}_share"} for part in ("compute", "data", "eval")]
+    return {**_sections(about), "isAccordionReordered": False}
+
+
+def _curves(primary_metric: str | None) -> list[str]:
+    return [name for name in ("train/loss", primary_metric, _RATE) if name]
+
+
+def _line(name: str) -> dict[str, Any]:
+    return {
+        "type": "LINE",
+        "metricKey": name,
+        "selectedMetricKeys": [name],
+        "useGlobalLineSmoothing": False,
+        "lineSmoothness": 0,
+    }
+
+
+def _sections(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return charts as a section "At a glance", and the two behind which MLflow puts those that it adds."""
     section = {"display": True, "isReordered": False, "deleted": False}
     return {
         "compareRunCharts": [
             {"uuid": f"{VIEW}-{number}", "metricSectionId": VIEW, "deleted": False, "isGenerated": False, **chart}
             for number, chart in enumerate(about)
         ],
-        # The last two have to be there: MLflow puts them behind all that it adds.
         "compareRunSections": [
             {"uuid": VIEW, "name": "At a glance", "isGenerated": False, **section},
             {"uuid": f"{VIEW}-model", "name": "Model metrics", "isGenerated": True, **section},
             {"uuid": f"{VIEW}-system", "name": "System metrics", "isGenerated": True, **section},
         ],
-        "isAccordionReordered": False,
     }

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,9 @@ BEST = "best"
 _LAST, _LAST_FINISHED = "last", ("last finished", "last-finished")
 _NAME = re.compile(r"(.+)(-s-?\d+)-\d{4}-\d{4}-[0-9a-f]{4}")
 """Name of a run: that of its recipe, its seed, then month and day, hour and minute, and four digits."""
+_UNTITLED = ("name", "seed", "log.experiment")
+"""Keys that a run's own name has, or that say nothing of the training."""
+_TITLE_CHARS = 48
 _SHOWN = 5
 """Candidates that are listed."""
 
@@ -83,6 +87,34 @@ def choose(known: Known, word: str, runs: Path, unfinished: bool = False) -> Run
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.4) or names[-3:]
     remedy = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
     raise UserError(f"run {word!r}", f"not in {runs}", remedy=remedy)
+
+
+def title(name: str, overrides: Sequence[str]) -> str:
+    """Return the name of a run in MLflow: what its command has changed, then its own: `lr=0.006 · convnext-s0-...`.
+
+    Names then differ where the run table shows them. The last override comes first, as the one that was added last. A
+    key is written as its last part, where that is enough.
+    """
+    pairs = [(key.strip(), value.strip()) for key, is_, value in (word.partition("=") for word in overrides) if is_]
+    pairs = [(key, value) for key, value in reversed(dict(pairs).items()) if key not in _UNTITLED]
+    last = Counter(key.rpartition(".")[2] for key, _ in pairs)
+    shown = []
+    for key, value in pairs:
+        short = key.rpartition(".")[2]
+        shown.append(f"{short if last[short] == 1 else key}={value}")
+    text = " ".join(_fitting(shown))
+    return f"{text} · {name}" if text else name
+
+
+def _fitting(words: Sequence[str]) -> list[str]:
+    """Return as many words as the run table has room for, the last of them cut; `+2` stands for two more."""
+    kept: list[str] = []
+    for place, word in enumerate(words):
+        room = _TITLE_CHARS - sum(map(len, kept))
+        if room < len(word) and kept:
+            return [*kept, f"+{len(words) - place}"]
+        kept.append(word if len(word) <= room else f"{word[: room - 1]}…")
+    return kept
 
 
 def described(info: RunInfo, folder: RunFolder) -> str:

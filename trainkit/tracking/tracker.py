@@ -130,7 +130,7 @@ class Tracker:
             resumed = (before.resumed if before else 0) + 1 if resume else 0
             mlflow_run.RunCreation(
                 experiment, run_name, flatten(params), _clean(about), note, primary_metric, higher_is_better, parent,
-                metrics, tuple(changed), resumed,
+                metrics, tuple(changed), resumed, rounds=before.rounds if before else not resume,
             ).write(folder)  # fmt: skip
             folder.update(
                 experiment=experiment, status="RUNNING", pid=os.getpid(), host=socket.gethostname(), unsent=False,

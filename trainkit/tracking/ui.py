@@ -1,7 +1,7 @@
-"""The MLflow page for the runs of this store, on this machine only, for those who have its address.
+"""Serve the MLflow page for the runs of this store, on this machine only, to those who have its address.
 
-Every path of the page begins with a token, drawn at each start. Any user of a machine reaches 127.0.0.1, and MLflow
-gives whoever reaches a server all files that its user can read: an experiment says where its files are.
+Every path of the page begins with a random token, a new one at each start. Any user of a machine can reach 127.0.0.1,
+and MLflow serves all files that its user can read, since an experiment names the folder of its files.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.environment.process import die_with_parent
-from trainkit.errors import UserError, visible
+from trainkit.errors import UserError, few, visible
 from trainkit.redact import without_secrets
+from trainkit.tracking import page_server
 from trainkit.tracking.mlflow_database import settle_mlflow
 from trainkit.tracking.mlflow_view import VIEW
 from trainkit.tracking.relocate import strayed
@@ -33,6 +34,7 @@ from trainkit.tracking.store import Store
 HOST = "127.0.0.1"
 _READY_SECONDS = 120.0
 """The first start on a busy machine took 30 s."""
+_SERVER = "trainkit.tracking.page_server"
 
 
 def _print(text: str) -> None:
@@ -40,18 +42,20 @@ def _print(text: str) -> None:
     print(visible(text), flush=True)
 
 
-def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print) -> None:
-    """Show the store's runs at 127.0.0.1:`port` until interrupted; for a store that is a server, say where it is.
+def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print, named: str = "") -> None:
+    """Show the store's runs at 127.0.0.1:`port` until interrupted; for a store that is a server, print its address.
 
-    Raises UserError when the port or the store cannot be used, or the page does not come up.
+    The page opens the run table of the experiment `named`, or the run, by default the newest experiment. Raises
+    UserError when there is none of that name, the port or the store cannot be used, or the page does not start.
     """
+    start = fragment_of(store, named) if named else ""
     if store.uri.startswith(("http://", "https://")):
-        say(f"The runs are kept by a server; open {store.shown}")
+        say(f"The runs are on a server. Open {store.shown}{start and f'/{start}'}")
         return
     try:
-        with _interrupted_by_signals(), running(store, port) as (server, page):
-            say(f"The runs of {store.shown} are at {page}/ (Ctrl-C ends the page)")
-            say("  Whoever has this address may read your files and change the runs; the next start makes another.")
+        with _interrupted_by_signals(), running(store, port, start) as (server, page):
+            say(f"The runs of {store.shown} are at {page}/ (Ctrl-C stops the server)")
+            say("  Anyone with this address can read your files and change the runs. Each start makes a new one.")
             experiments = _experiments(page)
             tables = _run_tables(experiments, page)
             for name, address in tables:
@@ -59,26 +63,49 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print)
             if experiments and not tables:
                 say("  There are no runs yet.")
             for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
-                say(f"  Files are looked for in {home}, where the store was; `trainkit relocate` mends that.")
+                say(f"  Artifacts are expected in {home}, where the store was before. To correct: trainkit relocate")
             code = server.wait()
     except KeyboardInterrupt:
         return
     raise UserError("mlflow server", f"ended with code {code}: {_last_line(_log_of(store))}")
 
 
+def fragment_of(store: Store, named: str) -> str:
+    """Return the fragment of the page's address for an experiment or a run of this name. Raises UserError."""
+    client = store.client()
+    with store.asking():
+        experiment = client.get_experiment_by_name(named)
+        if experiment is not None:
+            tag = f"mlflow.sharedViewState.{VIEW}"
+            return page_server.run_table(experiment.experiment_id, tag in experiment.tags)
+        try:
+            run_id = store.find(named).info().run_id
+        except UserError as error:
+            experiments = [found.name for found in client.search_experiments() if found.name != "Default"]
+            remedy = f"name a run, or an experiment: {few(experiments)}" if experiments else "train a run first"
+            raise UserError(f"{named!r}", "neither an experiment nor a run", remedy=remedy) from error
+        if run_id is None:
+            raise UserError(f"run {named!r}", "not in MLflow yet", remedy=f"trainkit sync {named}")
+        number = client.get_run(run_id).info.experiment_id
+    return f"#/experiments/{number}/runs/{run_id}?workflowType=machine_learning"
+
+
 @contextlib.contextmanager
-def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server of this store at 127.0.0.1:`port`, and its address, secret; it is gone when the block ends."""
+def running(store: Store, port: int, start: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server of this store at 127.0.0.1:`port` within; yield it and its address, which is secret.
+
+    `start`: fragment of what the address opens, by default the newest experiment.
+    """
     if not 0 < port < 65536:
         raise UserError("port", str(port), "1 to 65535")
     if not _is_free(port):
         free = next((other for other in range(port + 1, min(port + 1000, 65536)) if _is_free(other)), None)
-        raise UserError(f"port {port}", "in use", remedy=f"take --port {free}" if free else "take another port")
+        raise UserError(f"port {port}", "in use", remedy=f"use --port {free}" if free else "use another port")
     store.prepare()
     settle_mlflow()
     token = secrets.token_urlsafe(24)
     page = f"http://{HOST}:{port}/{token}"
-    words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    words = [sys.executable, "-P", "-m", _SERVER, "server", "--host", HOST, "--port", str(port), "--workers", "1"]
     # The log of requests would hold the token; in a store that a group shares the log may be another member's file.
     words += ["--uvicorn-opts=--no-access-log"]
     environment = {
@@ -91,7 +118,11 @@ def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], 
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # A tracking address in the environment would not reach the server, but would confuse its workers.
         "MLFLOW_TRACKING_URI": "",
+        page_server.START: start,
     }
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():  # run from a checkout, which may not be installed
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     words += ["--no-serve-artifacts", "--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
     if store.database:
         words += ["--backend-store-uri", store.uri]
@@ -129,7 +160,7 @@ def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Pat
 
 
 def _experiments(page: str) -> list[dict[str, Any]]:
-    """The newest experiments, as the server describes them."""
+    """Return the newest experiments, as the server describes them."""
     request = urllib.request.Request(
         f"{page}/api/2.0/mlflow/experiments/search",
         json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
@@ -143,15 +174,15 @@ def _experiments(page: str) -> list[dict[str, Any]]:
 
 
 def _run_tables(experiments: list[dict[str, Any]], page: str) -> list[tuple[str, str]]:
-    """Name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
+    """Return name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
     tables = []
     for experiment in experiments:
         keys = {tag["key"] for tag in experiment.get("tags", [])}
-        # Without the type of work the page opens with menus for language models.
-        view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in keys else ""
-        place = f"{page}/#/experiments/{experiment['experiment_id']}/runs"
+        has_view = f"mlflow.sharedViewState.{VIEW}" in keys
         if experiment["name"] != "Default":
-            tables.append((experiment["name"], f"{place}?workflowType=machine_learning{view}"))
+            tables.append(
+                (experiment["name"], f"{page}/{page_server.run_table(experiment['experiment_id'], has_view)}")
+            )
     return tables
 
 
@@ -210,7 +241,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM, and the SIGHUP of a terminal that is closed, are as Ctrl-C within."""
+    """Treat SIGTERM, and the SIGHUP of a closed terminal, as Ctrl-C within."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -230,4 +261,4 @@ def _log_of(store: Store) -> Path:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return without_secrets(lines[-1])[:300] if lines else "it said nothing"
+    return without_secrets(lines[-1])[:300] if lines else "no output"

@@ -52,6 +52,7 @@ class UploadQueue:
         self._ensured = False
         self._selects: Callable[[str], bool] = lambda name: True
         """Returns True for a metric that MLflow gets."""
+        self._rounds = False
         self._path = folder.path / "outbox"
         self._path.mkdir(exist_ok=True)
         self._sent = folder.path / "sent.json"
@@ -201,6 +202,8 @@ class UploadQueue:
             self.run_id = run_id
             self.acknowledged = min(sent(self.folder), self.journal.position)
         self._selects = selection(self.folder)
+        creation = mlflow_run.read(self.folder)
+        self._rounds = creation is not None and creation.rounds
         self._ensured = True
 
     def _try_metrics(self, client: MlflowClient) -> Exception | None:
@@ -240,7 +243,7 @@ class UploadQueue:
     def _send_batch(self, client: MlflowClient, batch: list[tuple[str, Point]]) -> None:
         from mlflow.exceptions import MlflowException
 
-        metrics = [entity(name, point) for name, point in batch]
+        metrics = [entity(name, point, rounds=self._rounds) for name, point in batch]
         try:
             client.log_batch(self._id, metrics=metrics)
         except MlflowException as error:
@@ -367,7 +370,8 @@ class UploadQueue:
         for has in model.metrics or []:
             points.pop(has.key, None)
         metrics = [
-            entity(name, point, made[key], data.get(name.partition("/")[0])) for name, point in sorted(points.items())
+            entity(name, point, made[key], data.get(name.partition("/")[0]), self._rounds)
+            for name, point in sorted(points.items())
         ]
         if metrics:
             client.log_batch(self._id, metrics=metrics)
@@ -485,11 +489,19 @@ def waits(folder: RunFolder) -> bool:
     return folder.info().unsent or any(left(folder))
 
 
-def entity(name: str, point: Point, model_id: str | None = None, dataset: LoggedDataset | None = None) -> Metric:
-    """Return a value as MLflow's Metric."""
+def rounded(value: float) -> float:
+    """Return a value with six significant digits, as MLflow's page shows all that it has; whole numbers stay."""
+    return value if not math.isfinite(value) or value.is_integer() else float(f"{value:.6g}")
+
+
+def entity(
+    name: str, point: Point, model_id: str | None = None, dataset: LoggedDataset | None = None, rounds: bool = False
+) -> Metric:
+    """Return a value as MLflow's Metric, with six digits where it `rounds`."""
     from mlflow.entities import Metric
 
     # MLflow would store an infinity as 1.8e308, which ruins every chart; the journal has it as it was.
     value = point.value if math.isfinite(point.value) else math.nan
+    value = rounded(value) if rounds else value
     about = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
     return Metric(name, value, point.t, point.step, model_id=model_id, **about)

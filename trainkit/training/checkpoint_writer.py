@@ -66,7 +66,7 @@ class CheckpointWriter:
                 self._write(step, tensors, state)
             except CheckpointError as error:
                 if not required:  # said now, and not when the next is due
-                    goes_on = "the training goes on and tries again at its next checkpoint"
+                    goes_on = "training continues and tries again at the next checkpoint"
                     self._logger.say(f"step {step}: {error}; {goes_on}")
                     self._logger.tracker.event(step, "checkpoint_failed", {"error": str(error)})
                 raise

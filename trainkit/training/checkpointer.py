@@ -155,8 +155,8 @@ class Checkpointer:
         for name, value in kept.items():
             setattr(state, name, value)
         self._saved = {state.step}
-        which = "that update" if last == first + 1 else f"updates {first} to {last - 1}"
-        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving {which} out")
+        which = "that step" if last == first + 1 else f"steps {first} to {last - 1}"
+        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving out {which}")
         note = {"to": state.step, "why": rollback.why, "left_out": [first, last]}
         self._logger.tracker.event(rollback.step, "rollback", note)
 

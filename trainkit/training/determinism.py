@@ -110,7 +110,7 @@ class DeterminismCheck:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
                 whose = f" on process {rank}" if self._runtime.world > 1 else ""
                 found.append(f"{', '.join(names[:_SHOWN])}{more}{whose}")
-        said = f"computed twice, it came out differently: {'; '.join(found)}"
+        said = f"computed twice, the step gave different results: {'; '.join(found)}"
         data: dict[str, Json] = {"by": "replay", "names": sorted({name for names in told for name in names})[:50]}
         self._logger.tracker.event(step, "nondeterminism", data)
         self._logger.tracker.tags({"trainkit.nondeterminism": f"step {step}: {said}"})
@@ -118,7 +118,7 @@ class DeterminismCheck:
             raise UserError(
                 f"step {step}",
                 said,
-                remedy="a part of this machine may be failing: --resume goes on from the last checkpoint, best on "
-                "another one. If it comes there too, the task is not a function of its batch and its seed",
+                remedy="a part of this machine may be failing: --resume continues from the last checkpoint, best on "
+                "another machine. If it happens there too, the task depends on more than its batch and its seed",
             )
         self._logger.say(f"step {step}: {said}")

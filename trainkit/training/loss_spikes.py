@@ -80,7 +80,7 @@ class LossSpikeGuard:
             state.losses = [*state.losses[1 - settings.window :], loss]
         if not state.spiking or was:
             return None
-        why = f"the loss is {loss:.4g}, {away:.1f} deviations above the median of the {settings.window} updates before"
+        why = f"the loss is {loss:.4g}, {away:.1f} deviations above the median of the last {settings.window} steps"
         if settings.policy == "warn":
             self._logger.say(f"step {step}: {why}")
             self._logger.tracker.event(step, "spike", {"loss": loss, "deviations": round(away, 2)})

@@ -40,7 +40,7 @@ class NonFiniteGuard:
                 f"step {step}",
                 why,
                 remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
-                "--resume train.nonfinite=skip, or rollback, goes on without such updates",
+                "--resume train.nonfinite=skip, or rollback, continues without such steps",
             )
         return Rollback(step, why, range(step, step + 1))
 
@@ -56,5 +56,5 @@ def skip(update: Update, model: Model, state: TrainState, logger: RunLogger) -> 
     state.left_out.append(state.step)
     logger.tracker.event(state.step, "left_out", {"reason": "loss or gradient not finite"})
     if state.left_out[-MOST_SKIPPED:] == list(range(state.step - MOST_SKIPPED + 1, state.step + 1)):
-        found = f"{MOST_SKIPPED} updates in a row were not finite"
+        found = f"{MOST_SKIPPED} steps in a row were not finite"
         raise UserError(f"step {state.step}", found, remedy="lower optim.lr")

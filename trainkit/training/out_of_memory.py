@@ -221,7 +221,7 @@ class MicroBatching:
         if self._block > 1:
             lower = "take fewer people, or records of each, in data.sampler, whose blocks are the micro-batches"
         if not self.halving:
-            lower += "; --resume train.on_oom=halve goes on from the last checkpoint with smaller portions"
+            lower += "; --resume train.on_oom=halve continues from the last checkpoint with smaller micro-batches"
         return lower
 
     def evaluate(self, name: str, net: torch.nn.Module, score: Callable[[int], T]) -> T:
@@ -239,8 +239,8 @@ class MicroBatching:
                     return cast("T", done)  # None where `score` returns that
             net.train(training)
             if not self.halving or size == 1:
-                instead = "train.on_oom=halve would go on with half of it"
-                found = f"memory ran out with {size} ({said})"
+                instead = "train.on_oom=halve would continue with half of it"
+                found = f"out of memory with {size} ({said})"
                 raise UserError(key, found, remedy="lower it" + ("" if self.halving else f"; {instead}"))
             size = self._state.eval_batches[name] = size // 2
             self._log(f"evaluation {name}: batches", key, size, said)

@@ -50,7 +50,9 @@ class Plan:
         elif share % micro:
             fits = max(m for m in range(1, micro + 1) if share % m == 0)
             raise UserError(
-                "train.micro_batch", f"{micro}, which does not divide the {share} samples of a process", f"{fits}, say"
+                "train.micro_batch",
+                f"{micro}, which does not divide the {share} samples of a process",
+                f"for example {fits}",
             )
         refuse_few(recipe, micro, batch, active)
         per_epoch, steps = updates(recipe, data, world)
@@ -158,7 +160,7 @@ def _shared_blocks(recipe: Recipe, data: Dataset, batch: int, world: int) -> tup
         return world, 1
     whole = f"train.batch_size={data.block * world} gives each process a whole block"
     if rest or asked != data.block:
-        found = f"{batch} samples of an update in micro-batches of {asked}"
+        found = f"a batch of {batch} samples in micro-batches of {asked}"
         expected = f"whole blocks of {data.block}, P x K of data.sampler"
         raise UserError("train", found, expected, f"take micro_batch {data.block}; {whole}")
     found = f"{number_of(blocks, 'blocks')} of {data.block}, P x K of data.sampler, over {world} processes"
@@ -186,11 +188,11 @@ def updates(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
     batch = samples_per_update(train.batch_size, world)
     per_epoch = size // batch
     if per_epoch == 0:
-        raise UserError("train.batch_size", f"{batch}, of {size} samples", f"at most {size}")
+        raise UserError("train.batch_size", f"{batch}, but the data has {size} samples", f"at most {size}")
     try:
         train.schedule.refuse_short(train.length, per_epoch, batch)
     except ValueError as error:
-        raise UserError("train", f"of {number_of(per_epoch, 'updates')} an epoch, {error}") from None
+        raise UserError("train", f"with {number_of(per_epoch, 'steps')} per epoch, {error}") from None
     return per_epoch, train.length.steps(per_epoch, batch)
 
 
@@ -210,9 +212,9 @@ def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
     if norm is not None and _seen(norm, micro, world) < (least := batch_norm_least(recipe)):
         raise UserError(
             "train.micro_batch",
-            f"{micro}, where batch norm must see {least} samples at once",
+            f"{micro}, but batch norm needs {least} samples at once",
             f"{least} or more" + ("" if batch >= least * world else f", of a train.batch_size from {least * world}"),
-            "group norm does without: task.norm.name=group",
+            "group norm does not depend on the batch: task.norm.name=group",
         )
 
 
@@ -248,50 +250,65 @@ def evaluated(recipe: Recipe, data: Dataset) -> dict[str, Split]:
 
 def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:
     """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
+    epochs = f"{plan.steps / plan.steps_per_epoch:g} epochs of {number_of(plan.steps_per_epoch, 'steps')}"
+    processes = number_of(plan.active, "processes", "process")
+    parts = f"{processes} x {number_of(plan.accumulation, 'micro-batches', 'micro-batch')} x {plan.micro_batch}"
     lines = [
-        f"{plan.steps} steps = {plan.steps / plan.steps_per_epoch:g} epochs of {plan.steps_per_epoch} steps; "
-        f"batch {plan.batch_size} = {plan.active} process(es) x {plan.accumulation} x {plan.micro_batch}"
+        ("Length", f"{number_of(plan.steps, 'steps')} = {epochs}"),
+        ("Batch", f"{number_of(plan.batch_size, 'samples')} = {parts}"),
     ]
     if plan.idle:
-        lines.append(
-            f"{plan.world} processes, {plan.idle} of them idle: an update has samples for {plan.active}; a larger "
-            f'train.batch_size, such as "1 per process", uses all and is another training'
-        )
+        idle = f"{plan.idle} of {plan.world} processes: a batch of {plan.batch_size} gives samples to {plan.active}"
+        remedy = 'a larger train.batch_size, such as "1 per process", uses all but changes the training'
+        lines.append(("Idle", f"{idle}; {remedy}"))
     if plan.parts > 1:
-        lines.append(
-            f"{plan.parts} processes share each block of {plan.micro_batch * plan.parts}: samples are compared with "
-            f"those of all, and batch norm, where there is any, sees the {plan.micro_batch} of its process"
-        )
+        shared = f"{plan.parts} processes share each block of {plan.micro_batch * plan.parts}"
+        seen_by = f"batch norm, if any, sees the {number_of(plan.micro_batch, 'samples')} of its process"
+        lines.append(("Blocks", f"{shared}: samples are compared across processes; {seen_by}"))
     seen = batch_norm(recipe)
     if seen is not None and _seen(seen, plan.micro_batch, plan.active) < plan.batch_size:
-        lines.append(_statistics(plan, seen))
+        lines.append(("Warning", _statistics(plan, seen)))
+    lines += [("LR", text) for text in _rates(recipe, plan)]
+    lines += [
+        ("Evaluation", _evaluation(name, e, plan, splits[name].size, seconds.get(name, 0.0)))
+        for name, e in recipe.evaluations.items()
+    ]
+    saves = recipe.checkpoints
+    limit = f"; a killed run loses at most {saves.lose_at_most}" if saves.lose_at_most else ""
+    lines.append(("Checkpoint", f"{f'every {saves.every}' if saves.every else 'at the end'}{limit}"))
+    return "\n".join(plan_line(key, text) for key, text in lines)
+
+
+def plan_line(key: str, text: str) -> str:
+    """Return a line of the start plan: `Length      40 steps`."""
+    return f"{key:12}{text}"
+
+
+def _rates(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """Yield how the learning rate follows from the batch size, and from the scores, where it does."""
     if (rule := recipe.optim.lr_rule) is not None:
         ratio = f"({plan.batch_size} / {rule.batch_size})" + ("" if rule.name == "linear" else "^0.5")
         rate = optimizer.rate(recipe.optim, plan.batch_size)
-        lines.append(f"learning rate {rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, the {rule.name} rule")
+        yield f"{rate:.4g} = {recipe.optim.lr:.4g} x {ratio}, by the {rule.name} scaling rule"
     if (curve := recipe.train.schedule).metric:
-        least = f", down to {curve.floor:g} of the full rate" if curve.floor else ""
+        least = f", down to {curve.floor:g} of the full learning rate" if curve.floor else ""
         waits = number_of(curve.patience or 0, "evaluations")
-        lines.append(f"learning rate x {curve.gamma:g} each time {curve.metric} has not improved for {waits}{least}")
-    for name, e in recipe.evaluations.items():
-        when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
-        if e.every is not None:
-            when.insert(0, f"every {e.every}")
-        times = e.at_start + _times(e, plan)
-        limit = f", within {100 * e.budget:g}% of the time" if e.budget else ""
-        cost = seconds.get(name, 0.0)
-        lines.append(
-            f"evaluate {name}: {', '.join(when) or 'never'}{limit}; {splits[name].size} samples, "
-            f"about {cost:.2g} s each, {times}x = {times * cost:.2g} s"
-        )
-    saves = recipe.checkpoints
-    limit = f"; a kill costs {saves.lose_at_most} at most" if saves.lose_at_most else ""
-    lines.append(f"checkpoint: {f'every {saves.every}' if saves.every else 'at the end'}{limit}")
-    return "\n".join(lines)
+        yield f"x {curve.gamma:g} each time {curve.metric} has not improved for {waits}{least}"
+
+
+def _evaluation(name: str, e: Evaluation, plan: Plan, size: int, cost: float) -> str:
+    """Return when an evaluation is run, and what it costs."""
+    when = [word for word, on in (("at the start", e.at_start), ("at the end", e.at_end)) if on]
+    if e.every is not None:
+        when.insert(0, f"every {e.every}")
+    times = e.at_start + _times(e, plan)
+    limit = f", in at most {100 * e.budget:g} % of the time" if e.budget else ""
+    total = f", about {cost:.2g} s each, {times} planned = {times * cost:.2g} s" if cost else ""
+    return f"{name}: {', '.join(when) or 'never'}{limit}; {number_of(size, 'samples')}{total}"
 
 
 def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
-    """How often an evaluation is held, or a checkpoint written, after `done` updates; the clock's are not counted."""
+    """How often an evaluation is run, or a checkpoint written, after `done` steps; by the clock: not counted."""
     if e.every is None or e.every.timed:
         return int(e.at_end)
     length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
@@ -299,9 +316,9 @@ def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
 
 
 def to_come(recipe: Recipe, plan: Plan, done: int = 0) -> tuple[dict[str, int], int]:
-    """How often each evaluation is held, and how many checkpoints are written, after `done` updates.
+    """How often each evaluation is run, and how many checkpoints are written, after `done` steps.
 
-    Those that hang on the clock are counted where they end the training, since no one knows how many there will be.
+    Of those that depend on the clock only the one at the end is counted: how many there will be is not known.
     """
     held = {name: _times(e, plan, done) for name, e in recipe.evaluations.items()}
     return held, _times(recipe.checkpoints, plan, done)
@@ -316,12 +333,12 @@ def _statistics(plan: Plan, seen: str) -> str:
     """Of how many samples batch norm takes its statistics, where that is not the batch."""
     many = _seen(seen, plan.micro_batch, plan.active)
     whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
-    others = ["norm: group does without"]
+    others = ["norm: group does not depend on the batch"]
     if plan.world > 1 and seen != "sync":
-        others.insert(0, "norm: sync takes those of all processes")
+        others.insert(0, "norm: sync uses the samples of all processes")
     if plan.accumulation > 1:
-        others.insert(0, "a larger train.micro_batch takes more")
+        others.insert(0, "a larger train.micro_batch uses more samples")
     return (
-        f"batch norm sees the {number_of(many, 'samples')} {whose}, not the {plan.batch_size} of an update: "
-        f"this is not the training that one batch of {plan.batch_size} would be ({'; '.join(others)})"
+        f"batch norm sees the {number_of(many, 'samples')} {whose}, not the {plan.batch_size} of a step: "
+        f"the result differs from one batch of {plan.batch_size} ({'; '.join(others)})"
     )

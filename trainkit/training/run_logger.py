@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainkit.checkpoint import storage
-from trainkit.config.schema import TIME_TO, Recipe, targets_reached
-from trainkit.errors import visible
+from trainkit.config.schema import Recipe
+from trainkit.config.targets import TIME_TO, targets_reached
 from trainkit.files import Json
 from trainkit.interfaces import Columns, Scores
-from trainkit.redact import without_secrets
 from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
+from trainkit.terminal import Page, bar_stream, clock_time
 from trainkit.tracking import journal
+from trainkit.tracking.progress import LogTable, ProgressBar, to_stdout
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training.best import kept_rows
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 ELSEWHERE = "trainkit.elsewhere"
 """Tag of a run that was resumed with other software or hardware: at which step, and what differs."""
 CHECKPOINT_REFUSED = "trainkit.checkpoint_refused"
 """Tag of a run of which a checkpoint was damaged and left aside: which, and what was found."""
+_SIGN_OF_LIFE = 60.0
+"""Seconds between two lines of a child run in a log."""
 
 
 @dataclass
@@ -64,11 +62,21 @@ class RunLogger:
     given_up: bool = False
     """Whether `watch` has ended the run."""
 
+    steps_per_epoch: int = 0
+    """For the log table; set by the trainer."""
+    batch_size: int = 0
+    """Samples of a step over all processes; set by the trainer."""
+    label: str = ""
+    """Name of a child run. It prints no table: its parent prints one row for it."""
+
     def __post_init__(self) -> None:
-        self._bar: tqdm | None = None
+        self._bar: ProgressBar | None = None
+        self._table: LogTable | None = None
         self._replaced: dict[int, Mapping[str, Json]] | None = None
         self._due = 0
-        self._told = 0.0
+        self._told = (0, 0.0)
+        self._loss = ""
+        self._spoke = time.perf_counter()
 
     def require_folder(self) -> RunFolder:
         """Return the folder of the run. Raises RuntimeError where there is none: a tool keeps nothing."""
@@ -78,11 +86,15 @@ class RunLogger:
 
     def say(self, text: str) -> None:
         """Print lines, above the progress bar where there is one."""
+        self.show([f"{self.label}: {text}" if self.label else text])
+
+    def show(self, page: Page) -> None:
+        """Print a page, above the progress bar where there is one."""
         if not self.main:
             return
-        text = visible(without_secrets(text))
+        text = to_stdout(page)
         if self._bar is not None:
-            self._bar.write(text)
+            self._bar.above(text)
         else:
             print(text, flush=True)
 
@@ -90,37 +102,48 @@ class RunLogger:
         """Move the progress bar after a step. Draws nothing without a terminal."""
         if step < self._due or not self.main:
             return
-        if not sys.stderr.isatty():
-            self._due = steps + 1
-            return
         now, seconds = time.perf_counter(), self.recipe.log.progress.seconds
         if self._bar is None:
-            from tqdm import tqdm
+            if (stream := bar_stream()) is None:
+                self._due = steps + 1
+                return
+            self._bar = ProgressBar(stream, steps, seconds, self.label)
+            self._told = (step - 1, now - seconds)
+        self._bar.update(step, self._facts)
+        done, before = step - self._told[0], self._told[1]
+        # Asked again after a quarter of the time between two drawings: in between, a step costs a comparison.
+        self._due = min(steps, step + max(1, int(0.25 * seconds * done / max(now - before, 1e-9))))
+        self._told = (step, now)
 
-            self._bar = tqdm(total=steps, initial=step, unit="step", mininterval=seconds, dynamic_ncols=True)
-            self._told = now
-        done = step - self._bar.n
-        self._bar.update(done)
-        # Told again after a quarter of the time between two drawings, at this pace: between, a step costs a comparison.
-        self._due = min(steps, step + max(1, int(0.25 * seconds * done / max(now - self._told, 1e-9))))
-        self._told = now
+    def _facts(self) -> list[str]:
+        """Return what the progress bar shows beside the step: the loss of the last log line, and mean rates so far."""
+        seconds = max(self.clock.training, 1e-9)
+        rate = self.clock.steps / seconds
+        rates = [f"{rate * self.batch_size:.0f} samples/s" if rate * self.batch_size >= 10 else "", f"{rate:.3g} it/s"]
+        return [text for text in (self._loss, *rates) if text]
+
+    def _log_table(self) -> LogTable:
+        if self._table is None:
+            decides = self.recipe.best.metric if self.recipe.best else ""
+            self._table = LogTable(decides, self.recipe.train.ema is not None, self.steps_per_epoch)
+        return self._table
 
     def line(
         self, step: int, steps: int, batch_size: int, learned: Mapping[str, float], measured: Mapping[str, float]
     ) -> None:
-        """Write down loss, speed and time shares since the last line, and say the first two.
+        """Write down loss, speed and time shares since the last line, and print a row of the log table.
 
-        `batch_size`: samples of an update over all processes.
+        `batch_size`: samples of a step over all processes.
         """
         self.tracker.log(step, {**learned, **measured})
         loss, rate = learned["train/loss"], measured.get("speed/samples_per_s", 0.0)
-        if self._bar is not None:
-            # As the end of the run will say it: that of one line is up and down with what the machine does.
-            mean = batch_size * self.clock.steps / max(self.clock.training, 1e-9)
-            self._bar.set_postfix_str(f"loss {loss:.4f}, {mean:.0f} samples/s mean so far", refresh=False)
-        else:
-            left = (steps - step) * batch_size / rate if rate else 0.0
-            self.say(f"step {step}/{steps}  loss {loss:.4f}  {rate:.1f} samples/s  {_duration(left)} left")
+        self._loss = f"loss {loss:.4f}"
+        left = (steps - step) * batch_size / rate if rate else 0.0
+        if not self.label:
+            self.show(self._log_table().log_row(step, loss, learned.get("train/lr"), rate, left))
+        elif self._bar is None and time.perf_counter() - self._spoke > _SIGN_OF_LIFE:
+            self._spoke = time.perf_counter()
+            self.say(f"step {step}/{steps}, loss {loss:.4f}, {clock_time(left)} left")
 
     def scored(
         self,
@@ -143,7 +166,7 @@ class RunLogger:
         self.tracker.log(step, {**metrics, **counted, **best})
         if self.recipe.time_to:
             for target in self.tracker.once(step, targets_reached(self.recipe.time_to, metrics, elapsed)):
-                self.say(f"step {step}: {target.removeprefix(TIME_TO)} reached after {_duration(elapsed)}")
+                self.say(f"step {step}: {target.removeprefix(TIME_TO)} reached after {clock_time(elapsed)}")
         bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
         if bounds:
             self.tracker.event(step, "chance", bounds)
@@ -159,19 +182,16 @@ class RunLogger:
                 from trainkit.plots.run_figures import keep_pictures
 
                 keep_pictures(self.tracker, step, title, scores.pictures)
-        whole = [(key, value) for key, value in scored[name].metrics.items() if "." not in key]  # `dice.sr`: of a class
-        shown = [f"{key} {value:.4g}" for key, value in whole[:6] if f"{name}/{key}" != decides]
-        if decides in metrics:  # it may be of the EMA weights, or of a class
-            marked = f"{decides.removeprefix(f'{name}/')}* {metrics[decides]:.4g}"
-            shown.insert(0, f"{marked} (best so far)" if leads else marked)
-        self.say(f"step {step}: {name}: {'  '.join(shown)}")
+        if not self.label:
+            self.show(self._log_table().evaluation_row(step, name, metrics, leads))
         if self.main and self.watch is not None and self.watch(step, metrics):
             self.given_up = True
 
     def changed_environment(self, step: int, differs: Sequence[str]) -> None:
-        """Report that a run goes on with other software or hardware than its checkpoint was written with, if so."""
+        """Report that a run continues with other software or hardware than its checkpoint was written with, if so."""
         if differs:
-            self.say(f"resumed elsewhere ({', '.join(differs)}): it goes on, and equal bits are no longer promised")
+            said = f"resumed in another environment ({', '.join(differs)})"
+            self.say(f"{said}: bitwise identical results are no longer guaranteed")
             self.tracker.event(step, "elsewhere", {"differs": list(differs)})
             self.tracker.tags({ELSEWHERE: f"step {step}: {', '.join(differs)}"})
 
@@ -240,9 +260,3 @@ class RunLogger:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

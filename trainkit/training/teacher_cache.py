@@ -109,7 +109,7 @@ def outputs(
             tables[name] = tabulate(module, split, runtime)
         elif store is None:  # where only speeds are measured, nobody waits hours for a table
             logger.say(
-                f"{name}: what it says of the first sample stands for all {split.size:,}; nothing is learned here"
+                f"{name}: its output for the first sample is used for all {split.size:,}; only speed is measured"
             )
             tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
         elif (table := _stored(source, store, logger, stopping)) is None:

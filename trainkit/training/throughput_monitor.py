@@ -20,13 +20,12 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.speed import bottleneck, device_timeline, limits
 from trainkit.speed.clock import PHASES, STEP, Steps
-from trainkit.speed.eta import Forecast, pace
+from trainkit.speed.eta import Forecast, mean_step
 from trainkit.speed.evidence import Compiled, Drop, Evidence, Waits
 from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
-from trainkit.tracking import markdown
 from trainkit.tracking.system.load import cores
 from trainkit.tracking.system.reading import Reading
 from trainkit.training import plan as planning
@@ -134,7 +133,7 @@ class ThroughputMonitor:
         rows = np.concatenate([since.phases, since.between], axis=1).sum(0).tolist()
         load = self._logger.tracker.readings()
         e = self._evidence(since, dict(zip(PHASES, rows, strict=True)), len(since), load[-6:])
-        said = [bottleneck.dropped(drop), *(f.said for f in bottleneck.judge(e) if f.cause != "setting")]
+        said = [bottleneck.describe_slowdown(drop), *(f.text for f in bottleneck.judge(e) if f.cause != "setting")]
         found = {**asdict(drop), "said": said, "load": [asdict(reading) for reading in load[-6:]]}
         self._logger.tracker.event(step, "speed_drop", found)
         self._logger.tracker.tags({"trainkit.speed_drop": " ".join(said)})
@@ -153,7 +152,7 @@ class ThroughputMonitor:
     # ---- How long it will take
 
     def _foresee(self, step: int) -> None:
-        mean, error = pace(self._clock.recent(FORECAST - WARM).seconds)
+        mean, error = mean_step(self._clock.recent(FORECAST - WARM).seconds)
         held, written = planning.to_come(self._recipe, self._plan, step)
         expected = Forecast(
             steps=self._plan.steps - step,
@@ -165,7 +164,7 @@ class ThroughputMonitor:
         )
         self._forecast = (expected, self._clock.elapsed())
         self._logger.tracker.log(step, {"speed/forecast_s": expected.total()})
-        self._logger.say(expected.said())
+        self._logger.say(expected.describe())
 
     # ---- What is written down
 
@@ -212,13 +211,12 @@ class ThroughputMonitor:
             tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
         e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = bottleneck.judge(e)
-        lines = bottleneck.words(e, found, self._logger.source)
-        marked = bottleneck.words(e, found, markdown.plain(self._logger.source))
-        text = "".join(f"{line}  \n" for line in [*marked, *bottleneck.unmeasured(e)])
+        lines = bottleneck.describe(e, found, self._logger.source)
+        text = "".join(f"{line}  \n" for line in [*lines, *bottleneck.describe_unmeasured(e)])
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
         self.page = self._logger.changed + text
-        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].said}", "mlflow.note.content": self.page})
+        tracker.tags({"trainkit.verdict": f"{found[0].cause}: {found[0].text}", "mlflow.note.content": self.page})
         return "\n".join(lines)
 
     def _compiled(self) -> Compiled | None:
@@ -232,6 +230,7 @@ class ThroughputMonitor:
         settings = {
             "workers": recipe.loader.workers,
             "prefetch": recipe.loader.prefetch,
+            "pin": recipe.loader.pin,
             "compile": runtime.compile,
             "precision": runtime.precision,
             "channels_last": runtime.channels_last,
@@ -251,8 +250,8 @@ class ThroughputMonitor:
             trained=trained,
             device=runtime.device.type,
             on_device=self._on_device,
-            held=self._logger.evaluation_s,
-            ceilings=self._logger.limits,
+            evaluation_s=self._logger.evaluation_s,
+            limits=self._logger.limits,
             load=load,
             compiled=self._compiled(),
             waits=self._waits,

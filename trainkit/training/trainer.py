@@ -74,6 +74,7 @@ class Trainer:
         runtime.choose_compile(recipe, planning.updates(recipe, data, runtime.world)[1], recorded_compile(self.resume))
         self.model = model = Model(recipe, data.meta, runtime, weights or {})
         self.plan = Plan.make(recipe, data, runtime.world, runtime.rank)
+        logger.steps_per_epoch, logger.batch_size = self.plan.steps_per_epoch, self.plan.batch_size
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
         self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
         self.monitor = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger)
@@ -113,8 +114,10 @@ class Trainer:
         """Say the plan, run the evaluations at the start, compute cached outputs. False: told to stop meanwhile."""
         costs = self.evaluator.measure_costs()
         said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
-        notes = (*self.data.notes, *self.model.networks.notes)
-        self.logger.say("\n".join((self.runtime.settings(self.recipe), said, *notes)))
+        notes = [planning.plan_line("Note", note) for note in (*self.data.notes, *self.model.networks.notes)]
+        device = planning.plan_line("Device", self.runtime.settings(self.recipe).removeprefix("device "))
+        if not self.logger.label:  # of child runs, which have one plan, no plan is printed
+            self.logger.show([device, said, *notes, ""])
         self.monitor.begin(self.state.step, costs)
         if self.resume.path is None:
             self.evaluator.score_frozen()

@@ -326,7 +326,7 @@ def test_a_training_takes_from_the_hub_only_what_fetch_has_brought(tmp_path, mon
     assert (name, options["revision"], options["repo_type"]) == ("some/faces", "v1", "dataset")
     assert all(pattern.endswith(".parquet") for pattern in options["allow_patterns"])
     assert faces.missing() == [] and faces.open(0).meta.class_names == ("zoe", "adam")
-    with pytest.raises(UserError, match="no name"):
+    with pytest.raises(UserError, match="not the name of a data set"):
         hub.download("hf://../../x")
 
 
@@ -360,11 +360,11 @@ def test_pairs_that_would_count_for_more_or_less_than_one_are_named_at_once(tmp_
     with pytest.raises(UserError) as error:
         evaluation_sets.recognise(file)
     assert str(error.value).splitlines() == [
-        f"{file}: 4 pairs of one image, or there before:",
-        "  line 4: ben/0.png with anna/0.png, as in line 3",
+        f"{file}: 4 pairs of one image, or duplicates:",
+        "  line 4: ben/0.png with anna/0.png, a duplicate of line 3",
         "  line 5: anna/1.png with itself",
-        "  line 6: ./anna/0.png with anna/1.png, as in line 2",
-        "  line 7: anna/0.png with anna/1.png, as in line 2",
+        "  line 6: ./anna/0.png with anna/1.png, a duplicate of line 2",
+        "  line 7: anna/0.png with anna/1.png, a duplicate of line 2",
         "expected each pair of two images once, in either order; remove these lines",
     ]
 

@@ -145,7 +145,7 @@ def test_shards_of_splits_in_a_folder(tmp_path):
         shard(tmp_path / f"{name}.tar", *samples(first))
     assert [r.id for r in sources.open_source(tmp_path).records()] == [f"s{k}" for k in range(8)]
     assert [r.id for r in sources.open_source(f"{tmp_path}#validation").records()] == ["s8", "s9", "s10", "s11"]
-    with pytest.raises(UserError, match="#test: no such split; there is train, validation"):
+    with pytest.raises(UserError, match="#test: no such split; available: train, validation"):
         sources.open_source(f"{tmp_path}#test")
 
 
@@ -219,7 +219,7 @@ def test_a_shard_that_is_cut_off_is_named_before_anything_is_read(tmp_path, cut)
     end = data.rstrip(b"\0")
     for part in (data[:cut] if cut > 0 else data[: len(end) + cut],):
         (tmp_path / "train-1.tar").write_bytes(part)
-        with pytest.raises(UserError, match=r"train-1\.tar: \d+ bytes that are cut off or no tar file"):
+        with pytest.raises(UserError, match=r"train-1\.tar: \d+ bytes that are truncated or not a tar file"):
             import_images.import_pictures(tmp_path, tmp_path / "out", size=(8, 8))
     assert not (tmp_path / "out").exists()
 
@@ -267,9 +267,9 @@ def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
         ),
         ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
         ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, row 0 \(img/0\.png\): label: None"),
-        ("a.csv", "image,label\n3,0\n", "image holds int64, which is no image"),
-        ("a.json", '{"image": 1}', "no image"),
-        ("a.jsonl", "null", "a row that is no mapping of columns"),
+        ("a.csv", "image,label\n3,0\n", "image holds int64, which is not an image"),
+        ("a.json", '{"image": 1}', "not an image"),
+        ("a.jsonl", "null", "a row that is not a mapping of columns"),
     ],
 )
 def test_tables_of_text_that_cannot_be_used(tmp_path, name, text, said, caplog):
@@ -285,7 +285,7 @@ def test_an_image_column_that_holds_no_pictures_and_a_split_that_is_empty(tmp_pa
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"image": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="image holds int64, which is no image; expected images in one of"):
+    with pytest.raises(UserError, match="image holds int64, which is not an image; expected images in one of"):
         sources.open_source(tmp_path / "a.parquet")
     empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
     pq.write_table(empty, tmp_path / "b.parquet")

@@ -86,7 +86,7 @@ def test_what_is_no_even_grid_of_one_series_is_named(tmp_path):
     assert "2 series: " in said and "series 1.2.3 (5 slices)" in said and "series 4.5 (5 slices)" in said
     folder = write_series(tmp_path / "twice", STORED)
     (folder / "again.dcm").write_bytes((folder / "097.dcm").read_bytes())
-    assert "two slices at one place" in refused(folder)
+    assert "two slices at the same position" in refused(folder)
     assert "expected 3 numbers" in refused(write_series(tmp_path / "lost", STORED, ImagePositionPatient=None))
     assert "several colours" in refused(write_series(tmp_path / "colours", STORED, SamplesPerPixel=3))
     assert "7 frames in one file" in refused(write_series(tmp_path / "frames", STORED, NumberOfFrames=7))

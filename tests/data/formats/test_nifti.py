@@ -143,7 +143,7 @@ def test_forms_that_disagree_are_noted(tmp_path):
     raw[280:296] = struct.pack("<4f", *other[0])
     path.write_bytes(raw)
     header = nifti.read_header(path)
-    assert header.notes == ("sform and qform lie 5 mm apart; the sform is taken",)
+    assert header.notes == ("sform and qform lie 5 mm apart; the sform is used",)
     assert header.affine[0, 3] == other[0, 3]
 
 

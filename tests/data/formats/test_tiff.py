@@ -144,7 +144,7 @@ def test_of_several_pages_the_first_is_read_and_that_is_said_once_for_a_set(tmp_
         (tmp_path / "set" / name / "0.tif").write_bytes(data)
     report = import_images.import_pictures(tmp_path / "set", tmp_path / "out", size=None)
     assert [note for note in report.notes if "page" in note] == [
-        "2 TIFF files of several pages: the first page of each is read"
+        "2 TIFF files of several pages: only the first page of each is read"
     ]
     kept = Packed(tmp_path / "out")
     assert all((kept.picture(row) == RGB).all() for row in range(3))
@@ -164,7 +164,7 @@ def test_values_of_12_bits_in_files_of_16_are_told_for_a_whole_set(tmp_path, kin
     notes = import_images.import_pictures(tmp_path / "set", tmp_path / "all", size=None).notes
     assert [note for note in notes if "16 bits" in note] == [
         "no value of 2 images of 16 bits is above 4095 of 65535: they are nearly black; if their values have 12 bits, "
-        "multiply all by 16"
+        "multiply them by 16"
     ]
 
 
@@ -192,7 +192,7 @@ REFUSED = {
     "BigTIFF": (b"II+\0\x08\0\0\0" + bytes(100), "cannot be decoded"),
     "12 bits from the other end": (
         written(np.zeros((4, 4, 1), int), 12, 1, ">"),
-        "of a layout that is not",
+        "of an unsupported layout",
     ),
     "packed badly": (
         tiff(*grey(64, 64, 40, (259, 4, 1, 8)), pixels=zlib.compress(bytes(9))[:8] + bytes(32)),
@@ -228,7 +228,7 @@ def test_every_cut_and_many_changes_of_a_file_give_an_image_or_a_refusal():
 
 def test_pages_in_a_circle_and_too_many_are_refused():
     circle = tiff(*grey(4, 4, 16), pixels=bytes(16), following=8 + 16)
-    with pytest.raises(UserError, match=r"a\.tif: a TIFF file with pages in a circle"):
+    with pytest.raises(UserError, match=r"a\.tif: a TIFF file with pages that refer to each other in a circle"):
         reader.pages(circle, "a.tif")
     many = b"II*\0" + struct.pack("<I", 8) + b"".join(struct.pack("<HI", 0, 14 + 6 * n) for n in range(20_000))
     with pytest.raises(UserError, match="more than 10000 pages"):

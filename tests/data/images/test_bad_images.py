@@ -117,7 +117,7 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
             data.open(0)
         assert str(error.value).splitlines()[:-1] == [
             f"{root}: 5 unusable images:",
-            f"  {root}/cat/gone.png: a link that leads nowhere; expected an image file",
+            f"  {root}/cat/gone.png: a broken link; expected an image file",
             f"  {root}/cat/round.png: cannot be read (Too many levels of symbolic links); expected an image file",
             f"  {root}/dog/folder.png: a folder; expected an image file",
             f"  {root}/dog/pipe.JPG: a named pipe; expected an image file",
@@ -197,7 +197,7 @@ def test_folders_without_pictures_are_named_in_every_run(root, caplog):
         caplog.clear()
         opened(root)
         assert f"{root}: left out: 2 folders without images: cow, dog/small" in caplog.messages
-        assert f"{root}: left out: 1 image in no folder of a class: title.png" in caplog.messages
+        assert f"{root}: left out: 1 image outside of class folders: title.png" in caplog.messages
 
 
 def test_of_faces_what_lies_deeper_is_named(root, caplog):
@@ -208,7 +208,7 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
     Faces(train=str(root), image_size=SIZE).open(0)
     said = [message.removeprefix(f"{root}: left out: ") for message in caplog.messages if "left out" in message]
     assert said == [
-        f"1 image in folders within those of classes: {root}/dog/2020/9.png",
+        f"1 image in subfolders of class folders: {root}/dog/2020/9.png",
         "1 folder without images: eve",
     ]
 
@@ -231,7 +231,7 @@ def test_class_names_that_differ_are_named(root, tmp_path):
     with pytest.raises(UserError) as error:
         opened(root, evaluate={"val": str(val)})
     text = str(error.value)
-    assert text.startswith("data.evaluate.val") and "classes that are not trained: cats" in text
+    assert text.startswith("data.evaluate.val") and "classes that are not in the training set: cats" in text
     assert "those of data.train: cat, dog; of those it has no cat" in text
 
 
@@ -244,7 +244,7 @@ def test_a_split_of_one_class_is_refused(root, tmp_path):
 
 
 def test_a_weight_for_a_class_that_is_not_there_is_named(root):
-    with pytest.raises(UserError, match=r"data\.sampling: weights for classes that are not there: cow.*cat, dog"):
+    with pytest.raises(UserError, match=r"data\.sampling: weights for unknown classes: cow.*cat, dog"):
         opened(root, sampling={"cow": 2.0, "cat": 1.0})
 
 

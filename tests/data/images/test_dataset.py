@@ -167,12 +167,12 @@ def test_the_block_is_read_strictly_and_written_back():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hold_out": "much"}, "neither a share such as 20% nor a list"),
-        ({"hold_out": []}, "neither a share"),
+        ({"hold_out": "much"}, "neither a percentage such as 20% nor a list"),
+        ({"hold_out": []}, "neither a percentage"),
         ({"evaluate": {"train": "a"}}, "has the name 'train'"),
         ({"evaluate": {"a.b": "a"}}, "has the name 'a.b'"),
-        ({"evaluate": {"v": "held_out"}}, "does not say which groups"),
-        ({"evaluate": {"held_out": "b"}, "hold_out": "20%"}, "another set than the groups"),
+        ({"evaluate": {"v": "held_out"}}, "is not set; set it to the groups"),
+        ({"evaluate": {"held_out": "b"}, "hold_out": "20%"}, "is not the groups"),
         ({"sampling": {"a": 0.0}}, r"sampling\.dict.*\.a\n"),
         ({"std": [1.0, 0.0, 1.0]}, "std"),
         ({"image_size": 0}, "image_size"),
@@ -222,7 +222,7 @@ def test_labels_are_numbered_by_the_names_of_the_training_set(tmp_path, caplog):
         opened = Images(train=str(train), evaluate={"test": str(test)}, image_size=8).open(0)
     assert opened.evaluations["test"].protocol.label.tolist() == [1, 3]
     assert opened.evaluations["test"].protocol.names == ("ant", "bee", "cow", "dog")
-    assert "no images of 2 classes that are trained: ant, cow" in caplog.text
+    assert "no images of 2 training classes: ant, cow" in caplog.text
 
 
 def test_large_sets_are_looked_at_through_a_fixed_sample_in_the_proportions_of_the_classes(tmp_path):
@@ -276,16 +276,16 @@ def test_groups_are_held_out_by_name(eyes):
     group = [names[k] for k in found["mine"].protocol.group]
     assert group == [re.search(PERSON, found["mine"].packed.ids()[row])[1] for row in found["mine"].rows]
     data.hold_out = ["p3", "p99"]
-    with pytest.raises(UserError, match=r"groups that are not there: p99; expected some of: p0, p1"):
+    with pytest.raises(UserError, match=r"unknown groups: p99; expected some of: p0, p1"):
         data.open(0)
     data.hold_out = [f"p{i}" for i in range(10)]
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         data.open(0)
 
 
 def test_nothing_is_held_out_by_picture_unless_asked(eyes):
     data = Images(train=str(eyes), image_size=8, hold_out=0.25)
-    with pytest.raises(UserError, match=r"data\.hold_out.*what they have in common.*`group: each`"):
+    with pytest.raises(UserError, match=r"data\.hold_out.*images without groups.*`group: each`"):
         data.open(0)
     data.group = "each"
     opened = data.open(0)
@@ -296,7 +296,7 @@ def test_nothing_is_held_out_by_picture_unless_asked(eyes):
 def test_classes_must_be_left_to_train_on(tmp_path):
     root = folder(tmp_path / "set", {"a": ["p1_1.png", "p2_1.png"], "b": ["p1_2.png"], "c": ["p1_3.png", "p2_3.png"]})
     data = Images(train=str(root), image_size=8, group=PERSON, hold_out=["p1"])
-    with pytest.raises(UserError, match="no images of b are left to train on"):
+    with pytest.raises(UserError, match="no training images of b remain"):
         data.open(0)
 
 
@@ -366,7 +366,7 @@ def test_a_picture_that_is_trained_and_scored_is_refused(eyes, tmp_path):
 
 def test_an_open_set_whose_classes_are_trained_is_refused(eyes, other_eyes):
     data = Images(train=str(eyes), evaluate={"val": str(other_eyes)}, image_size=8, open_set=True)
-    with pytest.raises(UserError, match="2 of its 2 classes are trained"):
+    with pytest.raises(UserError, match="2 of its 2 classes are in the training set"):
         data.open(0)
 
 

@@ -63,7 +63,7 @@ def test_the_batches_are_those_of_the_process_itself_and_no_random_number_is_dra
     assert torch.equal(torch.get_rng_state(), before)
     assert len(got) == 8 and same(got, read(split, Loader()))
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["loader.workers: this system has no os.memfd_create; torch's DataLoader reads the batches"]
+    assert lines == ["loader.workers: this platform has no os.memfd_create; PyTorch's DataLoader reads the batches"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_stream_is_closed_whatever_a_process_is_at():
 
 def test_a_way_to_start_processes_that_the_system_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(torch_workers, "multiprocessing", SimpleNamespace(get_all_start_methods=lambda: ["spawn"]))
-    with pytest.raises(UserError, match=r"loader\.start: fork, which this system has not; expected spawn"):
+    with pytest.raises(UserError, match=r"loader\.start: fork, which this platform does not have; expected spawn"):
         torch_workers.workers(Bad(), loader())
 
 

@@ -168,7 +168,7 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
 def test_without_replacements_the_first_loss_ends_the_stream(monkeypatch, tmp_path):
     monkeypatch.setattr(worker_pool, "RESTARTS", 0)
     split = FailingData(once=str(tmp_path / "once")).open(0).train
-    with pytest.raises(UserError, match=r"was killed by SIGKILL, as a system out of memory does; loader\.workers=0"):
+    with pytest.raises(UserError, match=r"killed by SIGKILL, as a system out of memory does; set loader\.workers=0"):
         list(loading.training(split, partial(PLAN.keys, split, 0), loader(), pin=False))
 
 

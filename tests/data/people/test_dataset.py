@@ -213,7 +213,7 @@ def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
     ).open(0)
     assert list(some.evaluations["test"].protocol.queries) == ["nir", "sk"]
     assert some.meta.modalities == ("rgb", "nir", "sk") and some.meta.vocabulary == 0
-    assert some.notes[-1] == "test: its records of cp, text are left out, for none are trained on"
+    assert some.notes[-1] == "test: its records of cp, text are left out, since the training set has none"
     assert set(np.unique(some.evaluations["test"].modality).tolist()) == {0, 1, 3}
 
 
@@ -278,9 +278,9 @@ def test_people_are_held_out_by_share_or_by_name(home):
     assert (split.label == -1).all() and set(one.train.label.tolist()) == {0, 1, 2, 3}
     named = block(home, hold_out=["p01", "p04"]).open(0)
     assert named.evaluations["held_out"].persons() == {"p01", "p04"}
-    with pytest.raises(UserError, match="people that are not there: p9; expected some of: p00"):
+    with pytest.raises(UserError, match="unknown people: p9; expected some of: p00"):
         block(home, hold_out=["p9"]).open(0)
-    with pytest.raises(UserError, match="leaves nothing to train on"):
+    with pytest.raises(UserError, match="leaves no training data"):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)
 
 
@@ -498,7 +498,7 @@ def test_people_and_pictures_in_two_splits_are_refused(home, tmp_path, caplog):
         block(home, evaluate={"val": str(tmp_path / "same")}).open(0)
     with caplog.at_level(logging.WARNING):
         loose = block(home, evaluate={"val": str(tmp_path / "same")}, leakage="allow").open(0)
-    assert "scores on it are too good" in caplog.text
+    assert "its metrics are too optimistic" in caplog.text
     labels = loose.evaluations["val"].label
     assert set(labels.tolist()) == {-1, 1}
     sets.index(tmp_path / "copied", ["x", "y"], (2, 1, 1, 1, 1), seed=9)
@@ -508,7 +508,7 @@ def test_people_and_pictures_in_two_splits_are_refused(home, tmp_path, caplog):
 
 
 def test_too_few_people_are_refused_before_anything_is_packed(home, tmp_path):
-    with pytest.raises(UserError, match=r"data\.sampler\.people: 7 people in an update, and 6"):
+    with pytest.raises(UserError, match=r"data\.sampler\.people: 7 people in a step, but only 6"):
         block(home, sampler=ModalPK(people=7, each=2)).open(0)
     assert not list((tmp_path / "cache").glob("*/images*"))
 
@@ -524,7 +524,7 @@ def test_a_modality_that_is_not_there_is_refused(tmp_path):
     sets.index(tmp_path / "val", ["a"], (0, 2), seed=1)
     evaluate = {"val": str(tmp_path / "val")}
     with pytest.raises(
-        UserError, match=r"data.evaluate.val .*: 2 queries and 0 gallery images; expected some of either"
+        UserError, match=r"data.evaluate.val .*: 2 queries and 0 gallery images; expected at least one of each"
     ):
         People(train=str(tmp_path / "train"), evaluate=evaluate, sampler=sampler, **SMALL).open(0)
 
@@ -580,10 +580,10 @@ def test_the_digest_follows_pictures_words_and_people(home, tmp_path):
         ({"image_size": 0}, "image_size"),
         ({"std": [0.0, 1.0, 1.0]}, "std"),
         ({"token_dropout": 1.0}, "token_dropout"),
-        ({"modalities": ["nir", "text"]}, "rgb is needed"),
-        ({"evaluate": {"v": "held_out"}}, "hold_out does not say which people"),
+        ({"modalities": ["nir", "text"]}, "add rgb"),
+        ({"evaluate": {"v": "held_out"}}, "hold_out is not set; set it to the people"),
         ({"evaluate": {"held_out": "b"}, "hold_out": "50%"}, "choose another name"),
-        ({"evaluate": {"train": "b"}}, "`train` is not"),
+        ({"evaluate": {"train": "b"}}, "but not `train`"),
     ],
 )
 def test_contradictions_in_the_block_are_refused(wrong, message):

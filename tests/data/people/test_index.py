@@ -303,7 +303,7 @@ def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path, name, array):
     manifest["files"][file.name] = {"bytes": file.stat().st_size, "sha256": hashed_folder.sha256(file)}
     manifest["digest"] = people_index.PeopleIndex.digest_of(manifest)
     (index.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="arrays that do not fit"):
+    with pytest.raises(UserError, match="arrays of inconsistent sizes"):
         PeopleIndex(index.path)
 
 

@@ -66,7 +66,7 @@ def test_the_report_in_words():
     lines = report(drawn(ModalPK(people=2, each=4), COUNTS), NAMES, 0.25, 2_000_000).sentences()
     assert lines == (
         "77 records of 7 people, scanned in 0.25 s, 2 MB; the sampler's index takes 6.4 bytes a record",
-        "modal_pk can draw 5 of 7 people (71.4%); 2 have no RGB record, or no other",
+        "modal_pk can sample 5 of 7 people (71.4%); 2 have no RGB record, or no other",
         "people without records of a modality: rgb 1, nir 2, cp 3, sk 4, text 4",
         "people of one modality: 0003 (rgb), 0004 (nir)",
         "15% of draws repeat a record, of 2 people with too few",
@@ -75,7 +75,7 @@ def test_the_report_in_words():
     whole = report(drawn(Pairs(people=3, batches_per_epoch=5), COUNTS[:2]), NAMES[:2]).sentences()
     assert whole == (
         "44 records of 2 people; the sampler's index takes 5.2 bytes a record",
-        "pairs can draw 2 of 2 people (100.0%)",
+        "pairs can sample 2 of 2 people (100.0%)",
         "an epoch is 5 blocks of 3 x 2, 30 draws for 44 records; every person once is 1, "
         "as many draws as records is 7, every RGB record once is 4",
     )
@@ -84,7 +84,7 @@ def test_the_report_in_words():
         "3 of 7 people (42.9%); 2 have no RGB record, or no other; 2 are dropped for too few records"
     )
     plain = report(drawn(PK(people=2, each=3, short="drop"), COUNTS), NAMES).sentences()
-    assert plain[1] == "pk can draw 7 of 7 people (100.0%)"
+    assert plain[1] == "pk can sample 7 of 7 people (100.0%)"
     mixed = report(drawn(ModalPK(people=2, each=3, ensure_rgb=False), COUNTS), NAMES).sentences()
     assert mixed[1].endswith("2 have records of one modality")
 

@@ -374,28 +374,28 @@ PINNED_PAIRS = [5, 57, 65, 63, 2, 27, 45, 40, 46]
 
 def test_what_cannot_be_drawn_is_said_with_what_is_needed():
     rgb_only = full(6, (4, 0, 0, 0, 0))
-    with pytest.raises(UserError, match=r"nobody among 6 people can be drawn.*an RGB record and one or more.*name: pk"):
+    with pytest.raises(UserError, match=r"none of 6 people can be sampled.*an RGB record and one or more.*name: pk"):
         drawn(ModalPK(people=2, each=4), rgb_only)
-    with pytest.raises(UserError, match=r"nobody.*two modalities"):
+    with pytest.raises(UserError, match=r"none of.*two modalities"):
         drawn(ModalPK(people=2, each=4, ensure_rgb=False), rgb_only)
-    with pytest.raises(UserError, match=r"nobody.*4 or more of other modalities.*short: repeat"):
+    with pytest.raises(UserError, match=r"none of.*4 or more of other modalities.*short: repeat"):
         drawn(ModalPK(people=2, each=5, short="drop"), full(6, (4, 1, 1, 1, 0)))
-    with pytest.raises(UserError, match=r"nobody.*3 RGB records and as many"):
+    with pytest.raises(UserError, match=r"none of.*3 RGB records and as many"):
         drawn(ModalPK(people=2, each=6, half=True, short="drop"), full(6, (2, 4, 4, 0, 0)))
-    with pytest.raises(UserError, match=r"nobody.*people with 9 records"):
+    with pytest.raises(UserError, match=r"none of.*people with 9 records"):
         drawn(PK(people=2, each=9, short="drop"), full(6, (4, 1, 1, 1, 1)))
-    with pytest.raises(UserError, match=r"nobody among 0 people"):
+    with pytest.raises(UserError, match=r"none of 0 people"):
         Draw(PK(people=2, each=2), Cells.make(np.zeros(0, int), np.zeros(0, int), 0), 0)
-    with pytest.raises(UserError, match=r"data.sampler.people: 7 people in an update, and 6 can be drawn; expected 6"):
+    with pytest.raises(UserError, match=r"7 people in a step, but only 6 can be sampled; expected 6"):
         drawn(PK(people=7, each=2), rgb_only)
     mixed = full(6)
     mixed[2:, 1:] = 0
-    with pytest.raises(UserError, match=r"3 people in an update, and 2 can be drawn; expected 2 at most"):
+    with pytest.raises(UserError, match=r"3 people in a step, but only 2 can be sampled; expected 2 at most"):
         drawn(ModalPK(people=3, each=2), mixed)
-    with pytest.raises(UserError, match=r"13 RGB records in an update, and 12 can be drawn"):
+    with pytest.raises(UserError, match=r"13 RGB records in a step, but only 12 can be sampled"):
         drawn(Pairs(people=13), mixed)
     mixed[1, 1:] = 0
-    with pytest.raises(UserError, match=r"1 of 6 people can be drawn.*2 to tell apart"):
+    with pytest.raises(UserError, match=r"1 of 6 people can be sampled.*at least 2"):
         drawn(Pairs(people=3), mixed)
 
 
@@ -405,9 +405,11 @@ def test_a_batch_must_be_made_of_blocks_of_different_people():
         with pytest.raises(UserError, match=rf"train.batch_size: {batch}; expected a multiple of 12, the 4 x 3"):
             draw.order(0, batch)
     assert draw.order(0, 24).shape == (1, 24)
-    with pytest.raises(UserError, match=r"12 people in an update, 3 blocks of 4, and 10 can be drawn; expected 3 at"):
+    with pytest.raises(
+        UserError, match=r"12 people in a step, 3 blocks of 4, but only 10 can be sampled; expected 3 at"
+    ):
         draw.order(0, 36)
-    with pytest.raises(UserError, match=r"12 people in an update"):
+    with pytest.raises(UserError, match=r"12 people in a step"):
         draw.rows(0, 0, 3, 3)
     short, _, _ = drawn(PK(people=4, each=3, batches_per_epoch=1), full(10))
     with pytest.raises(UserError, match=r"24, 2 blocks of data.sampler, of which an epoch has 1; expected 12 at most"):
@@ -422,8 +424,8 @@ def test_a_batch_must_be_made_of_blocks_of_different_people():
         ({"name": "pk", "people": 4, "each": 2, "batches_per_epoch": 0}, "batches_per_epoch"),
         ({"name": "modal_pk", "people": 4, "each": 3, "half": True}, "each is 3; half needs an even number"),
         ({"name": "modal_pk", "people": 4, "each": 4, "half": True, "ensure_rgb": False}, "ensure_rgb is off"),
-        ({"name": "modal_pk", "people": 4, "each": 4, "half": True, "short": "fill"}, "take repeat or drop"),
-        ({"name": "modal_pk", "people": 4, "each": 4, "ensure_rgb": False, "short": "fill"}, "take repeat or drop"),
+        ({"name": "modal_pk", "people": 4, "each": 4, "half": True, "short": "fill"}, "use repeat or drop"),
+        ({"name": "modal_pk", "people": 4, "each": 4, "ensure_rgb": False, "short": "fill"}, "use repeat or drop"),
         ({"name": "pairs", "people": 0}, "people"),
         ({"name": "pk", "people": 4, "each": 4, "short": "fill"}, "'repeat' or 'drop'"),
         ({"name": "other", "people": 4, "each": 4}, "pk"),

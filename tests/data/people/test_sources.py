@@ -166,7 +166,7 @@ GOOD = ("a.png", "p", "c", "rgb", "")
     [
         (("gone.png", "p", "c", "rgb", ""), "gone.png is not in"),
         (("sub/gone.png", "p", "c", "rgb", ""), "sub/gone.png is not in"),
-        (("A.png", "p", "c", "rgb", ""), "there is a.png: the case of letters counts"),
+        (("A.png", "p", "c", "rgb", ""), "there is a.png; names are case-sensitive"),
         (("b.png", "", "c", "rgb", ""), "no person"),
         (("b.png", "p", "c", "", ""), "no modality"),
         (("b.png", "p", "c", "thermo", ""), "modality 'thermo'"),
@@ -174,14 +174,14 @@ GOOD = ("a.png", "p", "c", "rgb", "")
         (("", "p", "c", "text", " "), "no caption"),
         (("", "p", "c", "rgb", ""), "no path"),
         (("b.png", "p", "c", "nir", "words"), "a caption beside an image of modality nir"),
-        (("a.png", "p", "c", "rgb", ""), "a.png again, as in"),
+        (("a.png", "p", "c", "rgb", ""), "a.png, a duplicate of"),
         (("../b.png", "p", "c", "rgb", ""), "the path '../b.png'"),
         (("sub/../b.png", "p", "c", "rgb", ""), "the path 'sub/../b.png'"),
         (("./b.png", "p", "c", "rgb", ""), "the path './b.png'"),
         (("/etc/b.png", "p", "c", "rgb", ""), "the path '/etc/b.png'"),
         (("sub\\b.png", "p", "c", "rgb", ""), "folders divided by /"),
         (("b\n.png", "p", "c", "rgb", ""), "a path in one line"),
-        (("index.csv", "p", "c", "rgb", ""), "index.csv is no image"),
+        (("index.csv", "p", "c", "rgb", ""), "index.csv is not an image"),
         (("b.png", "p\nq", "c", "rgb", ""), "a name in one line"),
         (("b.png", "p", "c\x85d", "rgb", ""), "1 name not in UTF-8, or with control characters:\n  c\\u0085d\n"),
         (("b.png", "p", "c", "rgb"), "4 cells"),
@@ -211,7 +211,7 @@ def test_a_caption_of_something_else(tmp_path, of, person, said):
     index(tmp_path, *lines, columns=columns)
     assert said in str(refused(tmp_path))
     index(tmp_path, ("a.png", "p", "rgb", "", "n.png"), columns=columns)
-    assert "an image of the image" in str(refused(tmp_path))
+    assert "an image that refers to the image" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_damaged_indexes(tmp_path, text, said):
 def test_persons_that_differ_in_the_case_of_letters_alone(tmp_path):
     index(tmp_path, ("a.png", "P1", "", "rgb", ""), ("b.png", "p1", "", "rgb", ""))
     rows = read(tmp_path)
-    with pytest.raises(UserError, match="line 3: the person 'p1' beside 'P1'"):
+    with pytest.raises(UserError, match="line 3: the person 'p1' as well as 'P1'"):
         records.check_persons(rows)
 
 
@@ -374,7 +374,7 @@ def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
         (lambda a: a[1].update(file_path="nir/0001/0001_0_nir.jpg"), "expected vis/<person>/<image>"),
         (lambda a: a[1].update(file_path="../vis/0001/x.jpg"), "the path"),
         (lambda a: a[1].update(file_path=None), "file_path None"),
-        (lambda a: a[1].update(file_path=a[0]["file_path"]), "again, as in"),
+        (lambda a: a[1].update(file_path=a[0]["file_path"]), ", a duplicate of"),
         (lambda a: a[1].update(caption=""), "an empty caption"),
         (lambda a: a[1].update(caption=["good", " "]), "an empty caption"),
         (lambda a: a[1].update(caption=[]), "caption []"),
@@ -411,7 +411,7 @@ def test_one_number_for_two_folders_of_orbench(tmp_path):
         (lambda k: k["NIR+TEXT"][1].pop(), "NIR+TEXT entry 1", "a person and 2 more"),
         (lambda k: k["TEXT"][1].__setitem__(1, ""), "TEXT entry 1", "captions for TEXT"),
         (lambda k: k["TEXT"][1].__setitem__(1, " "), "TEXT entry 1", "an empty caption"),
-        (lambda k: k["RGB_GALLERY"].append(k["RGB_GALLERY"][0]), "RGB_GALLERY entry 6", "again, as in"),
+        (lambda k: k["RGB_GALLERY"].append(k["RGB_GALLERY"][0]), "RGB_GALLERY entry 6", ", a duplicate of"),
         (lambda k: k.update(NIR=[]), "list 'NIR'", "no queries"),
         (lambda k: k.update(NIR={}), "list 'NIR'", "dict"),
         (lambda k: k.update({"NIR+LIDAR": []}), "list 'NIR+LIDAR'", "unknown modalities"),
@@ -434,7 +434,7 @@ def test_a_folder_of_an_unknown_person_of_orbench(tmp_path):
     people_sets.orbench(tmp_path, train=2, test=0, lists=())
     people_sets.picture(tmp_path / "nir" / "0077" / "x.jpg")
     (tmp_path / "nir" / "notes.txt").write_text("a file is no person")
-    assert "folders of persons of whom vis has none: 0077" in str(refused(tmp_path))
+    assert "folders of persons that vis does not have: 0077" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '"x"', "[" * 5000, "\udcff"])
@@ -464,10 +464,10 @@ def test_sysu(tmp_path):
 def test_mistakes_in_sysu(tmp_path):
     people_sets.sysu(tmp_path)
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,5,9")
-    assert "person 0009, of whom there are no images" in str(refused(f"{tmp_path}#test"))
+    assert "person 0009, without images" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
     for split in ("train", "test"):
-        assert "persons that are in" in str(refused(f"{tmp_path}#{split}"))
+        assert "persons that are also in" in str(refused(f"{tmp_path}#{split}"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,five")
     assert "five" in str(refused(f"{tmp_path}#test"))
     people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4," + "5" * 5000)
@@ -509,7 +509,7 @@ def test_mistakes_in_market(tmp_path):
     assert refused(tmp_path).where == str(wrong)
     wrong.unlink()
     people_sets.picture(tmp_path / "query" / "0000_c1s1_000001_00.jpg")
-    assert "a distractor outside the gallery" in str(refused(f"{tmp_path}#test"))
+    assert "a distractor outside of the gallery" in str(refused(f"{tmp_path}#test"))
     for file in (tmp_path / "query").iterdir():
         file.unlink()
     assert "no images" in str(refused(f"{tmp_path}#test"))

@@ -130,9 +130,9 @@ def test_a_list_may_have_a_column_for_each_class(tmp_path):
     [
         (("images/my_0.jpg", "masks/road/my_0.png"), "1 line not of the form image,road,car"),
         (("images/my_0.jpg", "", ""), "1 line without a file of any class"),
-        (("images/my_0.jpg", "masks/road/gone.png", ""), "1 line with a mask that is not there"),
-        (("images/my_0.jpg", "../my_0.png", ""), "1 line with no path below the root"),
-        (("images/my_0.jpg", "some.csv", ""), "1 line with a file that is no image"),
+        (("images/my_0.jpg", "masks/road/gone.png", ""), "1 line with a mask that does not exist"),
+        (("images/my_0.jpg", "../my_0.png", ""), "1 line with a path outside of the root"),
+        (("images/my_0.jpg", "some.csv", ""), "1 line with a file that is not an image"),
     ],
 )
 def test_lines_of_such_a_list_that_cannot_be_used_are_counted(tmp_path, row, message):
@@ -141,5 +141,5 @@ def test_lines_of_such_a_list_that_cannot_be_used_are_counted(tmp_path, row, mes
     with pytest.raises(UserError, match=message):
         open_scenes(str(list_))
     twice = scene_sets.write_list(tmp_path / "twice.csv", [], ("image", "class:road", "class:road"))
-    with pytest.raises(UserError, match="its first line: two classes of one name: road"):
+    with pytest.raises(UserError, match="its first line: two classes with the same name: road"):
         open_scenes(str(twice))

@@ -75,7 +75,7 @@ def test_crowds_and_boxes_without_an_outline_have_no_class_where_nothing_else_is
     expected = np.zeros(SIZE, np.uint8)
     expected[:, :16], expected[:5, 20:25], expected[3:8, 2:12] = 255, 255, 1
     assert (found == expected).all()
-    assert open_scenes(str(file)).left_out == ("1 object with a box and no outline: pixels in it have no class",)
+    assert open_scenes(str(file)).left_out == ("1 object with a box but no outline: their pixels have no class",)
 
 
 def test_a_category_called_background_is_class_0_and_the_rest_has_no_class(tmp_path):
@@ -172,7 +172,7 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
     assert source.ids() == ["p2.png", "p0.png"] and source.labels is not None
     assert [files.classes_of(scene, source.labels).max() for scene in source.scenes] == [2, 1]
     (tmp_path / "some.txt").write_text("p3.png,set.json\n")
-    with pytest.raises(UserError, match="1 line with an image that its JSON does not name"):
+    with pytest.raises(UserError, match="1 line with an image that is not in its JSON"):
         open_scenes(str(tmp_path / "some.txt"))
 
 
@@ -183,9 +183,9 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
         ('{"images": [], "annotations": [], "categories"', "cannot be read"),
         ('["images", "annotations", "categories"' + "[" * 100_000, "cannot be read"),
         (content([], images=0), "no images"),
-        (content([3]), r"annotations\[0\] is no object"),
-        (content([annotation(image=5)]), r"annotations\[0\]\.image_id is 5, which nothing has"),
-        (content([annotation(5)]), r"annotations\[0\]\.category_id is 5, which nothing has"),
+        (content([3]), r"annotations\[0\] is not an object"),
+        (content([annotation(image=5)]), r"annotations\[0\]\.image_id is 5, which is not a known id"),
+        (content([annotation(5)]), r"annotations\[0\]\.category_id is 5, which is not a known id"),
         (content([annotation(iscrowd=2)]), "iscrowd is neither 0 nor 1"),
         (content([annotation(segmentation=[[1, 2, "x", 4, 5, 6]])]), "is not pairs of coordinates"),
         (content([annotation(segmentation=[[1, 2, 3, 4, 5, 6, 7]])]), "is not pairs of coordinates"),
@@ -194,16 +194,16 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
         (content([annotation(segmentation="x")]), "is neither polygons nor run lengths"),
         (content([annotation(segmentation={"counts": [1, -2]})]), "is neither a text nor a list of lengths"),
         (content([annotation(segmentation={"counts": "\x01"})]), "characters that no run lengths have"),
-        (content([annotation(segmentation=[], bbox=[0, 0, 4, 4])]), "1 object with a box and none with an outline"),
-        (content([annotation()], images=9), "5 of 9 images are not there: p4.png"),
+        (content([annotation(segmentation=[], bbox=[0, 0, 4, 4])]), "1 object with a box, and none with an outline"),
+        (content([annotation()], images=9), "5 of 9 images do not exist: p4.png"),
         (content([], categories=[{"id": 1, "name": "a"}] * 2), r"categories\[1\]\.id is 1, as of another"),
-        (content([], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]), "two classes of one name: a"),
+        (content([], categories=[{"id": 1, "name": "a"}, {"id": 2, "name": "a"}]), "two classes with the same name: a"),
         (content([], categories=[{"id": n, "name": f"c{n}"} for n in range(300)]), "301 classes; 2 to 255"),
         (content([]) | {"images": [{"id": 1, "file_name": "../p0.png", "height": 4, "width": 4}]}, "below"),
         (content([]) | {"images": [{"id": 1, "file_name": "/etc/x.png", "height": 4, "width": 4}]}, "below one folder"),
         (content([]) | {"images": [{"id": 1, "file_name": "p0.png", "height": 0, "width": 4}]}, "height is 0"),
         (content([]) | {"images": [{"id": 1, "file_name": 4, "height": 4, "width": 4}]}, "file_name is 4"),
-        (content([]) | {"images": [content([])["images"][0], {**content([])["images"][0], "id": 3}]}, "two images of"),
+        (content([]) | {"images": [content([])["images"][0], {**content([])["images"][0], "id": 3}]}, "two images"),
     ],
 )  # fmt: skip
 def test_what_is_not_of_cocos_form_is_refused_in_one_message(tmp_path, said, message):
@@ -216,8 +216,8 @@ def test_what_is_not_of_cocos_form_is_refused_in_one_message(tmp_path, said, mes
     ("segmentation", "message"),
     [
         ({"counts": [5]}, "run lengths of 5 pixels for 32 x 24"),
-        ({"counts": "o"}, "run lengths that break off"),
-        ({"counts": "o" * 50}, "run lengths that no image has"),
+        ({"counts": "o"}, "truncated run lengths"),
+        ({"counts": "o" * 50}, "impossible run lengths"),
         ([[0, 0, 5, 1e6] * 30_000], "an outline of 60000 points that crosses"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_set_opens_as_what_it_holds(opened):
         assert split.name == name and split.size == (2 if name.endswith(("few", "overlays")) else len(split.protocol))
         assert split.protocol.names == tuple(NAMES)
         assert split.protocol.kind == ("overlays" if name.endswith("overlays") else "scores")
-        with pytest.raises(ValueError, match="to be scored"):
+        with pytest.raises(ValueError, match="is an evaluation split"):
             split.order(0, 1)
     masks = [drawn(0, n)[1] for n in range(6)]
     assert opened.train.counts.tolist() == [sum((mask == c).sum() for mask in masks) for c in range(4)]
@@ -159,7 +159,7 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
     sets.put(home / "valannot" / "p001.png", np.zeros((40, 20), np.uint8))
     sets.put(home / "train" / "p001.png", np.zeros((100, 20, 3), np.uint8) + 9)
     sets.put(home / "trainannot" / "p001.png", np.zeros((100, 20), np.uint8))
-    with pytest.raises(UserError, match=r"data.store: decoded, and images of 2 sizes in .*give data.size"):
+    with pytest.raises(UserError, match=r"data.store: decoded, but images of 2 sizes in .*set data.size"):
         block(home, store="decoded").open(0)
     opened = block(home, short_side=40).open(0)
     assert opened.train.scenes.pictures.store == "encoded"
@@ -396,15 +396,15 @@ def test_names_are_needed_where_nothing_says_them(home):
         ({"eval_scales": []}, "eval_scales is empty"),
         ({"eval_scales": [0.0]}, "eval_scales.0"),
         ({"few": 0}, "few"),
-        ({"names": ["a", "a"]}, "two classes of one name"),
+        ({"names": ["a", "a"]}, "two classes with the same name"),
         ({"names": [f"c{n}" for n in range(256)]}, "256 classes; 2 to 255 are needed"),
         ({"names": ["a"]}, "1 classes; 2 to 255"),
-        ({"palette": {"a": (0, 0, 0)}}, "give one"),
+        ({"palette": {"a": (0, 0, 0)}}, "keep one"),
         ({"names": None, "palette": {"a": (0, 0, 0), "b": (0, 0, 0)}}, "one colour for several classes"),
-        ({"names": None, "ignore": [3]}, "ignore goes with names or palette"),
-        ({"ignore": [(1, 2, 3)]}, "numbers, as names have, are needed"),
-        ({"names": None, "palette": {"a": (0, 0, 0), "b": (1, 0, 0)}, "ignore": [3]}, "colours, as palette has"),
-        ({"evaluate": {"train": "x"}}, "`train` is not"),
+        ({"names": None, "ignore": [3]}, "ignore needs names or palette"),
+        ({"ignore": [(1, 2, 3)]}, "expected numbers, since names is set"),
+        ({"names": None, "palette": {"a": (0, 0, 0), "b": (1, 0, 0)}, "ignore": [3]}, "colours, since palette is set"),
+        ({"evaluate": {"train": "x"}}, "but not `train`"),
     ],
 )
 def test_a_block_that_cannot_be_is_refused(home, wrong, words):
@@ -432,7 +432,7 @@ def test_the_yaml_of_a_recipe_becomes_the_block():
 
 
 def test_a_crop_larger_than_every_picture_is_refused(home):
-    found = r"data.crop: 64 pixels wide, more than each of 6 images at their largest scale; expected at most 48, at sc"
+    found = r"data.crop: 64 pixels wide, larger than all 6 images at their largest scale; expected at most 48, at sc"
     with pytest.raises(UserError, match=found):
         block(home, crop=(24, 64), augment=SceneAugment(scales=(0.75, 1.5))).open(0)
     with pytest.raises(UserError, match="25 pixels high"):
@@ -441,7 +441,7 @@ def test_a_crop_larger_than_every_picture_is_refused(home):
 
 
 def test_scales_that_leave_nothing_are_refused(home):
-    found = r"6 of 6 images less than 16 pixels short at scale 0.5: p000.png \(24 x 32\)"
+    found = r"6 of 6 images with a side below 16 pixels at scale 0.5: p000.png \(24 x 32\)"
     with pytest.raises(UserError, match=found):
         block(home, augment=SceneAugment(scales=(0.5, 1.0))).open(0)
 
@@ -453,7 +453,7 @@ def test_a_picture_in_two_splits_is_refused_or_said(home, tmp_path, caplog):
         block(other).open(0)
     with caplog.at_level(logging.WARNING):
         block(other, leakage="allow").open(0)
-    assert "scores on it are too good" in caplog.text
+    assert "its metrics are too optimistic" in caplog.text
 
 
 def test_sets_of_other_classes_do_not_go_together(home, tmp_path):
@@ -468,7 +468,7 @@ def test_sets_of_other_classes_do_not_go_together(home, tmp_path):
 def test_masks_without_a_label_are_refused(tmp_path):
     home = sets.camvid(tmp_path / "a", (2, 1))
     sets.put(home / "valannot" / "p000.png", np.full(sets.SIZE, IGNORED, np.uint8))
-    with pytest.raises(UserError, match=r"data.evaluate.val .*no pixel with a class"):
+    with pytest.raises(UserError, match=r"data.evaluate.val .*no labelled pixel"):
         block(home).open(0)
 
 
@@ -484,18 +484,18 @@ def test_notes_say_what_is_odd(tmp_path):
     home = sets.camvid(tmp_path / "a", (4, 2), classes=3)
     notes = block(home).open(0).notes
     share = 3 * 4 / (24 * 32)
-    assert f"data.train: {share:.1%} of the pixels have no class" in notes
+    assert f"data.train: {share:.1%} of the pixels are not labelled" in notes
     for key in ("data.train", "data.evaluate.val"):
         assert f"{key}: 1 of 4 classes have no pixel: car" in notes
     # What is odd in files is said as `trainkit data verify` says it, and so are scales that only evaluations take.
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 1, np.uint8))
     (home / "train" / "p003.png").write_bytes((home / "train" / "p002.png").read_bytes())
     notes = block(home, short_side=24, eval_scales=[0.5, 1.0]).open(0).notes
-    assert "data.train: 1 of 4 images are of one class all over: p001.png (road)" in notes
-    again = "data.train: 1 of 4 images are there before, 1 of them with another mask: p003.png = p002.png"
+    assert "data.train: 1 of 4 images have only one class: p001.png (road)" in notes
+    again = "data.train: 1 of 4 images are duplicates, 1 of them with a different mask: p003.png = p002.png"
     assert again in notes
     (said,) = (note for note in notes if "eval_scales" in note)
-    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 images less than 16 pixels short at")
+    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 images with a side below 16 pixels at")
     notes = block(home, short_side=4096, eval_scales=[1.0, 2.0]).open(0).notes
     assert any(note.endswith("2 of 2 images have more than 67108864 pixels at scale 2") for note in notes)
 

@@ -35,7 +35,7 @@ def like_voc(root: Path, names: str = "shot{:02d}", coloured: bool = False) -> P
 
 def test_a_set_laid_out_as_voc_does_not_get_the_names_of_voc(tmp_path):
     source = open_scenes(str(like_voc(tmp_path / "own")))
-    assert (source.kind, source.labels, len(source)) == ("folders as of Pascal VOC", None, 2)
+    assert (source.kind, source.labels, len(source)) == ("folders in the layout of Pascal VOC", None, 2)
     source = open_scenes(str(like_voc(tmp_path / "voc", names="2007_{:06d}")))
     assert (source.kind, source.labels) == ("Pascal VOC", label_maps.voc())
 
@@ -64,7 +64,7 @@ def test_names_beside_a_published_layout_come_first(tmp_path):
     root = like_voc(tmp_path / "voc", names="2007_{:06d}")
     (root / "classes.txt").write_text("a\nb\nc\n")
     source = open_scenes(str(root))
-    assert source.labels == numbered(["a", "b", "c"]) and source.kind == "folders as of Pascal VOC"
+    assert source.labels == numbered(["a", "b", "c"]) and source.kind == "folders in the layout of Pascal VOC"
     root = scene_sets.cityscapes(tmp_path / "city")
     (root / "classes.txt").write_text("".join(f"c{n}\n" for n in range(13)))
     assert open_scenes(f"{root}#train").labels == numbered([f"c{n}" for n in range(13)])
@@ -74,10 +74,10 @@ def test_names_beside_a_published_layout_come_first(tmp_path):
     ("name", "text", "message"),
     [
         ("labelmap.txt", "leaf 10 10 10\n", r"'leaf 10 10 10'; expected name:red,green,blue::"),
-        ("labelmap.txt", "leaf:1,2,3::\nleaf:1,2,4::\n", r"expected name:red,green,blue:: a line, each name once"),
+        ("labelmap.txt", "leaf:1,2,3::\nleaf:1,2,4::\n", r"expected name:red,green,blue:: per line, each name once"),
         ("labelmap.txt", "leaf:1,2,300::\nroot:0,0,0::\n", r"colour \[1, 2, 300\]"),
         ("labelmap.txt", "".join(f"c{n}:0,0,{n}::\n" for n in range(256)), "more than 255 classes|256"),
-        ("classes.txt", "leaf\nleaf\n", "two classes of one name: leaf"),
+        ("classes.txt", "leaf\nleaf\n", "two classes with the same name: leaf"),
         ("classes.txt", "one\n", "1 classes; 2 to 255"),
         ("classes.txt", "".join(f"c{n}\n" for n in range(300)), "300 lines; the names of 2 to 255"),
         ("classes.txt", "a\n" * 600_000, "at most 1048576: names of classes"),

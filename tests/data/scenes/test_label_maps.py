@@ -201,7 +201,7 @@ def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
         label_maps.camvid11().classes(mask, "a.png")
     found = "2 values outside the classes (4 of 10000 pixels): 200 (3 px, first at x 7, y 5), "
     assert raised.value.found == found + "12 (1 px, first at x 9, y 9)"
-    assert raised.value.expected == "0 to 10, or where a pixel has no class 11, 255"
+    assert raised.value.expected == "0 to 10, or for unlabelled pixels 11, 255"
     noise = np.arange(100, 120, dtype=np.uint8).reshape(4, 5)
     with pytest.raises(UserError, match=r"20 values outside the classes .* and 12 more"):
         numbered(NAMES).classes(noise, "a.png")
@@ -214,7 +214,7 @@ def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
     [
         (lambda: numbered(["sky"]), "1 classes; 2 to 255"),
         (lambda: numbered([f"c{n}" for n in range(256)]), "256 classes"),
-        (lambda: numbered(["sky", "sky", "road"]), "of one name: sky"),
+        (lambda: numbered(["sky", "sky", "road"]), "with the same name: sky"),
         (lambda: numbered(["sky", " "]), "' '"),
         (lambda: numbered(["sky", "a\nb"]), "printable"),
         (lambda: numbered(["sky", "x" * 201]), "201 characters"),
@@ -226,7 +226,7 @@ def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
         (lambda: from_palette(COLOURS | {"car": (0, 0, 256)}), "256"),
         (lambda: from_palette(COLOURS | {"car": (0, 0)}), "red, green and blue"),
         (lambda: Labels(NAMES), "either numbers or colours"),
-        (lambda: Labels(NAMES, values=((0, 0), (1, 1), (2, 2))), "nothing in a file stands for: car"),
+        (lambda: Labels(NAMES, values=((0, 0), (1, 1), (2, 2))), "classes without a value in the masks: car"),
         (lambda: Labels(NAMES, values=((0, 0), (1, 1), (2, 2), (3, 7))), "0 to 3"),
     ],
 )

@@ -150,10 +150,12 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
     assert source.left_out == (
         "7 images without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
         "1 mask without an image: other.png",
-        "1 file that is no image: notes.txt",
+        "1 file that is not an image: notes.txt",
     )
     (tmp_path / "masks" / "p007.png").unlink()
-    with pytest.raises(UserError, match=r"8 images \(p000.jpg, .*\), 1 mask \(other.png\), no two of one name"):
+    with pytest.raises(
+        UserError, match=r"8 images \(p000.jpg, .*\), 1 mask \(other.png\), but no pair with the same name"
+    ):
         open_scenes(str(tmp_path))
 
 
@@ -172,7 +174,7 @@ def test_names_that_no_table_could_hold_are_refused(tmp_path):
 def test_what_is_no_picture_may_have_any_name(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
-    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is no image: \xff.txt",)
+    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is not an image: \xff.txt",)
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
@@ -188,7 +190,7 @@ def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, ki
             os.mkfifo(file)
     source = open_scenes(str(tmp_path))
     assert len(source) == 4 and not source.left_out
-    said = {"nowhere": "a link that leads nowhere", "folder": "a folder", "pipe": "a named pipe"}[kind]
+    said = {"nowhere": "a broken link", "folder": "a folder", "pipe": "a named pipe"}[kind]
     with pytest.raises(UserError) as error:
         mask_store.pack_masks_once(source, LABELS, None)
     for name in ("images/p001.jpg", "masks/p002.png"):
@@ -198,7 +200,7 @@ def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, ki
 def test_two_pictures_of_one_name_are_refused(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     scene_sets.put(tmp_path / "images" / "p001.png", scene_sets.scene(9)[0])
-    with pytest.raises(UserError, match=r"1 pair of images of one name: p001.jpg and p001.png"):
+    with pytest.raises(UserError, match=r"1 pair of images with the same name: p001.jpg and p001.png"):
         open_scenes(str(tmp_path))
 
 
@@ -243,7 +245,7 @@ def test_coco_stuff_in_other_places(tmp_path):
 def test_voc_lists(tmp_path):
     root = scene_sets.voc(tmp_path)
     (root / "SegmentationClass").rename(root / "SegmentationClassAug")
-    with pytest.raises(UserError, match=r"3 masks not there: line 1 \(SegmentationClass/2007_000000.png"):
+    with pytest.raises(UserError, match=r"3 missing masks: line 1 \(SegmentationClass/2007_000000.png"):
         open_scenes(f"{root}#train")
     lists = root / "ImageSets" / "Segmentation"
     (lists / "trainaug.txt").write_text("2007_000001\n\n2007_000000\n")
@@ -304,7 +306,7 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     lists = tmp_path / "lists"
     lists.mkdir()
     (tmp_path / "set" / "train.txt").rename(lists / "train.txt")
-    with pytest.raises(UserError, match="12 mistakes in 6 lines"):
+    with pytest.raises(UserError, match="12 errors in 6 lines"):
         open_scenes(str(lists / "train.txt"))
     assert len(open_scenes(str(lists / "train.txt"), root=str(tmp_path / "set"))) == 6
     # Both are below the data root.
@@ -312,7 +314,7 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     assert len(open_scenes("lists/train.txt", root="set")) == 6
     assert sources.missing("lists/train.txt", "set") is None
     assert sources.missing("lists/val.txt", "set") == f"{lists / 'val.txt'} does not exist"
-    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is no folder"
+    assert sources.missing("lists/train.txt", "sets") == f"{tmp_path / 'sets'} is not a folder"
     with pytest.raises(UserError, match=r"no folder.*data.root"):
         open_scenes("lists/train.txt", root="sets")
     assert sources.missing("sample:scenes", "sets") is None
@@ -341,18 +343,18 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
         open_scenes(str(file))
     assert raised.value.where == str(file)
     lines = raised.value.found.strip().split("\n")
-    assert lines[0] == "18 mistakes in 19 lines:"
+    assert lines[0] == "18 errors in 19 lines:"
     assert sorted(line.strip() for line in lines[1:]) == sorted(
         [
-            "7 lines with an image that is not there: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
+            "7 lines with an image that does not exist: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
             "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
-            "1 line with a mask that is not there: line 10 (data/train/gone.png)",
-            "4 lines with no path below the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
+            "1 line with a mask that does not exist: line 10 (data/train/gone.png)",
+            "4 lines with a path outside of the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
             "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
-            "1 line with an image named before: line 13 (data/train/p000.jpg, as in line 2)",
+            "1 line with an image of an earlier line: line 13 (data/train/p000.jpg, as in line 2)",
             "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
             "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
-            "2 lines with a file that is no image: line 17 (data/train/p004.npy), line 19 (data/train)",
+            "2 lines with a file that is not an image: line 17 (data/train/p004.npy), line 19 (data/train)",
             "1 line with one file as image and mask: line 18 (data/train/p004.jpg)",
         ]
     )

@@ -77,7 +77,7 @@ def test_nothing_is_said_of_sets_that_are_well(root, cache):
 def another_size(root):
     put_mask(root, "p001", np.zeros((24, 30)))
     put_mask(root, "p004", np.zeros((48, 64)))
-    return r"2 of 6 masks are of another size than their images:\n  \S+p001\.png: 30 x 24 pixels, its image 32 x 24\n"
+    return r"2 of 6 masks differ in size from their images:\n  \S+p001\.png: 30 x 24 pixels, its image 32 x 24\n"
 
 
 def values_outside(root):
@@ -116,7 +116,7 @@ def coloured_mask(root):
 def no_label(root):
     for name in ("p000", "p001", "p002"):
         put_mask(root, name, np.full(scene_sets.SIZE, 255), "val")
-    return r"#val\)?: no pixel with a class"
+    return r"#val\)?: no labelled pixel"
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_sets_that_are_not_there_are_all_named(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, more than each of 6 .*at most 29"),
-        ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, more than each of 6 images"),
-        ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 images less than 16 pixels short at scale 0\.6: .*p000"),
+        ({"crop": (32, 24), "scales": (0.7, 1.2)}, r"data\.crop: 32 pixels high, larger than all 6 .*at most 29"),
+        ({"crop": (16, 33)}, r"data\.crop: 33 pixels wide, larger than all 6 images"),
+        ({"scales": (0.6, 1.0)}, r"data\.train: 6 of 6 images with a side below 16 pixels at scale 0\.6: .*p000"),
     ],
 )
 def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
@@ -203,7 +203,7 @@ def test_a_crop_and_scales_that_fit_no_picture(root, setting, said):
 
 def test_scales_at_which_nothing_is_left_to_score_are_told(root):
     (found,) = verify.verify(recipe(root, evals=(0.5, 1.0)))
-    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 images less than 16 pixels", found)
+    assert re.match(r"warning: data\.evaluate\.val\.msf .*3 of 3 images with a side below 16 pixels", found)
     assert verify.verify(recipe(root, evals=(0.5,), more=", short_side: 48")) == []
 
 
@@ -230,7 +230,7 @@ def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
     copy(root, "train", "p004", "val", "p001", masks=False)
     (found,) = verify.verify(recipe(root))
     assert re.match(r"data\.evaluate\.val .*: 1 of its 3 images are in data\.train .*: p001.* = p004", found)
-    with pytest.raises(UserError, match="was trained on"):
+    with pytest.raises(UserError, match="train/test leakage"):
         opened(root)
     (found,) = verify.verify(recipe(root, more=", leakage: allow"))
     assert found.startswith("warning: data.evaluate.val")
@@ -247,8 +247,8 @@ def test_what_is_odd_is_told_and_no_problem(root):
     put_mask(root, "p004", np.full(scene_sets.SIZE, 1))
     found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
-    assert "1 of 6 images are of one class all over: p004.png (road)" in found[0]
-    twice = "2 of 6 images are there before, 1 of them with another mask: p001.png = p000.png, p003.png = p002.png"
+    assert "1 of 6 images have only one class: p004.png (road)" in found[0]
+    twice = "2 of 6 images are duplicates, 1 of them with a different mask: p001.png = p000.png, p003.png = p002.png"
     assert twice in found[1]
     # The same of the packed form, which a training has at hand.
     whole = opened(root).evaluations["train"].scenes
@@ -261,7 +261,7 @@ def test_masks_of_other_pictures_are_told(root):
     for name in ("p000", "p005"):  # two masks of one class are alike without having been copied
         put_mask(root, name, np.full(scene_sets.SIZE, 2))
     found = verify.verify(f"{root}#train", names=NAMES)
-    assert "1 of 6 masks are those of other images: p003.png = p001.png" in found[-1]
+    assert "1 of 6 masks are identical to those of other images: p003.png = p001.png" in found[-1]
 
 
 def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
@@ -273,8 +273,8 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
     found = verify.verify(f"{root}#train", names=[*NAMES, "wall"])
     said = "\n".join(found)
     assert "2 of 5 classes have no pixel: car, wall" in said
-    assert "1 of 6 images have no pixel with a class: p002.png" in said
-    assert re.search(r"7\d\.\d% of the pixels have no class", said) and len(found) == 3
+    assert "1 of 6 images have no labelled pixel: p002.png" in said
+    assert re.search(r"7\d\.\d% of the pixels are not labelled", said) and len(found) == 3
 
 
 def test_what_is_left_out_is_told(root):
@@ -298,16 +298,16 @@ def test_pictures_that_are_turned_without_a_change_of_size_are_told(root, orient
     found = verify.verify(f"{root}#train", names=NAMES)
     assert len(found) == told
     for line in found:
-        assert re.match(r"warning: .*#train: 1 of 6 images are turned or mirrored by their EXIF .*: p002\.png$", line)
+        assert re.match(r"warning: .*#train: 1 of 6 images are rotated or mirrored by their EXIF .*: p002\.png$", line)
 
 
 def test_values_count_as_classes_where_nothing_names_them(root):
     found = verify.verify(root)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
-    assert "its 4 values stand for, each counts as a class: 0, 1, 2, 3" in found[0]
+    assert "its 4 values have no class names, so each counts as a class: 0, 1, 2, 3" in found[0]
     found = verify.verify(recipe(root, names=None))
-    assert len(found) == 2 and all("nothing says what the values in its masks stand for" in line for line in found)
-    with pytest.raises(UserError, match="nothing says what the values"):
+    assert len(found) == 2 and all("the values in its masks have no class names" in line for line in found)
+    with pytest.raises(UserError, match="the values in its masks"):
         opened(root, names=None)
 
 

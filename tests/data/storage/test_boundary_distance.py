@@ -225,7 +225,7 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
     manifest = json.loads((found.path / "manifest.json").read_text())
     manifest["of"] = other.digest
     (found.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="digest does not fit"):
+    with pytest.raises(UserError, match="digest does not match"):
         distances_once(data, Distance())
     manifest["digest"] = Distances.digest_of(manifest)
     (found.path / "manifest.json").write_text(json.dumps(manifest))

@@ -92,7 +92,7 @@ def test_scenes_are_exported_with_masks_and_names_and_come_back_the_same(tmp_pat
     assert again.labels is not None and again.labels.names == labels.names
     assert mask_store.pack_masks_once(again, again.labels).digest == masks.digest
     assert packing.pack_once(again.pictures(), images.size, "no").digest == images.digest
-    with pytest.raises(UserError, match="masks of other images"):
+    with pytest.raises(UserError, match="masks that belong to other images"):
         other = open_scenes(f"{tmp_path / 'from'}#val")
         export_tables.export_set(images.path, tmp_path / "no", masks=mask_store.pack_masks_once(other, labels).path)
     with pytest.raises(UserError, match="no packed images"):
@@ -115,5 +115,5 @@ def test_an_evaluation_set_says_why_it_is_no_table(tmp_path):
     root = _folder(tmp_path / "from", ["anna/0", "anna/1", "ben/0"], size=(12, 12))
     (root / "pairs.csv").write_text("path_a,path_b,same\nanna/0.png,anna/1.png,1\nanna/0.png,ben/0.png,0\n")
     import_images.import_evaluation(root / "pairs.csv", tmp_path / "a", image_size=12)
-    with pytest.raises(UserError, match="whose pairs are no column of a table"):
+    with pytest.raises(UserError, match="whose pairs cannot be a column of a table"):
         export_tables.export_set(tmp_path / "a", tmp_path / "out")

@@ -586,7 +586,7 @@ def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog
         images = data.fetch(np.arange(len(data)))
     for row, make in enumerate(PLAIN.values()):
         assert (images[row].transpose(1, 2, 0) == image_decode.decode(make(), "")).all()
-    assert len(asked) == 1 and "otherwise than it was imported" in caplog.text and "row 0" in caplog.text
+    assert len(asked) == 1 and "other pixels than the import" in caplog.text and "row 0" in caplog.text
 
 
 @pytest.mark.parametrize("proved", [0, image_store._PROOFS])

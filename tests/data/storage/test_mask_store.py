@@ -126,9 +126,9 @@ def test_masks_of_another_size_are_refused_before_any_is_read(root, monkeypatch,
     with pytest.raises(UserError) as error:
         pack_masks_once(source(root), LABELS)
     said = str(error.value)
-    assert "2 masks that do not fit their images" in said and "p001" not in said
+    assert "2 masks that do not match their images" in said and "p001" not in said
     assert re.search(r"trainannot/p000\.png: 30 x 24 pixels, its image 32 x 24", said)
-    assert re.search(r"trainannot/p003\.png: 24 x 32 pixels, its image 32 x 24 \(is that turned by its EXIF", said)
+    assert re.search(r"trainannot/p003\.png: 24 x 32 pixels, its image 32 x 24 \(is it rotated by its EXIF", said)
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
@@ -166,7 +166,7 @@ def test_damaged_masks_are_named(root):
     file = root / "trainannot/p002.png"
     file.write_bytes(file.read_bytes()[:60])
     (root / "trainannot/p000.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"(?s)1 mask that does not fit.*trainannot/p000\.png: cannot be decoded"):
+    with pytest.raises(UserError, match=r"(?s)1 mask that does not match.*trainannot/p000\.png: cannot be decoded"):
         pack_masks_once(source(root), LABELS)
     scene_sets.put(root / "trainannot/p000.png", masks()[0])
     with pytest.raises(UserError, match=r"(?s)1 mask that cannot be used.*p002"):
@@ -200,12 +200,12 @@ def damaged(data, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a, m: a["shapes"].__setitem__((0, 0), 25), "counts that do not fit"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "sizes that no image has"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "sizes that no image has"),
-        (lambda a, m: a["offsets"].__setitem__(1, 1 << 40), "offsets do not fit"),
-        (lambda a, m: a["offsets"].__setitem__(0, 1), "offsets do not fit"),
-        (lambda a, m: a["counts"].__setitem__((0, 0), -1), "counts that do not fit"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), 25), "counts that do not match"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "impossible sizes"),
+        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "impossible sizes"),
+        (lambda a, m: a["offsets"].__setitem__(1, 1 << 40), "offsets do not match"),
+        (lambda a, m: a["offsets"].__setitem__(0, 1), "offsets do not match"),
+        (lambda a, m: a["counts"].__setitem__((0, 0), -1), "counts that do not match"),
         (lambda a, m: a.__setitem__("counts", a["counts"][:, 1:]), "int64"),
         (lambda a, m: a.__setitem__("checksums", a["checksums"][1:]), "uint32"),
         (lambda a, m: m.__setitem__("names", ["a"] * 256), "names"),

@@ -173,8 +173,8 @@ def test_missing_and_cut_files_are_named(copied, name):
         ({"resampled": [1, 1]}, "resampled"),
         ({"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}}, "files"),
         ({"digest": None}, "digest"),
-        ({"digest": "0" * 64}, "its digest does not fit"),
-        ({"axes": "zyx"}, "its digest does not fit"),
+        ({"digest": "0" * 64}, "its digest does not match"),
+        ({"axes": "zyx"}, "its digest does not match"),
     ],
 )
 def test_a_manifest_that_was_tampered_with_is_refused(copied, change, said):

@@ -290,7 +290,7 @@ def test_flips_go_along_anatomical_axes_and_exchange_the_labels_of_the_sides(axe
 def test_labels_of_sides_must_be_exchanged_where_sides_are():
     paired = ("background", "Left kidney", "right kidney", "LR", "SR", "hippocampus_l", "hippocampus_r", "liver")
     flips = VolumeAugment(flips=["left_right"])
-    with pytest.raises(UserError, match=r"turn 'Left kidney' into 'right kidney'.*add \[Left kidney, right kidney\]"):
+    with pytest.raises(UserError, match=r"leave 'Left kidney' and 'right kidney'.*add \[Left kidney, right kidney\]"):
         flips.checked(paired, "zyx")
     swap = [("right kidney", "Left kidney"), ("hippocampus_l", "hippocampus_r")]
     VolumeAugment(flips=["left_right"], swap=swap).checked(paired, "zyx")
@@ -299,11 +299,11 @@ def test_labels_of_sides_must_be_exchanged_where_sides_are():
     flips.checked(("background", "Anterior", "Posterior", "left ventricle"), "yzx")
     with pytest.raises(UserError, match="hippocampus_l"):
         VolumeAugment(flips=["left_right"], swap=swap[:1]).checked(paired, "zyx")
-    with pytest.raises(UserError, match=r"no label is named 'kidney'.*SR"):
+    with pytest.raises(UserError, match=r"unknown label 'kidney'.*SR"):
         VolumeAugment(flips=["left_right"], swap=[("kidney", "SR")]).checked(paired, "zyx")
-    with pytest.raises(UserError, match="no label is named 'background'"):
+    with pytest.raises(UserError, match="unknown label 'background'"):
         VolumeAugment(flips=["left_right"], swap=[("background", "SR")]).checked(paired, "zyx")
-    with pytest.raises(UserError, match="'SR' stands in it twice"):
+    with pytest.raises(UserError, match="'SR' is in it twice"):
         VolumeAugment(flips=["left_right"], swap=[("LR", "SR"), ("SR", "liver")]).checked(paired, "zyx")
     with pytest.raises(UserError, match="add left_right"):
         VolumeAugment(swap=swap).checked(paired, "zyx")
@@ -545,7 +545,7 @@ def test_a_recipe_states_it():
         ({"rotate": {"p": 1.5}}, "p"),
         ({"rotate": {"in_plane": 200.0}}, "in_plane"),
         ({"scale": {"factor": [1.2, 0.8]}}, r"factor is \[1.2, 0.8\]"),
-        ({"elastic": {"every": 10.0, "shift": 6.0}}, "up to 4.03 mm are possible, or tissue folds"),
+        ({"elastic": {"every": 10.0, "shift": 6.0}}, "up to 4.03 mm are allowed; above that, tissue folds"),
         ({"flips": ["left_right", "left_right"]}, "each axis once"),
         ({"flips": ["sideways"]}, "left_right"),
         ({"bias_field": {"log": -1.0}}, "log"),

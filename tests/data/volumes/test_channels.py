@@ -141,7 +141,7 @@ def test_channels_on_another_grid_and_files_of_other_numbers_of_channels_are_nam
     with pytest.raises(UserError, match=r"b_T1w\.nii\.gz: lies elsewhere .* the first channel"):
         importer.import_volumes(tmp_path / "set", tmp_path / "out")
     four_axes(tmp_path / "many", {"a": 2, "b": 2, "c": 3})
-    with pytest.raises(UserError, match=r"c\.nii\.gz: 3 channels; expected 2, as most cases have"):
+    with pytest.raises(UserError, match=r"c\.nii\.gz: 3 channels; expected 2, as in most cases"):
         importer.import_volumes(tmp_path / "many", tmp_path / "out")
 
 

@@ -206,7 +206,7 @@ def test_the_built_in_set_opens_by_its_name(tmp_path, monkeypatch):
     assert opened.meta.class_names == orbits.NAMES and opened.meta.axes == "yzx"
     assert opened.evaluations["train"].protocol.ids == ("12", "7")
     assert opened.evaluations["val"].protocol.clinical == {"Age": (50.0,)}
-    assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any case" in note for note in opened.notes)
+    assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any training case" in note for note in opened.notes)
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_labels_axes_and_grids_that_differ_are_refused(tmp_path, train):
         block(train, clinical="table.csv").open(0)
     # What the import did already may be said again.
     block(train, names=["a", "b", "c"], patient=r"(p\d+)_").open(0)
-    with pytest.raises(UserError, match="no label is named 'x'"):
+    with pytest.raises(UserError, match="unknown label 'x'"):
         block(train, augment=VolumeAugment(flips=["left_right"], swap=[("a", "x")])).open(0)
     with pytest.raises(UserError, match=r"no built-in set.*sample:orbits"):
         Volumes(train="sample:moon", patch=(8, 8, 8)).open(0)
@@ -292,8 +292,8 @@ def test_what_is_odd_is_said(tmp_path):
     path = pack(tmp_path / "set", [*people(2), ("q_1", (6, 40, 40))], organs=2)
     notes = block(path, augment=VolumeAugment(rotate=Rotate(in_plane=45))).open(0).notes
     assert any("smaller than the patch of 8x16x16: 1 along depth, of 3" in note for note in notes)
-    assert any(note == "no voxel of c in any case to train on" for note in notes)
-    assert any("read with 0x4x4 voxels more" in note for note in notes)
+    assert any(note == "no voxel of c in any training case" for note in notes)
+    assert any("read with a margin of 0x4x4 voxels" in note for note in notes)
 
 
 # ---- Patches ---------------------------------------------------------------------------------------------------------
@@ -695,7 +695,7 @@ def test_patients_and_volumes_in_two_splits_are_refused(tmp_path, train, caplog)
         block(train, evaluate={"val": str(same_volume)}).open(0)
     with caplog.at_level(logging.WARNING):
         block(train, evaluate={"val": str(same_volume)}, leakage="allow").open(0)
-    assert "q1_1 = p3_1; scores on it are too good" in caplog.text
+    assert "q1_1 = p3_1; its metrics are too optimistic" in caplog.text
     clean = pack(tmp_path / "clean", people(2, "q"), first=90)
     block(train, evaluate={"val": str(clean)}).open(0)
 

@@ -252,13 +252,13 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
     root = put_set(tmp_path / "scans", 2)
     labels = volume(1)[1]
     put(root / "label" / "p01.nii.gz", labels * np.uint8(100))
-    with pytest.raises(UserError, match=r"labels 1, 2, 100, 200, which nothing names; 200 is in p01"):
+    with pytest.raises(UserError, match=r"labels 1, 2, 100, 200, which have no names; 200 is in p01"):
         importer.import_volumes(root, tmp_path / "set")
     for number in range(2):
         put(root / "label" / f"p{number:02d}.nii.gz", labels * np.uint8(0))
-    with pytest.raises(UserError, match="no voxel is labelled"):
+    with pytest.raises(UserError, match="no labelled voxel"):
         importer.import_volumes(root, tmp_path / "set")
-    assert any("no voxel is labelled" in line for line in verify.verify(root))
+    assert any("no labelled voxel" in line for line in verify.verify(root))
 
 
 def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
@@ -359,7 +359,7 @@ def test_volumes_are_told_from_other_sets(files, packed, tmp_path):
 
 
 def test_what_is_imported_is_not_imported_again_and_labels_are_needed(files, packed, tmp_path):
-    with pytest.raises(UserError, match="imported already"):
+    with pytest.raises(UserError, match="already imported"):
         importer.import_volumes(packed.out, tmp_path / "set")
     source = sources.open_volumes(files / "image", labelled=False)
     with pytest.raises(UserError, match="4 images without a label map"):

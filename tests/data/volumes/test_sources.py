@@ -134,7 +134,7 @@ def test_what_has_no_partner_and_what_lies_astray_is_named_and_not_used(tom500):
         "spare/70.nii: not in image or label",
         "80.nii.gz: not in image or label",
         "image/._1.nii.gz: hidden",
-        "label/notes.txt: not called .nii.gz or .nii",
+        "label/notes.txt: without the suffix .nii.gz or .nii",
         "image/gone.nii.gz: leads nowhere",
     }
     assert len(source.left_out) == 8
@@ -245,7 +245,7 @@ def test_what_dataset_json_does_not_list_or_what_is_not_there_is_left_out(decath
     assert set(source.left_out) == {
         "imagesTr/liver_77.nii.gz: is not listed in dataset.json",
         "dirty/liver_78.nii.gz: is not listed in dataset.json",
-        "imagesTr/liver_2.nii.gz: is listed in dataset.json and not there",
+        "imagesTr/liver_2.nii.gz: is listed in dataset.json but does not exist",
         "labelsTr/liver_2.nii.gz: a label map without an image",
         "imagesTr/liver_7.nii.gz: an image without a label map",
         "imagesTr/._liver_10.nii.gz: hidden",
@@ -391,7 +391,12 @@ def test_patients_are_found_by_an_expression(tmp_path):
         volume(tmp_path / "label" / f"{id}.nii.gz")
     assert [case.patient for case in open_volumes(tmp_path, patient=r"^(p\d+)_").cases] == ["p1", "p1", "p2"]
     assert "'p1_left' names no patient; expected a match of '^(q)'" in refused(tmp_path, patient="^(q)")
-    for pattern, said in (("p", "0 parts"), ("(a)(b)", "2 parts"), ("(", "no regular"), ("(" + "a" * 300 + ")", "302")):
+    for pattern, said in (
+        ("p", "0 parts"),
+        ("(a)(b)", "2 parts"),
+        ("(", "not a regular"),
+        ("(" + "a" * 300 + ")", "302"),
+    ):
         assert said in refused(tmp_path, patient=pattern)
 
 

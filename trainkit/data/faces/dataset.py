@@ -1,4 +1,4 @@
-"""Faces of known people to train on, and sets of pairs, templates or probes to be scored on."""
+"""Faces of known people to train on, and sets of pairs, templates or probes to be evaluated on."""
 
 from __future__ import annotations
 
@@ -36,30 +36,33 @@ SAMPLE = "sample"
 
 @dataclass(kw_only=True)
 class Faces:
-    """Faces of known people, aligned to squares; scored on verification or identification sets."""
+    """Aligned face images with identities; evaluated on verification or identification sets."""
 
     train: str
-    """Folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace folder with
-    train.rec, or `sample`. What is not packed is packed once, into the cache (`packing.cache_root`)."""
+    """Training set: a folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace
+    folder with train.rec, or `sample`. A set that is not packed is packed once, into the cache
+    (`packing.cache_root`)."""
     columns: dict[Literal["image", "label", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
-    `split` and `name`. A field of a column of structs is `json.label`."""
+    """Columns of a table, where their names are not recognised: `{image: img, label: fine_label}`; also `split` and
+    `name`. A field of a struct column is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
-    """Side of an image in pixels; larger images are made smaller when they are packed."""
+    """Side of an image in pixels. Larger images are scaled down when they are packed."""
     fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
-    """How images get to their size when they are packed. `square`: they are aligned squares, which are made smaller.
-    `align`: they are warped by the five points of `landmarks5.json` beside the people, or beside pairs.csv, to the
-    ArcFace template. `crop`: the largest middle square, also made larger; for faces that lie in the middle alike."""
+    """Preparation of images when they are packed. `square`: aligned square images, scaled down. `align`: warped to the
+    ArcFace template by the five points of `landmarks5.json` beside the identities or beside pairs.csv. `crop`: the
+    largest centre square, scaled up or down; for faces that are centred and of one size."""
     hold_out: str | None = field(default=None, metadata={"hash": "set"})
-    """File of pairs (`path_a,path_b,same`) of images in `train`, by their paths there, as `trainkit cp --data` draws
-    them. Everybody whom it names is kept from training, and `held_out` in `evaluate` stands for these pairs."""
+    """File of pairs (`path_a,path_b,same`) of images in `train`, with paths relative to it, as `trainkit cp --data`
+    writes them. Every person named in it is excluded from training, and `held_out` in `evaluate` stands for these
+    pairs. null: no held-out split."""
     flip: bool = True
-    """Mirror half of the training images, others in each epoch."""
+    """Mirror half of the training images, a different half in each epoch."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of an evaluation set to its pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
+    """Evaluation sets by name: a pairs.csv, `.bin`, template folder, TinyFace folder, `sample` or `held_out`."""
     name: Literal["faces"] = "faces"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if HELD_OUT in self.evaluate.values() or self.hold_out is not None:
@@ -76,7 +79,7 @@ class Faces:
             raise UserError("data.image_size", str(self.image_size), "at least 1")
         faces = self._packed_train()
         if faces.classes < 2:
-            raise UserError(self.train, f"{faces.classes} people", "at least 2 to tell apart")
+            raise UserError(self.train, f"{faces.classes} people", "at least 2")
         train, held = FaceSplit("train", faces, seed, mirror=self.flip), None
         if self.hold_out is not None:
             found = held_out.divide(faces, locate(self.hold_out))
@@ -110,7 +113,7 @@ class Faces:
         if is_packed(path):
             faces = Packed(path)
             if faces.manifest["protocol"] is not None:
-                raise UserError(str(path), "an evaluation set", "a set to train on")
+                raise UserError(str(path), "an evaluation set", "a training set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
         return self._pack(sources.open_source(path, nested=False, columns=self.columns))
@@ -121,7 +124,7 @@ class Faces:
         if is_packed(path):
             faces = Packed(path)
             if faces.manifest["protocol"] is None:
-                raise UserError(str(path), "a set to train on", "an evaluation set")
+                raise UserError(str(path), "a training set", "an evaluation set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
         # Sets of other forms are aligned already, or bring landmarks of their own and are aligned in any case.
@@ -140,11 +143,11 @@ class Part:
     rows: np.ndarray
     """int64 (size,)."""
     label: np.ndarray
-    """int64 (size,), the person of each as `names` numbers them; -1 where it is scored by pairs."""
+    """int64 (size,), the person of each as `names` numbers them; -1 where it is evaluated by pairs."""
     names: tuple[str, ...]
     """The people."""
     pairs: Pairs | None = None
-    """How it is scored, by places in `rows`; None for training."""
+    """How it is evaluated, by places in `rows`; None for training."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class FaceSplit(TrainSplit):
     mirror: bool = False
     """Mirror half of the images, by a hash of seed, epoch and row."""
     part: Part | None = None
-    """Which rows of the set it is of, where some people are held out; None for all."""
+    """Rows of the set, where some people are held out; None: all."""
     any_thread = True
 
     @property
@@ -183,7 +186,7 @@ class FaceSplit(TrainSplit):
         if part.pairs is None:
             text = "\n".join((self.packed.digest, *part.names)).encode(errors="surrogateescape")
             return hashlib.sha256(text + b"\n" + part.rows.tobytes() + part.label.tobytes()).hexdigest()
-        # Of what is scored and nothing else, so that scores stay comparable when more people are trained on.
+        # Of what is evaluated and nothing else, so that scores stay comparable when more people are trained on.
         pairs = part.pairs
         found = hashlib.sha256(f"pairs {self.packed.image_size}\n".encode())
         for values in (np.asarray(self.packed.contents())[part.rows], pairs.first, pairs.second, pairs.same):
@@ -197,11 +200,11 @@ class FaceSplit(TrainSplit):
 
     @property
     def protocol(self) -> Protocol | None:
-        """How the split is scored; None for training."""
+        """How the split is evaluated; None for training."""
         return self.packed.protocol() if self.part is None else self.part.pairs
 
     def held(self) -> Held:
-        """Return what splits are compared by: people by their names, of a set to be scored by its folders."""
+        """Return what splits are compared by: people by their names, of a set to be evaluated by its folders."""
         if (part := self.part) is not None:
             if part.pairs is not None:
                 return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people")

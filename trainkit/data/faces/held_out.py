@@ -1,4 +1,4 @@
-"""People kept from training: those whom a file of pairs names are scored on these pairs, and are not trained on."""
+"""People kept from training: those whom a file of pairs names are evaluated on these pairs, and are not trained on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def divide(data: Packed, file: Path) -> Divided:
     rows[:] = list(wanted.values())
     if absent := [name for name, row in wanted.items() if row < 0]:
         found = f"{number_of(len(absent), 'images')} that the training set does not have: {few(absent)}"
-        raise UserError(str(file), found, "paths in data.train, <person>/<image>", "draw other pairs, or remove these")
+        raise UserError(str(file), found, "paths in data.train, <person>/<image>", "write other pairs, or remove these")
     if twice:
         raise UserError(str(file), f"names of several images each: {few(sorted(twice))}", "names of one image each")
     label = np.asarray(data.labels)
@@ -57,7 +57,7 @@ def divide(data: Packed, file: Path) -> Divided:
     train = np.flatnonzero(~np.isin(label, held))
     left, numbers = np.unique(label[train], return_inverse=True)
     if len(left) < 2:
-        found = f"names {len(held)} of {data.classes} people, which leaves {len(left)} to train on"
+        found = f"names {len(held)} of {data.classes} people, leaving {len(left)} for training"
         raise UserError(str(file), found, "at least 2 left", "remove the pairs of some people")
     called = data.class_names
     return Divided(
@@ -78,5 +78,5 @@ def _check_same(file: Path, names: list[str], shown: np.ndarray, pairs: Pairs) -
             f"line {row + 2}: {names[pairs.first[row]]} and {names[pairs.second[row]]}, {int(pairs.same[row])}"
             for row in wrong.tolist()
         ]
-        found = f"{number_of(len(wrong), 'pairs')} that the folders contradict:{listing(said)}\n"
-        raise UserError(str(file), found, "1 for two images of one person, else 0", "mend these lines")
+        found = f"{number_of(len(wrong), 'pairs')} in conflict with the folders:{listing(said)}\n"
+        raise UserError(str(file), found, "1 for two images of one person, else 0", "correct these lines")

@@ -36,7 +36,7 @@ GROUP_COLUMN = "image_group"
 NUMBER_COLUMN = "class_id"
 """Beside a label in words: the same class as a number."""
 
-MAP = "or name it: columns: {{{0}: NAME}} in the block `data`, --columns {0}=NAME of `data import`"
+MAP = "or set columns: {{{0}: NAME}} in the block `data`, or --columns {0}=NAME of `data import`"
 _COLUMN_OF = {"name": NAME_COLUMN, "group": GROUP_COLUMN}
 """Columns by the words of recipes, where those differ."""
 
@@ -295,7 +295,7 @@ def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.
     """Yield record batches; one without columns may claim any number of rows, which pyarrow believes."""
     for batch in stream:
         if batch.num_rows < 0:
-            raise UserError(str(file), f"a record batch of {batch.num_rows} rows", "0 or more", "save the set anew")
+            raise UserError(str(file), f"a record batch of {batch.num_rows} rows", "0 or more", "save the set again")
         yield batch
 
 
@@ -318,7 +318,7 @@ def image_column(where: str, schema: pyarrow.Schema, paths: bool = False) -> str
     structs = [f.name for f in schema if _is_picture_struct(f.type)]
     if not named and len(structs) != 1:
         named = [name for name in IMAGE_COLUMNS if name in schema.names]
-        held = f"; {named[0]} holds {schema.field(named[0]).type}, which is no image" if named else ""
+        held = f"; {named[0]} holds {schema.field(named[0]).type}, which is not an image" if named else ""
         found = f"columns {', '.join(schema.names)}"[:300] + held[:200]
         raise UserError(where, found, f"images in one of {IMAGE_COLUMNS}", MAP.format("image"))
     return named[0] if named else structs[0]
@@ -407,7 +407,7 @@ def _choose(
         return None, table.rows
     if split not in there:
         listed = ", ".join(there[:10]) or ", ".join(sorted({_stem(file) for file in table.files})[:10])
-        raise UserError(f"{table.path}#{split}", f"no such split; there is {listed}"[:300], "one of these after #")
+        raise UserError(f"{table.path}#{split}", f"no such split; available: {listed}"[:300], "one of these after #")
     return split, counts[split]
 
 
@@ -479,7 +479,7 @@ def _split_folder(path: Path, split: str | None) -> tuple[Path, str | None, bool
     splits = _json(path / "dataset_dict.json").get("splits")
     wanted = split or DEFAULT_SPLIT
     if not isinstance(splits, list) or wanted not in splits or not (path / wanted / "state.json").is_file():
-        found = f"no such split; there is {splits}" if split else f"splits {splits}"
+        found = f"no such split; available: {splits}" if split else f"splits {splits}"
         where = f"{path}#{split}" if split else str(path)
         raise UserError(where, found[:300], f"a split {wanted!r}", "name one of these after #")
     return path / wanted, split, True
@@ -535,7 +535,7 @@ def _compressed(message: pyarrow.ipc.Message) -> bool:
 
     def number(place: int, size: int = 4) -> int:
         if not 0 <= place <= len(data) - size:
-            raise ValueError("a message that points outside itself")
+            raise ValueError("a message with offsets outside itself")
         return int.from_bytes(data[place : place + size], "little", signed=size == 4)
 
     def entry(table: int, k: int) -> int:

@@ -38,7 +38,7 @@ def read(root: Path) -> tuple[Source, Protocol]:
     elif "is_same" in columns:
         same = np.asarray(columns["is_same"], bool)
         if len(same) % 2 or (same[::2] != same[1::2]).any():
-            raise UserError(str(root), "rows that are no pairs", "rows 2i and 2i + 1 with one is_same")
+            raise UserError(str(root), "rows that are not pairs", "rows 2i and 2i + 1 with one is_same")
         rows = np.arange(len(same))
         protocol, made_of = Pairs(rows[::2], rows[1::2], same[::2]), tuple(files)
     else:
@@ -84,7 +84,7 @@ def _with_metadata(file: Path, rows: int, paths: list[str] | None) -> Protocol:
         lists = [[str(path) for path in content[key]] for key in _LISTS]
         strange = [path for listed in lists for path in listed if Path(path).stem not in place]
         if strange:
-            raise UserError(str(file), f"{strange[0]!r} is no row of the set"[:200], "the paths of its rows")
+            raise UserError(str(file), f"{strange[0]!r} is not a row of the set"[:200], "the paths of its rows")
         probe, match, other = (np.asarray([place[Path(path).stem] for path in listed], np.int64) for listed in lists)
         label = np.full(rows, -1, np.int64)
         for path, row in zip(lists[0] + lists[1], [*probe, *match], strict=True):
@@ -98,9 +98,9 @@ def _with_metadata(file: Path, rows: int, paths: list[str] | None) -> Protocol:
         raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(_TEMPLATE_KEYS))
     template, media, faceness, first, second, same = (content[key].reshape(-1) for key in _TEMPLATE_KEYS)
     if not len(template) == len(media) == len(faceness) == rows or not len(first) == len(second) == len(same):
-        raise UserError(str(file), "columns of other lengths", f"{rows} images, and one answer a pair")
+        raise UserError(str(file), "columns of other lengths", f"{rows} images, and one label per pair")
     if not (np.isin(first, template).all() and np.isin(second, template).all() and np.isin(same, (0, 1)).all()):
-        raise UserError(str(file), "pairs of templates that are not there, or no answers", "p1, p2 and label")
+        raise UserError(str(file), "pairs of unknown templates, or pairs without labels", "p1, p2 and label")
     whole = (np.int64, np.int64, np.float32, np.int64, np.int64, bool)
     columns = (template, media, faceness, first, second, same)
     return Templates(*(column.astype(kind) for column, kind in zip(columns, whole, strict=True)))

@@ -226,7 +226,7 @@ def _table(
         chosen = DEFAULT_SPLIT if DEFAULT_SPLIT in there else next(iter(there)) if len(there) == 1 else ""
     if chosen not in there:
         place = where if split is None or "#" in where else f"{where}#{split}"
-        listed = "splits " if split is None else "no such split; there is "
+        listed = "splits " if split is None else "no such split; available: "
         raise UserError(place, f"{listed}{few(sorted(there), 20)}"[:300], "one of these after #")
     files = there[chosen]
     local = [Path(file) for file in files] if isinstance(root, Path) else []
@@ -299,8 +299,8 @@ def _refuse_cut(file: str) -> None:
         stream.seek(max(0, size - _BLOCK))
         tail = stream.read(_BLOCK)
     if size % _BLOCK or len(tail) < _BLOCK or any(tail):
-        expected, remedy = "a tar file, not compressed, that ends as one does", "write or download it anew"
-        raise UserError(file, f"{size} bytes that are cut off or no tar file", expected, remedy)
+        expected, remedy = "a complete tar file without compression", "write or download it again"
+        raise UserError(file, f"{size} bytes that are truncated or not a tar file", expected, remedy)
 
 
 def _check_json(file: str) -> None:
@@ -323,7 +323,7 @@ def _check_json(file: str) -> None:
 
 def _rows_of(value: Any) -> None:
     if not all(isinstance(row, dict) for row in (value if isinstance(value, list) else [value])):
-        raise ValueError("a row that is no mapping of columns")
+        raise ValueError("a row that is not a mapping of columns")
 
 
 def _shards(builder: DatasetBuilder) -> DatasetBuilder:
@@ -354,7 +354,7 @@ def _members(shard: str, found: Any) -> Iterator[tuple[str, io.BytesIO]]:
         if len(data) > image_decode.BYTE_CAP:
             raise UserError(where, f"more than {image_decode.BYTE_CAP} bytes", "an image or a text")
         if ending in _NUMBERS and not data.strip().lstrip(b"-").isdigit():
-            raise UserError(where, repr(data[:50]), "a whole number", "name another label with `columns`")
+            raise UserError(where, repr(data[:50]), "a whole number", "select another label column with `columns`")
         yield name, io.BytesIO(data)
 
 
@@ -373,15 +373,15 @@ def _told(where: str, error: Exception) -> UserError:
     text = " ".join(str(error).split())
     script = re.search(r"scripts are no longer supported, but found (\S+)", text)
     if script:
-        remedy = "take its parquet files, where the hub has made some: hf://owner/name@refs/convert/parquet"
-        return UserError(
-            where, f"needs code of its own to be read ({script[1]})", "files of data; no code is run", remedy
-        )
+        remedy = "use its parquet files, if the hub has them: hf://owner/name@refs/convert/parquet"
+        return UserError(where, f"needs its own code to be read ({script[1]})", "data files; no code is run", remedy)
     if type(error).__name__ == "DatasetNotFoundError":
-        found = "is not on the hub, or needs a login" if "gated" not in text else "is behind a form of the hub"
+        found = (
+            "is not on the hub, or requires a login" if "gated" not in text else "requires accepting a form on the hub"
+        )
         return UserError(where, found, "the name of a set", "log in with `hf auth login`, or set HF_TOKEN")
     if type(error).__name__ in ("EmptyDatasetError", "DataFilesNotFoundError"):
         return UserError(where, f"no files of data ({text[:200]})", f"one of {', '.join(sorted(_KINDS.values()))}")
     if isinstance(error, ConnectionError):
-        return UserError(where, f"cannot be reached ({text[:200]})", "a set of the hub and a network")
+        return UserError(where, f"cannot be reached ({text[:200]})", "a data set of the hub and a network connection")
     return UserError(where, f"cannot be read ({type(error).__name__}: {text[:300]})", "a set that `datasets` reads")

@@ -102,7 +102,7 @@ def _read(file: Path, pixels: bool) -> Dataset:
         import pydicom  # pyright: ignore[reportMissingImports]
         from pydicom.filereader import read_file_meta_info  # pyright: ignore[reportMissingImports]
     except ImportError:
-        found = "a DICOM series, and pydicom is not installed"
+        found = "a DICOM series, but pydicom is not installed"
         raise UserError(str(file), found, "pydicom", 'install the extra: pip install "trainkit[dicom]"') from None
     try:
         if (size := file.stat().st_size) > SLICE_LIMIT:
@@ -157,7 +157,7 @@ def _slice(file: Path) -> _Slice:
     position = _numbers(one, "ImagePositionPatient")
     if len(position) != 3:
         found = f"ImagePositionPatient {about.get('ImagePositionPatient')!r}"[:200]
-        raise UserError(str(file), found, "3 numbers: where the slice lies", "leave out what is no slice")
+        raise UserError(str(file), found, "3 numbers: the position of the slice", "remove files that are not slices")
     return _Slice(file, np.asarray(position), about)
 
 
@@ -222,10 +222,14 @@ def _step(folder: Path, found: Sequence[_Slice]) -> np.ndarray:
     for place in np.argsort(-np.abs(gaps - usual)).tolist():
         pair = f"{found[place].file.name} and {found[place + 1].file.name}"
         if gaps[place] < 1e-3:
-            raise UserError(str(folder), f"two slices at one place: {pair}", "one", "keep one series in each folder")
+            raise UserError(
+                str(folder), f"two slices at the same position: {pair}", "one", "keep one series in each folder"
+            )
         if abs(gaps[place] - usual) > UNEVEN * usual:
             said = f"{gaps[place]:.4g} mm between {pair}"
-            raise UserError(str(folder), said, f"{usual:.4g} mm, as between others", "find the slices that are missing")
+            raise UserError(
+                str(folder), said, f"{usual:.4g} mm, as between the other slices", "find the slices that are missing"
+            )
     step = (places[-1] - places[0]) / (count - 1)
     off = np.linalg.norm(places - places[0] - step * np.arange(count)[:, None], axis=1)
     if off.max() > max(UNEVEN * usual * 2, 0.1):
@@ -245,7 +249,7 @@ def _pixels(file: Path, shape: tuple[int, int]) -> np.ndarray:
     except Exception as error:  # of each decoder its own
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         if getattr(syntax, "is_compressed", False):
-            found = f"compressed as {syntax.name}, which nothing here decodes"
+            found = f"compressed as {syntax.name}, which no installed package decodes"
             remedy = "install pylibjpeg or python-gdcm, or convert the series, for example by dcm2niix"
             raise UserError(str(file), found, "pixels that are not compressed", remedy) from None
         raise UserError(str(file), f"no pixels ({reason})", "a slice (DICOM)", "copy it again") from None

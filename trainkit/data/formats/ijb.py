@@ -136,7 +136,7 @@ def read_identification(root: Path) -> tuple[Source, Identification]:
     label[: probes + matches] = labels
     alone = np.flatnonzero(~np.isin(label[:probes], label[probes : probes + matches]))
     if len(alone):
-        expected = "a match for every probe: the protocol is closed-set"
+        expected = "a match for every probe, since the protocol is closed-set"
         raise UserError(str(paths[alone[0]]), f"identity {label[alone[0]]} is not in the gallery", expected)
 
     def records() -> Iterator[Record]:

@@ -62,18 +62,18 @@ class Below:
     def left_out(self) -> tuple[str, ...]:
         """Return sentences about what lies there and is no image of a class."""
         said = (
-            (len(self.loose), "images in no folder of a class", few(file.name for file in self.loose)),
-            (len(self.deeper), "images in folders within those of classes", few(map(str, self.deeper))),
+            (len(self.loose), "images outside of class folders", few(file.name for file in self.loose)),
+            (len(self.deeper), "images in subfolders of class folders", few(map(str, self.deeper))),
             (len(self.bare), "folders without images", few(self.bare)),
         )
         told = [f"{number_of(count, what)}: {folders.escaped(names)}" for count, what, names in said if count]
-        return (*told, *([f"{counted(self.others)} that are not read as images"] if self.others else ()))
+        return (*told, *([f"{counted(self.others)} that are not images"] if self.others else ()))
 
 
 def below(root: Path, *, nested: bool = True) -> Below:
     """List the images below `root`; with `nested` those of folders in folders too. Hidden folders are left out.
 
-    What is called as an image and is none, a folder or a link that leads nowhere, is listed: `read` refuses it.
+    What is called as an image and is none, a folder or a broken link, is listed: `read` refuses it.
     Raises UserError where folders cannot be read or lead in a circle, and for names that cannot be written.
     """
     found, full, every, unwritable = Below([], [], [], [], Counter()), {""}, [], []
@@ -228,7 +228,7 @@ def _undecodable(error: Exception, where: str, page: tiff.Page | None = None) ->
     """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "BytesIO" in text:
-        text = "not an image of these formats" if page is None else "a TIFF file of a layout that is not read"
+        text = "not an image of these formats" if page is None else "a TIFF file of an unsupported layout"
     return UserError(where, f"cannot be decoded ({text[:120]})", _READ)
 
 

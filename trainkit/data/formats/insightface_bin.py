@@ -24,7 +24,7 @@ from trainkit.evaluation_protocols import Pairs
 BYTE_CAP = 2 << 30
 """Largest file, in bytes: the biggest sets of the field (CFP, 7,000 pairs) are below 100 MB."""
 
-_CONTENT = "images and answers only"
+_CONTENT = "images and labels only"
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 ALLOWED = _PUTS | {
     "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE",
@@ -57,11 +57,11 @@ def read_bin(file: Path) -> tuple[Source, Pairs]:
         raise UserError(str(file), f"cannot be read ({error.strerror or error})", "an InsightFace .bin") from None
     content = evaluate(data, str(file))
     if not (isinstance(content, tuple | list) and len(content) == 2 and isinstance(content[0], list)):
-        raise UserError(str(file), f"a {_kind(content)}", "a pair of lists: images and answers")
+        raise UserError(str(file), f"a {_kind(content)}", "a pair of lists: images and labels")
     pictures = [_picture(value, f"{file}, image {row}") for row, value in enumerate(content[0])]
     same = _answers(content[1], str(file))
     if len(pictures) != 2 * len(same) or not same:
-        raise UserError(str(file), f"{len(pictures)} images and {len(same)} answers", "two images for each answer")
+        raise UserError(str(file), f"{len(pictures)} images and {len(same)} labels", "two images for each label")
     # An image is in many pairs: told apart by content, it is decoded and embedded once. A pickle may also name one
     # image again and again in two bytes each: it is looked at once.
     place: dict[bytes, int] = {}
@@ -202,7 +202,7 @@ class RestrictedUnpickler(pickle.Unpickler):
             raise ValueError("an encoding other than Latin-1")
         self._letters -= len(text)
         if self._letters < 0:
-            raise UserError(self._where, "one text made into bytes again and again", _CONTENT)
+            raise UserError(self._where, "one text encoded to bytes repeatedly", _CONTENT)
         return text.encode("latin-1")
 
 

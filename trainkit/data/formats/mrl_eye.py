@@ -34,7 +34,7 @@ def recognise(root: Path) -> Source | None:
         return None
     parts = {file: own for file in files if (own := _parts(file)) is not None}
     if strange := [file.relative_to(root).as_posix() for file in files if file not in parts]:
-        said = f"{number_of(len(strange), 'images')} not named as those of MRL Eye:{listing(strange)}\n"
+        said = f"{number_of(len(strange), 'images')} not named like those of MRL Eye:{listing(strange)}\n"
         raise UserError(str(root), said, "<subject>/s0001_00001_0_0_0_0_0_01.png", "move them away")
 
     def records() -> Iterator[Record]:

@@ -283,7 +283,7 @@ def _check_end(stream: io.BufferedIOBase, header: Header) -> None:
     """Raise UserError where more than padding follows the voxels. Reading on makes gzip compare its checksum, too."""
     if len(stream.read(_SURPLUS + 1)) > _SURPLUS:
         claimed = f"{by(header.shape)} voxels of {header.dtype.name}"
-        raise UserError(str(header.path), f"more data than {claimed}, which its header claims", "no more than these")
+        raise UserError(str(header.path), f"more data than {claimed}, the size in its header", "exactly this size")
 
 
 def _scale(stored: np.ndarray, header: Header, out: np.ndarray) -> None:

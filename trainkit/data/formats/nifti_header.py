@@ -167,7 +167,7 @@ def _shape(where: str, dim: list[int], channels: bool) -> tuple[tuple[int, int, 
         if layers > CHANNEL_LIMIT:
             raise UserError(where, f"{layers} volumes along its 4th axis", f"at most {CHANNEL_LIMIT} channels")
     if len(sizes) != 3:
-        remedy = "take one of the volumes out of it" if len(sizes) > 3 else ""
+        remedy = "extract one of the volumes" if len(sizes) > 3 else ""
         raise UserError(where, f"{len(sizes)} axes ({by(sizes)} voxels)", "3", remedy)
     return (sizes[0], sizes[1], sizes[2]), layers
 
@@ -209,7 +209,7 @@ def _affine(where: str, fields: Nifti1Header, shape: tuple[int, int, int]) -> tu
     else:
         placed = "nothing"
         affine = np.asarray(fields.get_base_affine(), np.float64)
-        notes.append("says nothing of its orientation; taken as nibabel does, where x grows to the left")
+        notes.append("has no orientation; interpreted as nibabel does, with x growing to the left")
     unit = int(fields["xyzt_units"]) & 7
     if unit not in _UNITS:
         raise UserError(where, f"lengths in unit number {unit} (xyzt_units)", "metres, mm or micrometres")
@@ -218,12 +218,12 @@ def _affine(where: str, fields: Nifti1Header, shape: tuple[int, int, int]) -> tu
     _check_affine(where, affine, placed)
     spacing = np.linalg.norm(affine[:3, :3], axis=0)
     if not np.allclose(spacing, said * _UNITS[unit], rtol=0.01):
-        notes.append(f"pixdim says {by(said * _UNITS[unit])} mm, the {placed} {by(spacing)} mm, which is taken")
+        notes.append(f"pixdim says {by(said * _UNITS[unit])} mm, the {placed} {by(spacing)} mm, which is used")
     if len(forms) == 2 and np.isfinite(other := forms["qform"] * scale).all():
         corner = np.array([*(n - 1 for n in shape), 1.0])
         apart = max(np.linalg.norm((affine - other)[:3, 3]), np.linalg.norm(((affine - other) @ corner)[:3]))
         if apart > max(0.5 * spacing.min(), GRID_TOLERANCE):
-            notes.append(f"sform and qform lie {apart:.3g} mm apart; the sform is taken")
+            notes.append(f"sform and qform lie {apart:.3g} mm apart; the sform is used")
     return affine, placed, tuple(notes)
 
 

@@ -71,7 +71,7 @@ def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[st
                 if len(pair) == 1:
                     wrong.append(f"line {lines.line_num}: {line[0]} with itself")
                 elif earlier := before.get(pair):
-                    wrong.append(f"line {lines.line_num}: {line[0]} with {line[1]}, as in line {earlier}")
+                    wrong.append(f"line {lines.line_num}: {line[0]} with {line[1]}, a duplicate of line {earlier}")
                 before.setdefault(pair, lines.line_num)
                 same.append(_SAME[line[2].strip().lower()])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -79,7 +79,7 @@ def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[st
     if not same:
         raise UserError(str(file), "no pairs", "at least one line below the header")
     if wrong:
-        found = f"{number_of(len(wrong), 'pairs')} of one image, or there before:{listing(wrong)}\n"
+        found = f"{number_of(len(wrong), 'pairs')} of one image, or duplicates:{listing(wrong)}\n"
         raise UserError(str(file), found, "each pair of two images once, in either order", "remove these lines")
     return list(rows), _pairs(first, second, same)
 
@@ -97,7 +97,7 @@ def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int
 
     file = folder / "pairs.csv"
     if file.exists():
-        raise UserError(str(file), "already exists", remedy="move it away to draw others")
+        raise UserError(str(file), "already exists", remedy="move it away to write other pairs")
     people: dict[str, list[str]] = {}
     for record in sources.folder(folder, nested=False).records():
         people.setdefault(str(record.label), []).append(record.id)

@@ -125,7 +125,7 @@ def _people(path: Path) -> int | None:
         if len(fields) != 3 or min(fields) < 1:
             raise ValueError
     except (OSError, ValueError):
-        raise UserError(str(path), "cannot be understood", "people,height,width") from None
+        raise UserError(str(path), "cannot be parsed", "people,height,width") from None
     return fields[0]
 
 
@@ -158,7 +158,7 @@ def _picture_keys(rec: Path, offsets: dict[int, int], ends: dict[int, int]) -> l
         return sorted(offsets)
     first, last = labels[:2].tolist()
     if not (first >= 1 and last >= first and first.is_integer() and last.is_integer()):
-        raise UserError(where, f"ranges {first} and {last}", "where images end and where people end")
+        raise UserError(where, f"ranges {first} and {last}", "the ends of images and of people")
     keys = range(1, int(first))
     if int(first) - 1 > len(offsets):
         raise UserError(where, f"{int(first) - 1} images, but {len(offsets)} records in the index", "all of them")

@@ -99,7 +99,7 @@ def pages(data: bytes, where: str) -> int:
     seen: set[int] = set()
     while place:
         if place in seen or len(seen) == PAGES:
-            found = "pages in a circle" if place in seen else f"more than {PAGES} pages"
+            found = "pages that refer to each other in a circle" if place in seen else f"more than {PAGES} pages"
             raise UserError(where, f"a TIFF file with {found}", f"1 to {PAGES} pages")
         seen.add(place)
         try:

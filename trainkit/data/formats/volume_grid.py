@@ -14,7 +14,7 @@ from trainkit.data.formats.nifti_header import GRID_TOLERANCE, Header, by
 
 GRID_SHARE = 0.02
 """Share of the finest spacing by which corners of equal grids may differ, if that is more than `GRID_TOLERANCE`:
-programs that copy an affine through a quaternion in float32 move corners by some micrometres, which is no mistake."""
+programs that copy an affine through a quaternion in float32 move corners by some micrometres, which is no error."""
 
 
 @dataclass(frozen=True)

@@ -46,23 +46,24 @@ _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 @dataclass(kw_only=True)
 class Plain:
-    """Images as they are."""
+    """No augmentation."""
 
     name: Literal["none"] = "none"
+    """Kind of augmentation."""
 
 
 @dataclass(kw_only=True)
 class Affine:
-    """Turn, scale, shear and move about the middle, with bilinear interpolation."""
+    """Random rotation, scale, shear and translation about the centre, with bilinear interpolation."""
 
     p: Fraction = 1.0
-    """Share of the images."""
+    """Fraction of the images that are changed."""
     degrees: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Largest turn, either way."""
+    """Largest rotation in either direction, in degrees."""
     scale: tuple[Ratio, Ratio] = (1.0, 1.0)
-    """Smallest and largest factor on the size; drawn evenly on a logarithmic scale."""
+    """Smallest and largest scale factor, sampled uniformly on a logarithmic scale."""
     translate: Fraction = 0.0
-    """Largest move, as a share of each side."""
+    """Largest translation, as a fraction of each side."""
     shear: Annotated[float, Field(ge=0, lt=90)] = 0.0
     """Largest shear along the width, in degrees."""
 
@@ -74,21 +75,22 @@ class Affine:
 class Distort:
     """Photometric distortion as in SSD's training (Liu et al. 2016) and torchvision's RandomPhotometricDistort.
 
-    Brightness, contrast, saturation and hue are changed, and channels swapped, each for a share `p` of the images;
-    contrast comes first for one half and last for the other.
+    Brightness, contrast, saturation and hue are changed and channels swapped, each with probability `p` per image;
+    contrast comes first for half of the images and last for the others.
     """
 
     p: Fraction = 0.5
+    """Probability of each change, per image."""
     brightness: tuple[Factor, Factor] = (0.875, 1.125)
-    """Factor on all pixels."""
+    """Smallest and largest factor on all pixels."""
     contrast: tuple[Factor, Factor] = (0.5, 1.5)
-    """Factor on the distance from the mean luminance of the image."""
+    """Smallest and largest factor on the distance from the image's mean luminance."""
     saturation: tuple[Factor, Factor] = (0.5, 1.5)
-    """Factor on the distance from a pixel's own luminance."""
+    """Smallest and largest factor on the distance from the pixel's own luminance."""
     hue: tuple[Annotated[float, Field(ge=-0.5, le=0.5)], Annotated[float, Field(ge=-0.5, le=0.5)]] = (-0.05, 0.05)
-    """Turns of the colour circle that are added."""
+    """Smallest and largest shift of the hue, in turns of the colour circle."""
     swap: bool = True
-    """Whether channels are swapped."""
+    """Swap the colour channels too."""
 
     def __post_init__(self) -> None:
         check_order(self, "brightness", "contrast", "saturation", "hue")
@@ -96,29 +98,32 @@ class Distort:
 
 @dataclass(kw_only=True)
 class Light:
-    """Few operations, on the device, for a whole batch at once; in the order of the fields, CLAHE before all."""
+    """Light augmentation on the device, for a whole batch at once, in the order of the fields; CLAHE comes first."""
 
     name: Literal["light"]
+    """Kind of augmentation."""
     flip: Fraction = 0.5
-    """Share of the images that are mirrored."""
+    """Fraction of the images that are mirrored."""
     shift: Annotated[int, Field(ge=0, le=1 << 13)] = 0
-    """Largest move along either side, in whole pixels."""
+    """Largest translation along either side, in whole pixels."""
     affine: Affine | None = None
+    """Rotation, scale, shear and translation. null: none."""
     fill: Literal["edge", "reflect", "zero"] = "edge"
-    """What moves in at the border: the outermost pixel, the image mirrored there, or black."""
+    """Fill at the border. `edge`: the outermost pixel. `reflect`: the mirrored image. `zero`: black."""
     distort: Distort | None = None
+    """Photometric distortion. null: none."""
     erase: Fraction = 0.0
-    """Share of the images in which a box is set to `data.mean` (random erasing, Zhong et al. 2020)."""
+    """Fraction of the images in which a box is set to `data.mean` (random erasing, Zhong et al. 2020)."""
     erase_area: tuple[Fraction, Fraction] = (0.02, 0.33)
-    """Smallest and largest share of the image that the box takes."""
+    """Smallest and largest area of the box, as a fraction of the image."""
     erase_ratio: tuple[Ratio, Ratio] = (0.3, 3.3)
-    """Smallest and largest height of the box over its width; drawn evenly on a logarithmic scale."""
+    """Smallest and largest ratio of the box's height to its width, sampled uniformly on a logarithmic scale."""
     clahe: Fraction = 0.0
-    """Share of the images whose luminance is equalised by tiles (CLAHE)."""
+    """Fraction of the images whose luminance is equalised in tiles (CLAHE)."""
     clahe_clip: Annotated[float, Field(ge=1, le=MANY)] = 2.0
-    """Most pixels in one bin of a tile's histogram, as a multiple of what evenly filled bins have."""
+    """Clip limit: most pixels in one bin of a tile's histogram, as a multiple of the mean over the bins."""
     clahe_tiles: Annotated[int, Field(ge=1, le=64)] = 8
-    """Tiles along each side."""
+    """Number of tiles along each side."""
 
     def __post_init__(self) -> None:
         check_order(self, "erase_area", "erase_ratio")
@@ -217,37 +222,42 @@ class Light:
 
 @dataclass(kw_only=True)
 class Timm:
-    """timm's training augmentation, image by image; the defaults are those of ConvNeXt's authors for ImageNet.
+    """timm's training augmentation, per image; the defaults are those of ConvNeXt's authors for ImageNet.
 
-    Work for `loader.workers`: a 224 px image takes milliseconds. With `data.fit: keep`, what is scored is resized and
-    cut from the middle by timm too; images that were packed at `data.image_size` are scored as they are.
+    Use it with `loader.workers`: a 224 px image takes milliseconds. With `data.fit: keep`, evaluation images are
+    resized and centre-cropped by timm too; images that were packed at `data.image_size` are evaluated as they are.
     """
 
     name: Literal["timm"]
+    """Kind of augmentation."""
     scale: tuple[Fraction, Fraction] = (0.08, 1.0)
-    """Smallest and largest share of the image that a crop takes."""
+    """Smallest and largest area of a crop, as a fraction of the image."""
     ratio: tuple[Ratio, Ratio] = (0.75, 4 / 3)
-    """Smallest and largest width of a crop over its height."""
+    """Smallest and largest ratio of a crop's width to its height."""
     hflip: Fraction = 0.5
+    """Fraction of the images that are mirrored left to right."""
     vflip: Fraction = 0.0
+    """Fraction of the images that are mirrored top to bottom."""
     color_jitter: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Strength of brightness, contrast and saturation; without effect beside `auto_augment`."""
+    """Strength of brightness, contrast and saturation changes. No effect with `auto_augment`. null: none."""
     auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """A policy in timm's words: RandAugment `rand-...`, AugMix `augmix-...`, AutoAugment `v0`, `original`, `3a`."""
+    """A policy in timm's notation: RandAugment `rand-...`, AugMix `augmix-...`, AutoAugment `v0`, `original`, `3a`.
+    null: none."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    """Interpolation of the resize; `random` chooses per image."""
     re_prob: Fraction = 0.25
-    """Share of the images with random erasing."""
+    """Fraction of the images with random erasing."""
     re_mode: Literal["pixel", "rand", "const"] = "pixel"
-    """Erased boxes hold noise per pixel, one random colour, or the mean."""
+    """Content of erased boxes. `pixel`: noise per pixel. `rand`: one random colour. `const`: the mean."""
     re_count: Annotated[int, Field(ge=1, le=100)] = 1
-    """Most boxes in an image."""
+    """Largest number of boxes in an image."""
     crop_pct: FractionAboveZero = 0.875
-    """Share of the shorter side that is scored, with `data.fit: keep`."""
+    """Fraction of the shorter side that an evaluation crop takes, with `data.fit: keep`."""
 
     def __post_init__(self) -> None:
         check_order(self, "scale", "ratio")
         if self.scale[1] == 0:
-            raise ValueError("scale is [0, 0]; a crop takes a share above 0 of the image")
+            raise ValueError("scale is [0, 0]; a crop needs a fraction above 0")
 
     def training(
         self, side: tuple[int, int], mean: tuple[float, ...], std: tuple[float, ...]
@@ -281,7 +291,7 @@ class Timm:
         return _of_pixels(transform)
 
     def scoring(self, side: tuple[int, int]) -> Callable[[np.ndarray], Tensor]:
-        """Make the transform of pixels of any size to what is scored, uint8 (3, *side): resized, and cut."""
+        """Make the transform of pixels of any size to what is evaluated, uint8 (3, *side): resized, and cut."""
         interpolation = "bicubic" if self.interpolation == "random" else self.interpolation
         return _of_pixels(_timm_transform(side, interpolation=interpolation, crop_pct=self.crop_pct, normalize=False))
 
@@ -495,4 +505,4 @@ def check_order(block: object, *names: str) -> None:
     for name in names:
         low, high = getattr(block, name)
         if low > high:
-            raise ValueError(f"{name} is [{low}, {high}]; two numbers are needed, the smaller first")
+            raise ValueError(f"{name} is [{low}, {high}]; give two numbers, the smaller first")

@@ -47,58 +47,64 @@ Kind = Literal["classes", "separation", "inspection", "retrieval"]
 
 @dataclass(kw_only=True)
 class Images:
-    """Labelled images. Every set NAME that is scored offers the splits NAME (as classes), NAME.separation,
+    """Images with class labels. Every evaluation set NAME offers the splits NAME (classification), NAME.separation,
     NAME.inspection and NAME.retrieval, and so does `train`, without augmentation."""
 
     train: str
-    """Folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`, packed folder,
-    or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths (`.csv`,
-    `.jsonl`), webdataset shards (`.tar`, or a folder of them). What is not packed is packed once, into the cache."""
+    """Training set: a folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`,
+    packed folder, or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths
+    (`.csv`, `.jsonl`), or webdataset shards (`.tar`, or a folder of them). A set that is not packed is packed once,
+    into the cache."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`; `held_out`: what `hold_out` keeps from training."""
+    """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
+    training."""
     columns: dict[Literal["image", "label", "split", "name", "group"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: img, label: fine_label}`; also
-    `split`, `name` and `group`. A field of a column of structs is `json.label`."""
+    """Columns of a table, where their names are not recognised: `{image: img, label: fine_label}`; also `split`, `name`
+    and `group`. A field of a struct column is `json.label`."""
     image_size: Side | tuple[Side, Side] = 224
-    """Side of an image, or height and width, in pixels."""
+    """Side of an image in pixels, or [height, width]."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
-    """How images get there when they are packed: the largest middle part of that shape, or the whole, squeezed.
-    `keep`: they stay encoded at their own sizes and are cut when they are read, by `augment: {name: timm}`."""
+    """Preparation of images when they are packed. `crop`: the largest centre crop of that shape. `stretch`: the whole
+    image, resized. `keep`: images stay encoded at their own sizes and are cropped when they are read, by `augment:
+    {name: timm}`."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
-    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
-    """What the difference is divided by."""
+    """Standard deviation per channel by which pixels are divided after `mean` is subtracted. Default: ImageNet's."""
     augment: Augment = field(default_factory=Plain)
+    """Augmentation of training images: `none`, `light` (on the device) or `timm` (in workers)."""
     group: str | None = None
-    """Regular expression with one part in parentheses, which finds in the id of an image (its relative path, or its
-    `image_path`) what must not be in two splits: person, video, alphabet. `each`: every image is its own group.
-    None: what the source says, if it does."""
+    """Regular expression with one part in parentheses that finds the group of an image in its id (its relative path, or
+    its `image_path`): a person, video or alphabet that must not be in two splits. `each`: every image is its own group.
+    null: the groups that the source names, if any."""
     hold_out: HoldOut | None = None
-    """Groups that are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
-    of their names."""
+    """Held-out split: groups that are excluded from training and evaluated as `held_out`; a percentage of them, chosen
+    by name and seed, or a list of their names. null: none."""
     stratify: bool = field(default=False, metadata={"hash": "set"})
-    """Hold out the same share of each class, where `group` is `each`."""
+    """Hold out the same percentage of each class, where `group` is `each`."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a group or an image that is both trained on and scored does: end the run, or warn."""
+    """Action when a group or an image is in both training and evaluation data. `refuse`: end the run. `allow`: warn."""
     open_set: bool = False
-    """What is scored is of other classes than those that are trained: only retrieval is offered. Groups that are held
-    out take their classes with them."""
+    """The evaluation data has other classes than the training data: only retrieval is offered. Held-out groups take
+    their classes with them."""
     sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
-    """Each image once an epoch; or draws with replacement: classes alike often, or an image of a class as often as
-    its weight here says (others: 1). An image drawn twice in an epoch is augmented alike."""
+    """Sampling of training images. `uniform`: each image once per epoch. `balanced`: with replacement, every class
+    equally often. A block of weights per class (others: 1): with replacement, in proportion to the weight. An image
+    drawn twice in an epoch is augmented the same way."""
     cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
-    """Most images that separation, inspection and scores of `train` look at: a fixed random subset, in the
-    proportions of the classes."""
+    """Largest number of images used for separation, inspection and the evaluation of `train`: a fixed random subset
+    with the class proportions of the set."""
     name: Literal["images"] = "images"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if self.fit == "keep" and not isinstance(self.augment, Timm):
-            raise ValueError("fit: keep leaves the cutting to augment: {name: timm}; with others take crop or stretch")
+            raise ValueError("fit: keep needs augment: {name: timm}; with another augment use crop or stretch")
         Holdout(self.hold_out).check(self.evaluate)
         if self.stratify and (self.group != EACH or not isinstance(self.hold_out, float)):
-            raise ValueError(f"stratify is true; it needs group: {EACH} and a share as hold_out, such as 20%")
+            raise ValueError(f"stratify is true; set group: {EACH} and a percentage as hold_out, such as 20%")
 
     @property
     def side(self) -> tuple[int, int]:
@@ -162,8 +168,8 @@ class Images:
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:
-            found, expected = "images of which nothing says what they have in common", "groups to hold out"
-            remedy = f"name them with data.group, a regular expression; `group: {EACH}` splits by image"
+            found, expected = "images without groups", "groups to hold out"
+            remedy = f"set data.group to a regular expression; `group: {EACH}` splits by image"
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
@@ -189,31 +195,37 @@ class Images:
         if not self.open_set:
             new, absent = sorted(set(present) - set(trained)), sorted(set(trained) - set(present))
             if split.name == "train" and absent:
-                found = f"no images of {few(absent)} are left to train on, all are held out"
-                raise UserError("data.hold_out", found, "groups that leave some of each class", "name other groups")
+                found = f"no training images of {few(absent)} remain, all are held out"
+                raise UserError("data.hold_out", found, "groups that leave images of each class", "name other groups")
             if new:
-                found = f"classes that are not trained: {few(new)}"
+                found = f"classes that are not in the training set: {few(new)}"
                 expected = f"those of data.train: {few(sorted(trained))}"
                 missing = f"; of those it has no {few(absent)}" if absent else ""
-                raise UserError(place, found, expected + missing, "open_set: true scores other classes by retrieval")
+                raise UserError(
+                    place, found, expected + missing, "set open_set: true to evaluate other classes by retrieval"
+                )
             if absent:
-                _log.warning("%s: no images of %d classes that are trained: %s", place, len(absent), few(absent))
+                _log.warning("%s: no images of %d training classes: %s", place, len(absent), few(absent))
         if len(present) < 2:
-            raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2 to tell apart")
+            raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
         both = {name: sorted(set(train.names) & set(one.names)) for name, one in scored.items() if self.open_set}
         classes = [
-            (name, f"{len(some)} of its {len(scored[name].names)} classes are trained, with open_set on: {few(some)}")
+            (
+                name,
+                f"{len(some)} of its {len(scored[name].names)} classes are in the training set, but open_set is on: "
+                f"{few(some)}",
+            )
             for name, some in both.items()
             if some
         ]
         held = {name: one.held() for name, one in scored.items()}
-        remedy = "divide the sets by group (data.hold_out can), or go on with `leakage: allow`"
+        remedy = "divide the sets by group (data.hold_out can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each group and each image in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         few = split.some(self.cap)
         plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
         searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
@@ -238,7 +250,7 @@ class Images:
             return (1.0 / np.maximum(counts, 1))[train.label]
         absent = sorted(set(self.sampling) - set(train.names))
         if absent:
-            found = f"weights for classes that are not there: {few(absent)}"
+            found = f"weights for unknown classes: {few(absent)}"
             raise UserError("data.sampling", found, f"some of: {few(sorted(train.names), 20)}")
         return np.asarray([self.sampling.get(name, 1.0) for name in train.names])[train.label]
 
@@ -261,9 +273,9 @@ class ImageSplit(TrainSplit):
     seed: int
     data: Images
     augment: AnyAugment
-    """What is done to images in training; what is scored is only cut, where images keep their own sizes."""
+    """Augmentation in training; evaluation images are only cropped, where images keep their own sizes."""
     kind: Kind | None = None
-    """How it is scored; None for training."""
+    """How it is evaluated; None for training."""
     weights: np.ndarray | None = None
     """float64 (size,): how often each is drawn in training, relative to the others; None: each once an epoch."""
 
@@ -282,7 +294,7 @@ class ImageSplit(TrainSplit):
 
     @functools.cached_property
     def views(self) -> int:
-        """As `Images.views`; one of what is scored."""
+        """As `Images.views`; one of what is evaluated."""
         return self.data.views if self.kind is None else 1
 
     @functools.cached_property
@@ -303,7 +315,7 @@ class ImageSplit(TrainSplit):
 
     @property
     def protocol(self) -> Classes | Retrieval | None:
-        """How the split is scored; None for training."""
+        """How the split is evaluated; None for training."""
         if self.kind is None:
             return None
         if self.kind == "retrieval":

@@ -27,12 +27,12 @@ class Preparation:
     mean: tuple[float, float, float]
     """Taken from pixels 0 .. 1, for red, green and blue."""
     std: tuple[float, float, float]
-    """What the difference is divided by."""
+    """Divisor after `mean` is subtracted."""
     pixels: Callable[[np.ndarray, str], np.ndarray]
     """An image, uint8 (h, w, 3), and its place in words, to uint8 (3, *side). Raises UserError where it does not fit.
     """
     normal: Callable[[Tensor], Tensor]
-    """Images, uint8 (B, 3, *side), to float ones, with the bits with which the run was scored."""
+    """Images, uint8 (B, 3, *side), to float ones, with the bits with which the run was evaluated."""
     words: str
     """How images get to their size."""
     crop_pct: float = 1.0
@@ -46,22 +46,22 @@ def of(data: object) -> Preparation | None:
     if isinstance(data, Faces):
         side, half = (data.image_size, data.image_size), (0.5, 0.5, 0.5)
         if data.fit == "crop":
-            words = "the largest middle square of a face, resized"
+            words = "the largest centre square of a face, resized"
             return Preparation(side, half, half, partial(_fitted, side=side, how="crop"), _faces, words)
-        words = "an aligned square face; a larger one is made smaller, any other shape is refused"
+        words = "an aligned square face; a larger one is scaled down, any other shape is refused"
         if data.fit == "align":
             words = f"a face warped by five points to the ArcFace template ({LANDMARKS}), or {words}"
         return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
     if isinstance(data, Images) and data.fit == "keep" and isinstance(data.augment, Timm):
         cut, share = data.augment.scoring(data.side), data.augment.crop_pct
-        words = f"resized, and the middle cut out: {100 * share:.4g} % of the shorter side"
+        words = f"resized and centre-cropped to {100 * share:.4g} % of the shorter side"
         return _normalised(data, lambda pixels, where: cut(pixels).numpy(), words, share, "center")
     if not isinstance(data, Images | People) or data.fit == "keep":
         return None
     pixels = partial(_fitted, side=data.side, how=data.fit)
     if data.fit == "stretch":
-        return _normalised(data, pixels, "the whole image, squeezed", 1.0, "squash")
-    return _normalised(data, pixels, "the largest middle part of that shape, resized", 1.0, "center")
+        return _normalised(data, pixels, "the whole image, resized", 1.0, "squash")
+    return _normalised(data, pixels, "the largest centre crop of that shape, resized", 1.0, "center")
 
 
 def _normalised(

@@ -80,8 +80,8 @@ class Damage:
         if recipe.loader.damaged == "fail":
             return None
         if data.block > 1:
-            found = f"replace, where {data.block} samples of a batch are drawn to be seen together"
-            raise UserError("loader.damaged", found, "fail", "import the set again from files that are whole")
+            found = f"replace, but {data.block} samples of a batch belong together"
+            raise UserError("loader.damaged", found, "fail", "import the set again from intact files")
         return Damage(split, recipe.seed, recipe.loader.damaged_most)
 
     def watched(self, asked: Iterable[tuple[int, np.ndarray]], batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -99,7 +99,7 @@ class Damage:
     def _note(self, row: int, other: int) -> None:
         said = self.split.instead(row)[1]
         self.found[row] = {"row": row, "said": said, "instead": other}
-        _log.warning("%s; row %d is trained on in its place", said, other)
+        _log.warning("%s; row %d replaces it in the training", said, other)
         self._refuse_many()
 
     def add(self, found: Iterable[Mapping[str, Any]]) -> None:
@@ -117,4 +117,4 @@ class Damage:
             many = number_of(len(self.found), "samples are", "sample is")
             found = f"{many} damaged, the last one: {last['said']}"
             expected = f"at most {self._allowed} of {self.split.size}: {100 * self._most:g}%, loader.damaged_most"
-            raise UserError(self.split.name, found, expected, "import the set again from files that are whole")
+            raise UserError(self.split.name, found, expected, "import the set again from intact files")

@@ -45,10 +45,12 @@ def workers(split: Readable, loader: Loader, tell: Callable[[str], None] | None 
     if loader.start not in (None, *multiprocessing.get_all_start_methods()) or (
         loader.start == "fork" and not hasattr(os, "fork")
     ):
-        remedy = "leave it out: the system's own way is taken"
-        raise UserError("loader.start", f"{loader.start}, which this system has not", "spawn", remedy)
+        remedy = "remove it to use the platform's default"
+        raise UserError("loader.start", f"{loader.start}, which this platform does not have", "spawn", remedy)
     if lacks := worker_pool.missing():
-        _log.warning("loader.workers: this system has no %s; torch's DataLoader reads the batches", ", ".join(lacks))
+        _log.warning(
+            "loader.workers: this platform has no %s; PyTorch's DataLoader reads the batches", ", ".join(lacks)
+        )
         return TorchWorkers(split, loader, tell)
     return Workers(split, loader, tell)
 
@@ -109,7 +111,7 @@ class TorchWorkers:
         )
         self._processes = [child for child in multiprocessing.active_children() if child not in before]
         if handler is not None and threading.current_thread() is threading.main_thread():
-            # torch's would raise wherever the training stands, within an update or a checkpoint as well.
+            # torch's would raise wherever the training stands, within a step or a checkpoint as well.
             signal.signal(signal.SIGCHLD, handler)
 
     def _taken(self) -> Any:

@@ -3,7 +3,7 @@
 Each has a socket of its own, over which either side hands the other a descriptor of anonymous memory that holds arrays.
 There is no lock that a killed worker could hold, no thread, no file and no /dev/shm; a message comes whole or not at
 all. PyTorch's DataLoader was left for this: one stopped worker (SIGSTOP) kept its process from ever leaving, and one
-that died raised an exception wherever the training stood, within an update or a checkpoint as well.
+that died raised an exception wherever the training stood, within a step or a checkpoint as well.
 
 What a worker reads is a pure function of its key, so another one in its place reads the same bits.
 """
@@ -157,7 +157,7 @@ def tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None
     """Report that a worker was lost and another one reads. Raises UserError once that has been done RESTARTS times."""
     if times > RESTARTS:
         again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
-        remedy = "loader.workers=0 reads in the process itself; --resume continues the run"
+        remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
         raise UserError(f"loader, {reading}", f"{lost}{again}", remedy=remedy) from None
     said = f"loader, {reading}: {lost}; replaced ({times} of {RESTARTS} times)"
     _log.warning("%s", said)
@@ -219,7 +219,7 @@ class _Worker:
         except ConnectionResetError:
             message = None
         except OSError as error:
-            raise Lost(f"a worker process cannot be read from ({error.strerror or error})") from None
+            raise Lost(f"cannot read from a worker process ({error.strerror or error})") from None
         if message is None:
             self.process.join(GRACE)
             raise Lost(f"a worker process {ended(self.process.exitcode)}")

@@ -41,67 +41,75 @@ _SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_m
 _INDOORS = ("1", "2")
 """Cameras of its indoor gallery, by the last character of their names."""
 _FIXED = 0
-"""Seed of the galleries that are drawn: whatever the run's, so that runs are scored on the same ones."""
+"""Seed of the galleries that are drawn: whatever the run's, so that runs are evaluated on the same ones."""
 
 
 @dataclass(kw_only=True)
 class ModalityDropout:
-    """Queries of several modalities that lose some of them in training, so that none is relied on alone."""
+    """Random removal of modalities from queries in training, so that the model does not rely on one."""
 
     p: FractionBelowOne
-    """Share of the records of queries that are left out. One of each query stays."""
+    """Fraction of the records of multi-modal queries that are left out. One record of each query stays."""
     from_epoch: Whole = 0
-    """First epoch, from 0, in which any are."""
+    """First epoch, from 0, with modality dropout."""
 
 
 @dataclass(kw_only=True)
 class People:
-    """Records of people. Every set NAME that is scored offers the splits NAME, NAME.ranked (with images of ranked
-    lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
+    """Person images and captions for re-identification. Every evaluation set NAME offers the splits NAME, NAME.ranked
+    (with images of ranked lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
 
     train: str
-    """`ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`) with a row for
-    each record, a table with images (`hf://owner/name`, parquet, a saved set, shards), the built-in `sample:people`, or
-    `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
+    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`)
+    with a row for each record, a table with images (`hf://owner/name`, parquet, a saved set, shards), the built-in
+    `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`; `held_out`: the people of `hold_out`."""
+    """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
+    training."""
     columns: dict[Literal["path", "image", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Columns of indexes and tables that are called otherwise: `{person: pid, path: file}`, `{image: img}`."""
+    """Columns of indexes and tables that have other names: `{person: pid, path: file}`, `{image: img}`."""
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
-    """Those that are used, `rgb` among them; None: all that `train` has."""
+    """Modalities to use; `rgb` must be among them. null: all that `train` has."""
     image_size: Side | tuple[Side, Side] = (256, 128)
-    """Side of an image, or height and width, in pixels."""
+    """Side of an image in pixels, or [height, width]."""
     fit: Literal["crop", "stretch"] = "stretch"
-    """How images get there when they are packed: the whole, squeezed, or the largest middle part of that shape."""
+    """Preparation of images when they are packed. `stretch`: the whole image, resized. `crop`: the largest centre crop
+    of that shape."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
-    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
-    """What the difference is divided by."""
+    """Standard deviation per channel by which pixels are divided after `mean` is subtracted. Default: ImageNet's."""
     augment: Annotated[Plain | Light, Field(discriminator="name")] = field(default_factory=Plain)
-    """What is done to images of every modality in training."""
+    """Augmentation of training images of every modality: `none` or `light`."""
     text: Captions = field(default_factory=Captions)
+    """Tokenization of captions."""
     token_dropout: FractionBelowOne = 0.0
-    """Share of the words (with `clip`, of its pieces) that captions lose in training; one stays."""
+    """Fraction of the words (with `clip`, of its tokens) of a caption that are dropped in training; at least one
+    stays."""
     sampler: Sampler
+    """Composition of training batches: `pk`, `modal_pk` or `pairs`."""
     queries: Literal["all", "one"] = "all"
-    """What people of a training batch are asked for with: every combination of the modalities, RGB apart, that they
-    have records of in the batch; or the one of all of these."""
+    """Queries of a training batch. `all`: for each person, every combination of the non-RGB modalities of which the
+    batch has records. `one`: the one combination of all of them."""
     modality_dropout: ModalityDropout | None = None
+    """Random removal of modalities from queries in training. null: none."""
     hold_out: HoldOut | None = None
-    """People who are kept from training and scored as `held_out`: a share of them, chosen by name and seed, or a list
-    of their names."""
+    """Held-out split: identities that are excluded from training and evaluated as `held_out`; a percentage of them,
+    chosen by name and seed, or a list of their names. null: none."""
     rerank_strict: bool = False
-    """When NAME.reranked joins two neighbourhoods: where two thirds or more of the one are in the other, as the paper
-    of k-reciprocal re-ranking writes; or, true, where more than two thirds are, as its authors' code computes."""
+    """Condition of NAME.reranked for joining two neighbourhoods. false: at least two thirds overlap, as in the
+    k-reciprocal re-ranking paper. true: more than two thirds, as in its authors' code."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What a person or an image that is both trained on and scored does: end the run, or warn."""
+    """Action when a person or an image is in both training and evaluation data. `refuse`: end the run. `allow`:
+    warn."""
     name: Literal["people"] = "people"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if self.modalities is not None and "rgb" not in self.modalities:
-            raise ValueError(f"modalities are {self.modalities}; rgb is needed, in which people are looked for")
+            raise ValueError(f"modalities are {self.modalities}; add rgb, the modality of the gallery")
         self._holdout.check(self.evaluate)
 
     @property
@@ -131,7 +139,7 @@ class People:
         kept = kept[whole.person[kept] >= 0]
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
         names = tuple(whole.persons[number] for number in numbers.tolist())
-        # All is found, and the sampler tried, before the first image is packed: a mistake should not show after that.
+        # All is found, and the sampler tried, before the first image is packed: an error should not show after that.
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
@@ -142,7 +150,7 @@ class People:
             asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
-                told.append(f"{name}: its records of {words} are left out, for none are trained on")
+                told.append(f"{name}: its records of {words} are left out, since the training set has none")
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}
         for name, (index, every) in asked.items():
@@ -226,7 +234,7 @@ class People:
 
     def _check_leaks(self, train: PeopleSplit, scored: Mapping[str, PeopleSplit]) -> None:
         held = {name: one.held() for name, one in scored.items()}
-        remedy = "divide the sets by person (data.hold_out can), or go on with `leakage: allow`"
+        remedy = "divide the sets by person (data.hold_out can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each person and each image in one split", remedy)
 
 
@@ -259,9 +267,9 @@ class PeopleSplit(TrainSplit):
     seed: int
     data: People
     protocol: Search | None = None
-    """How it is scored; None for training."""
+    """How it is evaluated; None for training."""
     draw: Draw | None = None
-    """What draws the batches of a training split."""
+    """Sampler of the batches of a training split."""
     any_thread = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -510,7 +518,7 @@ def searches(
     asking = sum(len(some) for some in queries.values())
     if not asking or not len(gallery):
         found = f"{asking} queries and {len(gallery)} gallery images"
-        raise UserError(f"{where} ({index.where})", found, "some of either", "look at its modalities and roles")
+        raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
     if index.trials == "sysu":
         # Another set with such trials (LLCM) has them of single images, and no part of it is indoors.
         settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}

@@ -61,7 +61,7 @@ _FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts
 def indexed(text: str, part: str = "train", columns: Columns | None = None) -> PeopleIndex:
     """Return the index of the set that a recipe names, scanned where that is not done yet; see `sources.find`.
 
-    Processes that start together scan once. Raises UserError at the first mistake in the set, naming file and row.
+    Processes that start together scan once. Raises UserError at the first error in the set, naming file and row.
     """
     layout = sources.find(text, part, columns)
     made = [FORMAT, VERSION, layout.kind, layout.where, *([sorted(columns.items())] if columns else [])]
@@ -153,7 +153,7 @@ class PeopleIndex(HashedFolder):
         for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
             self.refuse_entries(manifest, {key: manifest[key] not in words}, " or ".join(words))
         if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
-            raise self.damaged("manifest.json", "lists of another form", "names and counts")
+            raise self.damaged("manifest.json", "lists of an unknown form", "names and counts")
         return _FILES
 
     def __len__(self) -> int:
@@ -255,7 +255,7 @@ class PeopleIndex(HashedFolder):
             # A query has a record in the place of its modality, or none.
             sound = sound and np.all((asked < 0) | (self.modality[asked] == np.arange(len(MODALITIES))))
         if not sound or not np.all(self.modality[1:] >= self.modality[:-1]):
-            raise UserError(str(self.path), "arrays that do not fit each other", remedy=REBUILD)
+            raise UserError(str(self.path), "arrays of inconsistent sizes", remedy=REBUILD)
 
 
 def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:

@@ -108,8 +108,8 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
         strange = sorted(rows.names(folder) - rows.names("vis"))
         strange = [name for name in strange if not name.startswith(".") and (rows.root / folder / name).is_dir()]
         if strange:
-            found = f"folders of persons of whom vis has none: {few(strange)}"
-            raise UserError(str(rows.root / folder), found, "those of vis, since there they are looked for")
+            found = f"folders of persons that vis does not have: {few(strange)}"
+            raise UserError(str(rows.root / folder), found, "those of vis, the gallery")
         for person in numbers:
             if person in rows.names(folder):
                 _whole_folder(rows, f"{folder}/{person}", person, modality)
@@ -222,7 +222,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
     persons = {person: file for file in files for person in _numbers(file)}
     both = sorted({person for file in others for person in _numbers(file)} & set(persons))
     if both:
-        raise UserError(str(files[0]), f"persons that are in {others[0].name}, too: {few(both)}", "each in one split")
+        raise UserError(str(files[0]), f"persons that are also in {others[0].name}: {few(both)}", "each in one split")
     for camera in range(1, 7):
         if not (rows.root / f"cam{camera}").is_dir():
             raise UserError(str(rows.root), f"no folder cam{camera}", "cam1 to cam6")
@@ -233,7 +233,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
                 found += _whole_folder(rows, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
-            raise UserError(str(persons[person]), f"person {person}, of whom there are no images", "some of each")
+            raise UserError(str(persons[person]), f"person {person}, without images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
     rows.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
     rows.hides, rows.by_person, rows.trials = "place", True, "sysu"
@@ -279,7 +279,7 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
         if person == "-1":
             continue
         if int(person) == 0 and role != GALLERY:
-            raise UserError(where, "a distractor outside the gallery", "someone to look for")
+            raise UserError(where, "a distractor outside of the gallery", "a person in queries")
         camera = f"c{int(camera)}"
         rows.picture(where, f"{folder}/{name}", person if int(person) else None, RGB, camera, role)
         rows.places[camera] = int(camera[1:])

@@ -79,7 +79,7 @@ class Report:
 
     def _people(self) -> str:
         spec, able = self.draw.spec, self.draw.persons
-        told = f"{spec.name} can draw {able:,} of {self.persons:,} people ({100 * able / self.persons:.1f}%)"
+        told = f"{spec.name} can sample {able:,} of {self.persons:,} people ({100 * able / self.persons:.1f}%)"
         if self.unpaired:
             one = not isinstance(spec, PK) and not spec.ensure_rgb
             why = "records of one modality" if one else "no RGB record, or no other"

@@ -6,7 +6,7 @@ and what is in a batch is a hash of seed and place, by permutations that need no
 batch of any epoch is there at once, on any process, and resuming needs no more than the number of the next one.
 
 **People** come in passes: each person that can be drawn once, in another order every time; what a pass leaves over,
-fewer people than an update takes, is left out of it. Passes go on from epoch to epoch, so an epoch may be shorter or
+fewer people than a step takes, is left out of it. Passes go on from epoch to epoch, so an epoch may be shorter or
 longer than one. **Records** of a cell come in passes too, so far as a person's draws ask for equally many of them: each
 once before one comes again, in another order every time. Within a draw a record is repeated only where the person has
 too few of what is asked for.
@@ -47,9 +47,9 @@ class _Blocks:
     """Keys of every sampler."""
 
     people: Annotated[int, Field(ge=2, le=100000)]
-    """P: different people in a block, which is one micro-batch."""
+    """P: number of different people in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)]
-    """K: records of each of them."""
+    """K: records of each person."""
 
     @property
     def block(self) -> int:
@@ -62,62 +62,69 @@ class PK(_Blocks):
     """P people with K records each, of any modality."""
 
     short: Literal["repeat", "drop"] = "repeat"
-    """Of people with fewer than K records: some come more than once in a draw, or the people are not drawn."""
+    """People with fewer than K records. `repeat`: records repeat within a draw. `drop`: the person is not drawn."""
     epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as there are records."""
+    """Length of an epoch. `people`: every eligible person once. `records`: as many draws as there are records."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pk"] = "pk"
+    """Kind of sampler."""
 
 
 @dataclass(kw_only=True)
 class ModalPK(_Blocks):
-    """P people with K records each, of several modalities: of people with an RGB record and one of another modality."""
+    """P people with K records each, of several modalities; each person has an RGB record and one of another
+    modality."""
 
     ensure_rgb: bool = True
-    """One of the K is RGB and the rest of other modalities; without it, RGB is one modality among the others."""
+    """true: one of the K records is RGB and the others are of other modalities. false: RGB is treated like the other
+    modalities."""
     prefer_complete: bool = True
-    """One of each modality that the person has before a second of any; without it, any of the records."""
+    """true: one record of each modality of the person before a second of any. false: any of the records."""
     half: bool = False
-    """K/2 of RGB and K/2 of other modalities, strictly."""
+    """K/2 records of RGB and K/2 of other modalities, strictly."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
-    """Of people with too few records of other modalities (with `half`, or of RGB): these come more than once in a draw;
-    more of RGB, none twice while there are others; or the people are not drawn."""
+    """People with too few records of other modalities (with `half`, or of RGB). `repeat`: records repeat within a draw.
+    `fill`: more RGB records, without repetition while there are others. `drop`: the person is not drawn."""
     epoch: Literal["people", "records"] = "people"
-    """How long an epoch is: every person that can be drawn once, or as many draws as they have records."""
+    """Length of an epoch. `people`: every eligible person once. `records`: as many draws as they have records."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["modal_pk"] = "modal_pk"
+    """Kind of sampler."""
 
     def __post_init__(self) -> None:
         if self.half and self.each % 2:
-            raise ValueError(f"each is {self.each}; half needs an even number, K/2 of RGB and K/2 of other modalities")
+            raise ValueError(f"each is {self.each}; half needs an even number: K/2 of RGB and K/2 of other modalities")
         if self.half and not self.ensure_rgb:
-            raise ValueError("half takes K/2 of RGB, and ensure_rgb is off; leave out one of the two")
+            raise ValueError("half takes K/2 of RGB, but ensure_rgb is off; remove one of the two")
         if self.short == "fill" and (self.half or not self.ensure_rgb):
             what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
-            raise ValueError(f"short: fill takes more of RGB, and {what}; take repeat or drop")
+            raise ValueError(f"short: fill takes more RGB records, but {what}; use repeat or drop")
 
 
 @dataclass(kw_only=True)
 class Pairs(_Blocks):
-    """P RGB records with K-1 of the same person from other modalities each; people may meet themselves in a block.
+    """P RGB records with K-1 records of the same person from other modalities each; a person may occur twice in a
+    block.
 
-    With K = 2, pairs of two modalities. Anchors come in passes: each RGB record once.
+    With K = 2, pairs of two modalities. Each pass takes every RGB record once.
     """
 
     people: Annotated[int, Field(ge=2, le=100000)]
-    """P: RGB records in a block, which is one micro-batch."""
+    """P: number of RGB records in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)] = 2
-    """K: an RGB record and its K-1 partners, one of each modality that the person has before a second of any."""
+    """K: an RGB record and its K-1 partners, one of each modality of the person before a second of any."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
-    """Of people with fewer than K-1 records of other modalities: these come more than once in a draw; more of RGB, none
-    twice while there are others; or the people are not drawn."""
+    """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
+    records, without repetition while there are others. `drop`: the person is not drawn."""
     epoch: Literal["anchors", "people", "records"] = "anchors"
-    """How long an epoch is: as many draws as RGB records, as people, or so many that records come out alike."""
+    """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: so many that
+    as many records are drawn as there are."""
     batches_per_epoch: Count | None = None
-    """Blocks of an epoch; None: as `epoch` says."""
+    """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pairs"] = "pairs"
+    """Kind of sampler."""
     # Of `modal_pk` these would be settings; an anchor is one RGB record.
     ensure_rgb: ClassVar[bool] = True
     half: ClassVar[bool] = False
@@ -215,9 +222,9 @@ class Draw:
         people = np.flatnonzero(able)
         self.persons, self.records = len(people), int(counts[people].sum())
         if not self.persons:
-            raise UserError(WHERE, f"nobody among {cells.persons} people can be drawn", _needed(spec), _remedy(spec))
+            raise UserError(WHERE, f"none of {cells.persons} people can be sampled", _needed(spec), _remedy(spec))
         if self.persons < 2:
-            raise UserError(WHERE, f"1 of {cells.persons} people can be drawn", f"2 to tell apart, {_needed(spec)}")
+            raise UserError(WHERE, f"1 of {cells.persons} people can be sampled", f"at least 2, {_needed(spec)}")
         self._people = None if self.persons == cells.persons else people.astype(np.int32)
         self._ends = None
         if isinstance(spec, Pairs):
@@ -304,7 +311,7 @@ class Draw:
         if (needed := together * self.spec.people) > self.units:
             what = "people" if self._ends is None else "RGB records"
             blocks = f", {together} blocks of {self.spec.people}" if together > 1 else ""
-            found = f"{needed} {what} in an update{blocks}, and {self.units} can be drawn"
+            found = f"{needed} {what} in a step{blocks}, but only {self.units} can be sampled"
             raise UserError(f"{WHERE}.people", found, f"{self.units // together} at most", "or a smaller batch_size")
 
     # ---- which records: places in `cells.rows`
@@ -426,7 +433,7 @@ class DrawnRowOrder:
     """Rows of an epoch that are drawn when they are asked for: `order[update, first:last]`, int64."""
 
     def __init__(self, draw: Draw, epoch: int, together: int):
-        """Make the order of an epoch of `together` blocks an update."""
+        """Make the order of an epoch of `together` blocks a step."""
         self.shape = (draw.batches // together, together * draw.block)
         """Updates, and rows of each."""
         self._draw, self._together, self._first = draw, together, epoch * (draw.batches // together)
@@ -489,5 +496,5 @@ def _needed(spec: AnySampler) -> str:
 
 def _remedy(spec: AnySampler) -> str:
     if spec.short == "drop":
-        return "`short: repeat` draws some of their records twice"
-    return "" if isinstance(spec, PK) else "`name: pk` draws records of any modality"
+        return "set `short: repeat` to sample some of their records twice"
+    return "" if isinstance(spec, PK) else "set `name: pk` to sample records of any modality"

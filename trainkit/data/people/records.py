@@ -20,7 +20,7 @@ DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""
 
 EITHER, QUERY, GALLERY = range(3)
-"""What a record is for in a search: as it comes, query only, gallery only."""
+"""Role of a record in a search: default, query only, gallery only."""
 
 LINE_LIMIT = 10_000
 """Longest path, name or caption, in characters."""
@@ -74,7 +74,7 @@ class Rows:
     places: dict[str, int] = field(default_factory=dict)
     """Cameras whose records hide each other, by a number; the others hide nothing."""
     hides: str = "person"
-    """What a query does not meet of its place: records of its own person, or (`place`) any."""
+    """Records of its own camera that a query ignores: those of its own person, or (`place`) any."""
     by_person: bool = False
     trials: str = "none"
     number: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Rows:
         """Add an image; its number. Raises UserError where it is not there, or there twice."""
         earlier = self.number.get(path)
         if earlier is not None:
-            raise UserError(where, f"{path} again, as in {self.where[earlier]}"[:500], "each image once")
+            raise UserError(where, f"{path}, a duplicate of {self.where[earlier]}"[:500], "each image once")
         self._check_path(where, path)
         return self._add(where, path, person, modality, camera, role, -1, "")
 
@@ -106,7 +106,7 @@ class Rows:
     ) -> int:
         """Add a caption, `id` made its own by a number where it is taken; its number. Raises UserError when empty."""
         if not text.strip():
-            raise UserError(where, "an empty caption", "words that describe the person")
+            raise UserError(where, "an empty caption", "a description of the person")
         text = " ".join(text.split())
         if len(text) > LINE_LIMIT:
             raise UserError(where, f"a caption of {len(text)} characters", f"at most {LINE_LIMIT}")
@@ -121,18 +121,20 @@ class Rows:
     ) -> int:
         if person is not None:
             if not person:
-                raise UserError(where, "no person", "who is shown, in every record")
+                raise UserError(where, "no person", "the name of the person in every record")
             if len(person) > LINE_LIMIT or not folders.is_writable(person):
                 raise UserError(where, f"person {person[:100]!r}", "a name in one line")
         if person is None and (modality != RGB or role == QUERY):
-            raise UserError(where, "a distractor that is no gallery image", "someone to look for, or an rgb image")
+            raise UserError(where, "a distractor that is not a gallery image", "a person in queries, or an rgb image")
         if not (folders.is_writable(id) and folders.is_writable(camera)):
             folders.check_names(where, (id, camera))
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise UserError(where, "half a character (a lone surrogate)", "text that UTF-8 can write") from None
+                raise UserError(
+                    where, "an incomplete character (a lone surrogate)", "text that UTF-8 can encode"
+                ) from None
         row = len(self.ids)
         self.number[id] = row
         self.ids.append(id)
@@ -174,12 +176,12 @@ class Rows:
             if "\\" in path:
                 raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
             alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
-            remedy = f"there is {few(alike)}: the case of letters counts" if alike else ""
-            raise UserError(where, f"{path[:300]} is not in {self.root}", "a file that is there", remedy)
+            remedy = f"there is {few(alike)}; names are case-sensitive" if alike else ""
+            raise UserError(where, f"{path[:300]} is not in {self.root}", "an existing file", remedy)
         if name in self._links[folder] and folder in self._from_list and folders.leads_out(self.root, path):
             raise UserError(where, f"{path[:300]} is a link out of {self.root}", "a file below it")
         if os.path.splitext(name)[1].lower() not in image_decode.SUFFIXES:
-            raise UserError(where, f"{path[:300]} is no image", " ".join(sorted(image_decode.SUFFIXES)))
+            raise UserError(where, f"{path[:300]} is not an image", " ".join(sorted(image_decode.SUFFIXES)))
 
     def _check_folder(self, where: str, path: str) -> None:
         """Refuse a path that leads elsewhere, in a folder that a list names; one that the reader listed it chose."""
@@ -201,4 +203,4 @@ def check_persons(rows: Rows) -> None:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             first = rows.where[rows.person.index(name)]
-            raise UserError(first, f"the person {name!r} beside {other!r}"[:300], "one spelling of each name")
+            raise UserError(first, f"the person {name!r} as well as {other!r}"[:300], "one spelling of each name")

@@ -137,12 +137,12 @@ def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> 
         if not path:
             raise UserError(where, "no path", f"the {interfaces.MODALITIES[modality]} image of this row")
         if of:
-            raise UserError(where, f"an image of the image {of[:200]!r}", "`of` in rows of captions alone")
+            raise UserError(where, f"an image that refers to the image {of[:200]!r}", "`of` in rows of captions alone")
         row = rows.picture(where, path, who, modality, camera, role)
         if text:
             if modality != RGB:
                 found = f"a caption beside an image of modality {interfaces.MODALITIES[modality]}"
-                remedy = "write it as a row of its own, of modality text"
+                remedy = "write it in a row of its own, with modality text"
                 raise UserError(where, found, "captions beside rgb images", remedy)
             if who is not None:
                 rows.caption(where, f"{path}#text", text, who, camera, role, row)
@@ -254,5 +254,5 @@ def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | 
             return None
         split = "train"
     if split not in counts:
-        raise UserError(f"{file}#{split}", f"no such split; there is {few(sorted(counts))}", "one of these after #")
+        raise UserError(f"{file}#{split}", f"no such split; available: {few(sorted(counts))}", "one of these after #")
     return split

@@ -152,20 +152,20 @@ class Clip:
 
 @dataclass(kw_only=True)
 class Captions:
-    """How captions become ids."""
+    """Tokenization of captions."""
 
     tokenizer: Literal["words", "clip"] = "words"
-    """`words`: each word an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
+    """`words`: each word gets an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
     length: Annotated[int, Field(ge=3, le=4096)] = 77
-    """Ids of a caption, the end included; what is longer is cut."""
+    """Number of tokens of a caption, end token included; longer captions are cut."""
     vocabulary: Annotated[int, Field(ge=3, le=1 << 20)] = 4096
-    """Ids of `words`. CLIP's file says how many there are: 49,408."""
+    """Number of ids of `words`. CLIP's file determines its own: 49,408."""
     file: str | None = None
-    """CLIP's `bpe_simple_vocab_16e6.txt.gz`."""
+    """CLIP's `bpe_simple_vocab_16e6.txt.gz`. null: none; `clip` needs it."""
 
     def __post_init__(self) -> None:
         if (self.tokenizer == "clip") != (self.file is not None):
-            raise ValueError("tokenizer: clip needs its file of pairs, and words need none")
+            raise ValueError("tokenizer: clip needs `file`, and words takes none")
 
     def missing(self) -> str | None:
         """Return a sentence about the file where it is not there yet."""

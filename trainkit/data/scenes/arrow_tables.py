@@ -46,9 +46,9 @@ def open_rows(path: Path | str, split: str | None, parts: Sequence[str] = (), co
     place = path if isinstance(path, Path) else table.path
     where = str(place) if split is None and value is None else f"{place}#{value or split}"
     if size is None:
-        raise UserError(where, f"{table.kind}, which is read in one go", "a table", "import it as parquet first")
+        raise UserError(where, f"{table.kind}, which cannot be read in parts", "a table", "import it as parquet first")
     if not size:
-        raise UserError(where, "no rows", "an image and its mask a row")
+        raise UserError(where, "no rows", "an image and its mask per row")
     return Rows(table, where, size, value, image, mask)
 
 
@@ -100,7 +100,7 @@ class Rows(Sequence[Scene]):
     where: str
     """The table and its split, in words."""
     files: tuple[Path, ...]
-    """What the table is made of."""
+    """Files of the table."""
 
     def __init__(self, table: arrow_tables.Table, where: str, size: int, split: str | None, image: str, mask: str):
         """Take `size` rows of `table`, whose split column says `split` (None: all), and columns `image` and `mask`."""
@@ -118,7 +118,7 @@ class Rows(Sequence[Scene]):
 
     def __iter__(self) -> Iterator[Scene]:
         for where, id, cells in self._read((self._image, self._mask)):
-            # An empty cell is a mistake of its row, to be counted with others; a path in place of bytes is the table's.
+            # An empty cell is an error of its row, to be counted with others; a path in place of bytes is the table's.
             image, mask = self._cell(cells[0], where), self._cell(cells[1], f"{where}, column {self._mask}")
             yield Scene(id, image or b"", mask, where)
 

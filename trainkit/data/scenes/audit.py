@@ -20,7 +20,7 @@ class Audit:
     """Sizes, classes and fingerprints of a set whose files were all read. Images that cannot be used have no row."""
 
     words: str
-    """Which set it is, for messages."""
+    """Name of the set in messages."""
     names: tuple[str, ...]
     """Of the classes, in the order of their numbers."""
     ids: tuple[str, ...]
@@ -34,7 +34,7 @@ class Audit:
     masks: np.ndarray
     """uint64 (n,), fingerprint of the classes of each."""
     damage: tuple[str, ...]
-    """Sentences about what cannot be used, one for each kind of mistake."""
+    """Sentences about what cannot be used, one for each kind of error."""
     turned: tuple[str, ...] = ()
     """Names of images that an EXIF orientation turns or mirrors without a change of their size."""
 
@@ -54,28 +54,28 @@ def oddities(seen: Audit) -> list[str]:
         notes.append(f"{len(absent)} of {len(seen.names)} classes have no pixel: {few(absent, 20)}")
     there = (labelled > 0).sum(1)
     if len(bare := np.flatnonzero(there == 0)):
-        notes.append(f"{len(bare)} of {len(ids)} images have no pixel with a class: {few(ids[i] for i in bare)}")
+        notes.append(f"{len(bare)} of {len(ids)} images have no labelled pixel: {few(ids[i] for i in bare)}")
     if len(single := np.flatnonzero(there == 1)):
         listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
-        notes.append(f"{len(single)} of {len(ids)} images are of one class all over: {listed}")
+        notes.append(f"{len(single)} of {len(ids)} images have only one class: {listed}")
     if seen.turned:
         notes.append(
-            f"{len(seen.turned)} of {len(ids)} images are turned or mirrored by their EXIF orientation, and their "
-            f"sizes do not tell whether their masks are as well: {few(seen.turned)}"
+            f"{len(seen.turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
+            f"sizes do not show whether their masks are too: {few(seen.turned)}"
         )
     share = seen.counts[:, -1].sum() / seen.counts.sum()
     if MUCH <= share < 1:
-        notes.append(f"{share:.1%} of the pixels have no class")
+        notes.append(f"{share:.1%} of the pixels are not labelled")
     if twice := _twice(seen.pictures):
         others = sum(seen.masks[a] != seen.masks[b] for a, b in twice)
-        said = f", {others} of them with another mask" if others else ""
+        said = f", {others} of them with a different mask" if others else ""
         listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} images are there before{said}: {listed}")
+        notes.append(f"{len(twice)} of {len(ids)} images are duplicates{said}: {listed}")
     # A mask of several classes that fits two images to the pixel was rather copied than drawn.
     several = np.where(there > 1, seen.masks, np.arange(len(ids), dtype=np.uint64))
     if twice := [(a, b) for a, b in _twice(several) if there[b] > 1 and seen.pictures[a] != seen.pictures[b]]:
         listed = few(f"{ids[b]} = {ids[a]}" for a, b in twice)
-        notes.append(f"{len(twice)} of {len(ids)} masks are those of other images: {listed}")
+        notes.append(f"{len(twice)} of {len(ids)} masks are identical to those of other images: {listed}")
     return notes
 
 

@@ -5,7 +5,7 @@ resized for a crop of half of one, the region is cut first: nothing but what is 
 distance map are cut by the same numbers, which are a pure function of seed, epoch and row.
 
 Pixels are seen as squares whose centres lie at (i + 1/2): the convention of `align_corners=False`, in which images
-are resized when they are scored.
+are resized when they are evaluated.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Cuts:
 
 @dataclass(kw_only=True)
 class SceneAugment:
-    """How the crops of training are drawn. Each is at a place of its own in every epoch, whatever else is on."""
+    """Augmentation of training crops. Each crop is at a random place, a different one in every epoch."""
 
     scales: tuple[Ratio, Ratio] = (1.0, 1.0)
-    """Smallest and largest factor on the size of the image, drawn evenly between them, as is usual for street
-    scenes: of 0.25 to 2 more than half enlarge."""
+    """Smallest and largest scale factor of the image, sampled uniformly, as is usual for street scenes: with 0.25 to 2,
+    more than half enlarge."""
     flip: Fraction = 0.0
-    """Share of the crops that are mirrored, left to right."""
+    """Fraction of the crops that are mirrored left to right."""
     distort: Distort | None = None
-    """Photometric distortion, padding included."""
+    """Photometric distortion, padding included. null: none."""
 
     def __post_init__(self) -> None:
         augment.check_order(self, "scales")

@@ -162,7 +162,7 @@ def read(file: Path) -> Read:
     masks = {}
     for id, (name, size) in pictures.items():
         if name in masks:
-            raise UserError(str(file), f"two images of one file_name: {name[:200]}", "each once")
+            raise UserError(str(file), f"two images with the same file_name: {name[:200]}", "each once")
         masks[name] = CocoMask(file, f"{file}, image {id} ({name[:200]})", size, tuple(outlines.get(id, ())), empty)
     if not masks:
         raise UserError(str(file), "no images", "images and their objects")
@@ -173,7 +173,7 @@ def _entries(some: list[Any], what: str) -> Iterator[tuple[str, dict[str, Any]]]
     for place, entry in enumerate(some):
         where = f"{what}[{place}]"
         if not isinstance(entry, dict):
-            raise ValueError(f"{where} is no object")
+            raise ValueError(f"{where} is not an object")
         yield where, entry
 
 
@@ -235,7 +235,7 @@ def _outlines(
         image, category = _id(entry, "image_id", where), _id(entry, "category_id", where)
         if image not in pictures or category not in classes:
             key, value = ("image_id", image) if image not in pictures else ("category_id", category)
-            raise ValueError(f"{where}.{key} is {value}, which nothing has as its id")
+            raise ValueError(f"{where}.{key} is {value}, which is not a known id")
         if entry.get("iscrowd", 0) not in (0, 1, None):
             raise ValueError(f"{where}.iscrowd is neither 0 nor 1")
         number = IGNORED if entry.get("iscrowd") else classes[category]
@@ -246,12 +246,12 @@ def _outlines(
         boxes, drawn = boxes + (outline.box is not None), drawn + (outline.box is None)
         found.setdefault(image, []).append(outline)
     if boxes and not drawn:
-        raise ValueError(f"{number_of(boxes, 'objects')} with a box and none with an outline (`segmentation`)")
+        raise ValueError(f"{number_of(boxes, 'objects')} with a box, and none with an outline (`segmentation`)")
     said = []
     if boxes:
-        said.append(f"{number_of(boxes, 'objects')} with a box and no outline: pixels in it have no class")
+        said.append(f"{number_of(boxes, 'objects')} with a box but no outline: their pixels have no class")
     if thin:
-        said.append(f"{number_of(thin, 'objects')} whose outline covers nothing")
+        said.append(f"{number_of(thin, 'objects')} whose outline covers no pixel")
     return found, tuple(said)
 
 
@@ -298,7 +298,7 @@ def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
     Raises ValueError where they do not make up so many pixels, or that is more than any image has.
     """
     if size[0] * size[1] > PIXEL_CAP:
-        raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are possible")
+        raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are allowed")
     lengths = _unpacked(runs) if isinstance(runs, str) else runs
     if (lengths < 0).any() or int(lengths.sum()) != size[0] * size[1]:
         raise ValueError(f"run lengths of {int(lengths.sum())} pixels for {size[1]} x {size[0]}")
@@ -316,7 +316,7 @@ def _unpacked(text: str) -> np.ndarray:
         value |= (code & 31) << bits
         bits += 5
         if bits > 50:
-            raise ValueError("run lengths that no image has")
+            raise ValueError("impossible run lengths")
         if code & 32:
             continue
         if code & 16:
@@ -324,7 +324,7 @@ def _unpacked(text: str) -> np.ndarray:
         lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
         value = bits = 0
     if bits:
-        raise ValueError("run lengths that break off")
+        raise ValueError("truncated run lengths")
     return np.clip(np.array(lengths, np.int64), -1, 2 * PIXEL_CAP)
 
 
@@ -378,8 +378,10 @@ def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Pa
     best = min(places, key=lambda place: len(gone[place]))
     if gone[best]:
         looked = "" if root is not None else f" (looked in {few(map(str, places), 8)})"
-        found = f"{len(gone[best])} of {len(names)} images are not there: {few(gone[best])}{looked}"
-        raise UserError(str(file), found, "all that it names", "say in data.root where their paths begin")
+        found = f"{len(gone[best])} of {len(names)} images do not exist: {few(gone[best])}{looked}"
+        raise UserError(
+            str(file), found, "all images that it lists", "set data.root to the folder where the paths begin"
+        )
     if out := [name for name in names if there.leads_out(best, name)]:
         raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "images in it")
     return best

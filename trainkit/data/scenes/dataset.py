@@ -26,83 +26,88 @@ from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 
 SCALE_LIMIT = 16.0
-"""Largest factor on the size of an image that is scored."""
+"""Largest factor on the size of an image that is evaluated."""
 
 SceneSide = Annotated[int, Field(ge=1, le=1 << 14)]
 """Side of an image or a crop, in pixels."""
 EvalScale = Annotated[float, Field(ge=0.01, le=SCALE_LIMIT)]
-"""Factor on the size of an image that is scored."""
+"""Factor on the size of an image that is evaluated."""
 
 
 @dataclass(kw_only=True)
 class Scenes:
-    """Images and their masks. Every set NAME that is scored offers the splits NAME (at one scale), NAME.flip (and
-    mirrored), NAME.crop (through windows), NAME.msf (at several scales, and mirrored), NAME.mscf (so, through windows),
-    NAME.few and NAME.overlays (images of predictions), and so does `train`."""
+    """Images and their masks, for semantic segmentation. Every evaluation set NAME offers the splits NAME (one scale),
+    NAME.flip (and mirrored), NAME.crop (sliding windows), NAME.msf (several scales, and mirrored), NAME.mscf (the same,
+    with sliding windows), NAME.few and NAME.overlays (images of predictions), and so does `train`."""
 
     train: str
-    """A list of images and masks (`.txt`, `.csv`: `image,label` a line), folders as CamVid, Cityscapes, ADE20K,
-    Pascal VOC and COCO-Stuff have them (`cityscapes#train`), folders of images and masks side by side, a table or
-    `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
+    """Training set: a list of images and masks (`.txt`, `.csv`: `image,label` per line), folders in the layout of
+    CamVid, Cityscapes, ADE20K, Pascal VOC or COCO-Stuff (`cityscapes#train`), folders of images and masks side by side,
+    a table or `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`."""
+    """Evaluation sets by name, in the forms of `train`."""
     columns: dict[Literal["image", "mask", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Which columns of a table are meant, where their names do not say it: `{image: image, mask: classes}`."""
+    """Columns of a table, where their names are not recognised: `{image: image, mask: classes}`."""
     root: str | None = None
-    """Folder from which the paths in a list start; None: the one that the list is in."""
+    """Folder at which the paths in a list begin. null: the folder of the list."""
     names: list[str] | None = None
-    """Names of the classes, where mask files hold 0, 1, ...; None: what the layout says."""
+    """Names of the classes, where masks hold 0, 1, ... null: the names of the layout."""
     palette: dict[str, Colour] | None = None
-    """Names of the classes and their colours, where mask files are coloured: `road: [128, 64, 128]`."""
+    """Names of the classes and their colours, where masks are coloured: `road: [128, 64, 128]`. null: masks hold
+    numbers, or the layout's colours."""
     ignore: list[Annotated[int, Field(ge=0, le=65535)] | Colour] = field(default_factory=list)
-    """Numbers, or with `palette` colours, in mask files that stand for no class, 255 beside them."""
+    """Numbers, or with `palette` colours, in masks that are not labelled, beside 255."""
     size: tuple[SceneSide, SceneSide] | None = None
-    """Height and width to which images and masks are brought, once, when they are packed; None: as in their files."""
+    """Height and width to which images and masks are resized once, when they are packed. null: as in the files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
-    """How images are kept when they are packed: as pixels, for which all must be of one size, or encoded, with which
-    a crop of a 1024 x 2048 PNG takes 0.1 s in place of 0.02. `auto`: as pixels, where those take less than 2 GB."""
+    """Storage of packed images. `decoded`: as pixels; all must be of one size. `encoded`: as files; a crop of a 1024 x
+    2048 PNG then takes 0.1 s instead of 0.02. `auto`: decoded where that takes less than 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
-    """Shorter side at which each image is seen, a factor beside those of `augment.scales` and `eval_scales`; None:
-    as packed. Predictions are scored at the packed size, or with `score_at: file` at the file's, in any case."""
+    """Shorter side to which each image is resized when it is read, a factor beside those of `augment.scales` and
+    `eval_scales`. null: as packed. Predictions are evaluated at the packed size, or with `score_at: file` at the
+    file's, in any case."""
     score_at: Literal["prepared", "file"] = field(default="prepared", metadata={"hash": "set"})
-    """Size at which predictions are scored where `size` is given. `file`: masks of sets that are scored keep the size
-    of their files, and the network's scores are resized to it, bilinear, before the best class is taken: scores of
-    networks that see other sizes are then of the same pixels."""
+    """Resolution at which predictions are evaluated where `size` is given. `prepared`: the packed size. `file`: masks
+    of evaluation sets keep the size of their files, and the network's outputs are resized to it (bilinear) before the
+    argmax, so that networks with different input sizes are compared on the same pixels."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
-    """Taken from pixels 0 .. 1, for red, green and blue; as given, ImageNet's."""
+    """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
-    """What the difference is divided by."""
+    """Standard deviation per channel by which pixels are divided after `mean` is subtracted. Default: ImageNet's."""
     crop: tuple[SceneSide, SceneSide]
-    """Height and width of what is trained on. Where the scaled image is smaller, `mean` is around it, unlabelled."""
+    """Height and width of a training crop. A smaller scaled image is padded with `mean`, and the padding is not
+    labelled."""
     augment: SceneAugment = field(default_factory=SceneAugment)
+    """Augmentation of training crops."""
     distance: Distance | None = None
-    """Distances to boundaries between classes, for losses and points that ask for them; None: batches have none."""
+    """Distances to class boundaries, for losses and points that use them. null: none."""
     eval_scales: list[EvalScale] = field(default_factory=lambda: [0.5, 0.75, 1.0, 1.25, 1.5, 1.75])
-    """Factors on the size of an image over which NAME.msf and NAME.mscf average."""
+    """Scale factors over which NAME.msf and NAME.mscf average."""
     eval_crop: tuple[SceneSide, SceneSide] | None = None
-    """Height and width of the windows of NAME.crop and NAME.mscf; None: `crop`."""
+    """Height and width of the windows of NAME.crop and NAME.mscf. null: `crop`."""
     few: Annotated[int, Field(ge=1, le=1000)] = 6
-    """Images of NAME.few and NAME.overlays, spread evenly over the set."""
+    """Number of images in NAME.few and NAME.overlays, spread evenly over the set."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What an image that is both trained on and scored does: end the run, or warn."""
+    """Action when an image is in both training and evaluation data. `refuse`: end the run. `allow`: warn."""
     name: Literal["scenes"] = "scenes"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         for name, most in (("size", image_decode.PIXEL_CAP), ("crop", CROP_LIMIT), ("eval_crop", CROP_LIMIT)):
             sides = getattr(self, name)
             if sides is not None and sides[0] * sides[1] > most:
-                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are possible")
+                raise ValueError(f"{name} is {list(sides)}; {most} pixels at most are allowed")
         if not self.eval_scales:
-            raise ValueError("eval_scales is empty; one factor at least is needed, such as [1.0]")
+            raise ValueError("eval_scales is empty; give at least one factor, such as [1.0]")
         if self.names is not None and self.palette is not None:
-            raise ValueError("names are those of numbers in mask files, and palette has names of its own; give one")
+            raise ValueError("names and palette are both set; keep one")
         if self.ignore and self.names is None and self.palette is None:
-            raise ValueError("ignore goes with names or palette; what a layout leaves out, it says itself")
+            raise ValueError("ignore needs names or palette; layouts define their own ignored values")
         if strange := [one for one in self.ignore if isinstance(one, int) == (self.palette is not None)]:
-            kind = "colours, as palette has" if self.palette is not None else "numbers, as names have"
-            raise ValueError(f"ignore has {strange[0]}; {kind}, are needed")
+            kind = "colours, since palette is set" if self.palette is not None else "numbers, since names is set"
+            raise ValueError(f"ignore has {strange[0]}; expected {kind}")
         self.labels(None)
         check_names(self.evaluate)
 
@@ -144,13 +149,13 @@ class Scenes:
             for error in self.size_errors(key(name), one.ids, one.shapes):
                 raise error
             if not one.counts[:-1].sum():
-                raise UserError(f"{key(name)} ({found[name].where})", "no pixel with a class", "some labelled pixels")
+                raise UserError(f"{key(name)} ({found[name].where})", "no labelled pixel", "some labelled pixels")
         train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
         audits = {
             name: audit.audit_packed(key(name), one.masks, one.pictures, one.shapes) for name, one in packed.items()
         }
         held = {name: one.held() for name, one in packed.items()}
-        remedy = "take them out of one of the sets, or go on with `leakage: allow`"
+        remedy = "remove them from one of the sets, or set `leakage: allow`"
         check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
         for name, one in scored.items():
@@ -189,8 +194,8 @@ class Scenes:
         """Return the error of a set of a key whose classes nothing names, or that differ from those of the `first`."""
         place = f"{where} ({source.where})"
         if labels is None:
-            found = "nothing says what the values in its masks stand for"
-            return UserError(place, found, "names of classes", "name them in data.names, or data.palette")
+            found = "the values in its masks have no class names"
+            return UserError(place, found, "names of classes", "set data.names or data.palette")
         if first is None or labels.names == first.names:
             return None
         expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
@@ -209,32 +214,32 @@ class Scenes:
         return agreed
 
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
-        # Masks first: they are quick to pack, and most mistakes are in them.
+        # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
             size = tuple(masks.shapes[0].tolist())
         if size is None and self.store == "decoded":
-            found = f"decoded, and images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
-            raise UserError("data.store", found, "one size", "give data.size, or leave them encoded")
+            found = f"decoded, but images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
+            raise UserError("data.store", found, "one size", "set data.size, or use `encoded`")
         fit = "no" if self.size is None else "stretch"
         images = cache.pack_once(source.pictures(), size, fit, store=self.store)
         if len(masks) != len(images):
             raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
-        # What is scored needs none.
+        # What is evaluated needs none.
         wanted = self.distance if name == "train" else None
         maps = None if wanted is None else boundary_distance.distances_once(masks, wanted)
         return SceneSet(images, masks, rows, ids, labels.names, labels.colours, maps)
 
     def _scored(self, packed: SceneSet, source: SceneSource, labels: Labels) -> SceneSet:
-        """Return a set with the masks that it is scored by."""
+        """Return a set with the masks that it is evaluated by."""
         if self.score_at == "prepared" or self.size is None:
             return packed
         return replace(packed, masks=mask_store.pack_masks_once(source, labels), distances=None)
 
     def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         several, window = tuple(self.eval_scales), self.window
         plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
         few = plain.some(self.few)
@@ -260,7 +265,7 @@ class Scenes:
         if (padded := int((covered < 1).sum())) > 0:
             yield (
                 f"{padded} of {train.size} crops of the first epoch are larger than their scaled image; "
-                f"{1 - covered.mean():.1%} of what is trained on is padding"
+                f"{1 - covered.mean():.1%} of the training pixels are padding"
             )
 
     def _notes(self, audits: Mapping[str, Audit]) -> Iterator[str]:
@@ -268,7 +273,7 @@ class Scenes:
         for name, seen in audits.items():
             share = seen.counts[:, -1].sum() / seen.counts.sum()
             if 0 < share < audit.MUCH:
-                yield f"{key(name)}: {share:.1%} of the pixels have no class"
+                yield f"{key(name)}: {share:.1%} of the pixels are not labelled"
             yield from (f"{key(name)}: {text}" for text in audit.oddities(seen))
             if name != "train":
                 yield from size_checks.odd_scales(

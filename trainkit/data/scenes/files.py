@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
-"""What PIL multiplies grey of 2 and 4 bits by, so that its white is 255."""
+"""Factor of PIL on grey of 2 and 4 bits, so that white is 255."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         return scene.mask.read()
     data = _bytes(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
-        found = "a JPEG or WebP file, whose values are not those that were saved"
+        found = "a JPEG or WebP file, whose compression changes values"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
     with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
         tiles = getattr(picture, "tile", ())  # which only images from files have

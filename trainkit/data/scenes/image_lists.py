@@ -51,8 +51,8 @@ class _Mistakes:
             return
         bad = sum(map(len, self.lines.values()))
         listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in self.lines.items())
-        remedy = f"mend them; paths begin in {root} (data.root says otherwise)"
-        found = f"{number_of(bad, 'mistakes')} in {number_of(lines, 'lines')}:{listing}\n"
+        remedy = f"correct them; paths begin at {root} (data.root changes that)"
+        found = f"{number_of(bad, 'errors')} in {number_of(lines, 'lines')}:{listing}\n"
         raise UserError(str(file), found, remedy=remedy)
 
 
@@ -63,7 +63,7 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
     images or lie outside `root`, or with an image named before.
     """
     if not root.is_dir():
-        raise UserError(str(root), "no folder", "where the paths of the list begin", "set data.root")
+        raise UserError(str(root), "no folder", "the folder where the paths of the list begin", "set data.root")
     masks = _Masks(file, root)
     mistakes = _Mistakes()
     scenes: list[Scene] = []
@@ -79,14 +79,14 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
         found = masks.all_there(names, number, mistakes)
         if image in first:
             said = f"{image[:200]}, as in line {first[image]}"
-            mistakes.add("lines with an image named before", number, said)
+            mistakes.add("lines with an image of an earlier line", number, said)
             found = False
         first.setdefault(image, number)
         if found and (scene := masks.scene(names, number, mistakes)) is not None:
             scenes.append(scene)
     mistakes.check(file, root, lines)
     if not scenes:
-        raise UserError(str(file), "no lines", "an image and its mask a line: image,label")
+        raise UserError(str(file), "no lines", "an image and its mask per line: image,label")
     return scenes, masks.labels
 
 
@@ -100,7 +100,7 @@ def _names(cells: list[str], number: int, root: Path, masks: _Masks, mistakes: _
     for place, cell in enumerate(cells):
         name = "" if masks.classes and place and not cell else inside(cell, root)
         if name is None:
-            mistakes.add("lines with no path below the root", number, f"{cell[:100]!r}")
+            mistakes.add("lines with a path outside of the root", number, f"{cell[:100]!r}")
             return None
         names.append(name)
     if linked := [name for name in names if name and masks.there.leads_out(root, name)]:
@@ -108,7 +108,7 @@ def _names(cells: list[str], number: int, root: Path, masks: _Masks, mistakes: _
         return None
     strange = [name for place, name in enumerate(names) if name and not masks.is_readable(place, name)]
     if strange or names[0] in names[1:]:
-        what = "lines with a file that is no image" if strange else "lines with one file as image and mask"
+        what = "lines with a file that is not an image" if strange else "lines with one file as image and mask"
         mistakes.add(what, number, (strange or names)[0][:200])
         return None
     return names
@@ -154,7 +154,7 @@ class _Masks:
         for place, name in enumerate(names):
             if name and not self.there.has(f"{self.root}/{name}"):
                 what = "a mask" if place else "an image"
-                mistakes.add(f"lines with {what} that is not there", number, name[:200])
+                mistakes.add(f"lines with {what} that does not exist", number, name[:200])
                 found = False
         return found
 
@@ -172,7 +172,7 @@ class _Masks:
             return Scene(image, path, self.root / names[1], where)
         mask = self._of_coco(names[1]).get(path)
         if mask is None:
-            mistakes.add("lines with an image that its JSON does not name", number, image[:200])
+            mistakes.add("lines with an image that is not in its JSON", number, image[:200])
             return None
         return Scene(image, path, mask, where)
 

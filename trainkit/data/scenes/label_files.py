@@ -56,7 +56,7 @@ def read(file: Path) -> Labels:
             return _of_label_map(file, lines)
         names = lines[1:] if lines[:1] == ["__ignore__"] else lines
         if len(names) > CLASS_LIMIT:
-            raise ValueError(f"{len(names)} lines; the names of 2 to {CLASS_LIMIT} classes are needed, one a line")
+            raise ValueError(f"{len(names)} lines; the names of 2 to {CLASS_LIMIT} classes are needed, one per line")
         return label_maps.numbered(names)
     except ValueError as error:
         raise UserError(str(file), str(error)[:300], "names of classes") from None
@@ -77,7 +77,7 @@ def _of_label_map(file: Path, lines: list[str]) -> Labels:
         if line.startswith("#"):
             continue
         if (found := _LINE.fullmatch(line)) is None or found[1].strip() in palette:
-            raise UserError(str(file), repr(line)[:100], "name:red,green,blue:: a line, each name once")
+            raise UserError(str(file), repr(line)[:100], "name:red,green,blue:: per line, each name once")
         palette[found[1].strip()] = [int(part) for part in found.groups()[1:4]]
         if len(palette) > CLASS_LIMIT:
             raise ValueError(f"more than {CLASS_LIMIT} classes")

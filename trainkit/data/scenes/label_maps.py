@@ -59,7 +59,7 @@ class Labels:
                 found = f"{len(name)} characters" if len(name) > NAME_LIMIT else repr(name)
                 raise ValueError(f"the name of a class is {found}; 1 to {NAME_LIMIT} printable characters are needed")
         if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
-            raise ValueError(f"two classes of one name: {few(twice)}")
+            raise ValueError(f"two classes with the same name: {few(twice)}")
         if len(self.colours) not in (0, len(self.names)):
             raise ValueError(f"{len(self.colours)} colours for {len(self.names)} classes")
         if bool(self.values) == bool(self.palette):
@@ -68,7 +68,7 @@ class Labels:
             if len(colour) != 3 or not all(0 <= part <= 255 for part in colour):
                 raise ValueError(f"colour {list(colour)}; red, green and blue from 0 to 255 are needed")
         if strange := [value for value, _ in self.values if not 0 <= value <= 0xFFFF]:
-            raise ValueError(f"values {few(map(str, strange))}; 0 to 65535 are what a file can hold")
+            raise ValueError(f"values {few(map(str, strange))}; 0 to 65535 are allowed")
         table = self.palette or self.values
         keys = [key for key, _ in table]
         if len(set(keys)) < len(keys):
@@ -76,9 +76,9 @@ class Labels:
             raise ValueError(f"one {'colour' if self.palette else 'value'} for several classes: {few(twice)}")
         known = {number for _, number in table}
         if not known <= {*range(len(self.names)), IGNORED}:
-            raise ValueError(f"classes 0 to {len(self.names) - 1} and {IGNORED} are there to be stood for")
+            raise ValueError(f"only classes 0 to {len(self.names) - 1} and {IGNORED} are allowed")
         if absent := [name for number, name in enumerate(self.names) if number not in known]:
-            raise ValueError(f"classes that nothing in a file stands for: {few(absent)}")
+            raise ValueError(f"classes without a value in the masks: {few(absent)}")
 
     @property
     def coloured(self) -> bool:
@@ -105,14 +105,14 @@ class Labels:
             grey = mask[..., 0]
             if (mask[..., 1] != grey).any() or (mask[..., 2] != grey).any():
                 count = len(np.unique(_codes(mask)))
-                remedy = "say in data.palette which colour is which class, or write masks of numbers"
+                remedy = "set data.palette to the colours of the classes, or write masks of numbers"
                 raise UserError(where, f"a coloured mask ({count} colours)", "a number for each pixel", remedy)
             mask = grey
         return self._looked_up(mask, self._table, where)
 
     def _of_colours(self, mask: np.ndarray, where: str) -> np.ndarray:
         if mask.dtype != np.uint8:
-            raise UserError(where, "16 bits a pixel", "colours of 8 bits", "leave out data.palette for numbers")
+            raise UserError(where, "16 bits a pixel", "colours of 8 bits", "remove data.palette for masks of numbers")
         if mask.ndim == 2:
             return self._looked_up(mask, self._greys, where)
         codes = _codes(mask)
@@ -156,12 +156,12 @@ class Labels:
         dropped = sorted(value for value, number in self.values if number == IGNORED)
         if kept != list(range(kept[0], kept[-1] + 1)):
             return f"one of {few(map(str, kept), 40)}"
-        return f"{kept[0]} to {kept[-1]}, or where a pixel has no class {few(map(str, dropped), 8)}"
+        return f"{kept[0]} to {kept[-1]}, or for unlabelled pixels {few(map(str, dropped), 8)}"
 
     def _remedy(self) -> str:
         if self.palette:
-            return "add it to data.palette, or mend the mask (a resized or JPEG mask has mixed colours)"
-        return "name all classes in data.names, and in data.ignore the values that stand for none"
+            return "add it to data.palette, or repair the mask (a resized or JPEG mask has mixed colours)"
+        return "list all classes in data.names, and values without a class in data.ignore"
 
     @functools.cached_property
     def _table(self) -> np.ndarray:

@@ -24,7 +24,7 @@ def crop_errors(
     for axis, word in enumerate(("high", "wide")):
         if (scaled[:, axis] < crop[axis]).all():
             most = int(scaled[:, axis].max())
-            found = f"{crop[axis]} pixels {word}, more than each of {len(shapes)} images at their largest scale"
+            found = f"{crop[axis]} pixels {word}, larger than all {len(shapes)} images at their largest scale"
             remedy = "lower data.crop, or raise data.augment.scales or data.short_side"
             yield UserError(where, found, f"at most {most}, at scale {largest:g}", remedy)
 
@@ -37,8 +37,8 @@ def scale_errors(
     sides = shapes.min(1) * base * smallest
     if len(small := np.flatnonzero(sides < LEAST)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
-        found = f"{len(small)} of {len(shapes)} images less than {LEAST} pixels short at scale {smallest:g}: {listed}"
-        yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or leave them out")
+        found = f"{len(small)} of {len(shapes)} images with a side below {LEAST} pixels at scale {smallest:g}: {listed}"
+        yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or remove them")
 
 
 def odd_scales(

@@ -93,13 +93,13 @@ class SceneSource:
     """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
     them in turn, and hold on to none."""
     labels: Labels | None
-    """What its masks hold, where the layout itself says so."""
+    """Content of its masks, if the layout defines it."""
     files: tuple[Path, ...]
-    """What it is made of, for noticing changes."""
+    """Files and settings it is made of, to detect changes."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Which columns of a table were taken for what, where its user says so."""
+    """Columns of a table that the user assigned."""
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -162,7 +162,7 @@ def missing(text: str, root: str | None = None) -> str | None:
         return None
     if (said := sources.missing(text)) is not None or root is None or locate(root).is_dir():
         return said
-    return f"{locate(root)} is no folder"
+    return f"{locate(root)} is not a folder"
 
 
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
@@ -202,7 +202,7 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
         ]:
             raise UserError(str(root), f"no images in one or both of {few(said)}", "images and masks (.png)")
         other = nearby(root)
-        remedy = "" if other is None else f"{other} holds such a set: name that folder"
+        remedy = "" if other is None else f"{other} holds such a set; use that folder"
         raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
     name, pairs = _chosen(splits, split, part, root)
     if len(pairs) > 1:
@@ -368,7 +368,7 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
     if not scenes:
         first = [few(some.values(), 3) for some in (by_name, of_mask)]
         found = f"{number_of(len(by_name), 'images')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
-        raise UserError(where, f"{found}, no two of one name", "a mask called as each image")
+        raise UserError(where, f"{found}, but no pair with the same name", "a mask with the name of each image")
     said = []
     for what, there, others in (
         ("images without a mask", by_name, of_mask),
@@ -377,7 +377,7 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         if lonely := [name for key, name in there.items() if key not in others]:
             said.append(f"{number_of(len(lonely), what)}: {few(lonely)}")
     if odd:
-        what = number_of(len(odd), "files that are no images", "file that is no image")
+        what = number_of(len(odd), "files that are no images", "file that is not an image")
         said.append(f"{what}: {few(map(folders.escaped, odd))}")
     return scenes, tuple(said)
 
@@ -400,8 +400,8 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
             twice.append(f"{found[stem]} and {name}")
         found.setdefault(stem, name)
     if twice:
-        said = f"{number_of(len(twice), 'pairs')} of {what} of one name: {few(twice)}"
-        raise UserError(where, said, "one of each name, the suffix apart")
+        said = f"{number_of(len(twice), 'pairs')} of {what} with the same name: {few(twice)}"
+        raise UserError(where, said, "each name once, without suffix")
     return found
 
 
@@ -432,7 +432,7 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
         else {}
         for place in (root / "JPEGImages", folder)
     )
-    scenes, gone = [], {"images not there": [], "masks not there": []}
+    scenes, gone = [], {"missing images": [], "missing masks": []}
     seen: set[str] = set()
     for number, cells in image_lists.lines_of(file):
         stem = cells[0] if len(cells) == 1 else ""
@@ -477,7 +477,7 @@ def _made(
         if known is not None:
             kind, labels = known[0] if kind == "folders" else kind, known[2]()
     if kind == "Pascal VOC" and labels is not label_maps.voc():
-        kind = "folders as of Pascal VOC"
+        kind = "folders in the layout of Pascal VOC"
     kind = "folders of images and masks" if kind == "folders" else kind
     return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
 
@@ -521,4 +521,4 @@ def _sample(text: str, part: str) -> SceneSource:
     drawn = importlib.import_module("trainkit.data.synthetic.scenes")
     source = open_scenes(f"{drawn.folder()}#{split or part}")
     labels = label_maps.numbered(drawn.NAMES, colours=drawn.COLOURS)
-    return SceneSource("drawn scenes", source.where, source.scenes, labels, source.files, source.left_out)
+    return SceneSource("synthetic scenes", source.where, source.scenes, labels, source.files, source.left_out)

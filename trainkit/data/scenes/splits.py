@@ -1,4 +1,4 @@
-"""Scenes as the loop sees them: crops to train on, whole images to be scored."""
+"""Scenes as the loop sees them: crops to train on, whole images to be evaluated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SceneSet:
 
     pictures: Packed
     masks: PackedMasks
-    """Of the images' size, or of that of their files where they are scored at it."""
+    """Of the images' size, or of that of their files where they are evaluated at it."""
     rows: np.ndarray
     """int64 (size,), which rows of these."""
     ids: tuple[str, ...]
@@ -225,7 +225,7 @@ def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class WholeScenes(_OfScenes, EvalSplit):
-    """Whole images to be scored, at the size of their masks: that in which they are packed, or that of their files.
+    """Whole images to be evaluated, at the size of their masks: that in which they are packed, or that of their files.
 
     Keys: image, uint8 (B, 3, H, W), float32 after `on_device`; mask, uint8 (B, h, w), of the same size or of the
     file's; scales, float32 (B, S); mirrors, bool (B, 2), and window, int64 (B, 2), both for height and width; index,
@@ -241,7 +241,7 @@ class WholeScenes(_OfScenes, EvalSplit):
     factors: tuple[float, ...] = (1.0,)
     """Factors on the size over which predictions are averaged."""
     mirrored: bool = False
-    """Whether predictions are averaged with those of the image mirrored left to right."""
+    """True where predictions are averaged with those of the mirrored image."""
     window: tuple[int, int] = (0, 0)
     """Height and width of the windows that the scaled image is seen through; 0, 0: as a whole."""
     kind: Literal["scores", "overlays"] = "scores"
@@ -272,7 +272,7 @@ class WholeScenes(_OfScenes, EvalSplit):
         indices = np.array(indices, dtype=np.int64)
         shapes, mask_shapes, count = self.scenes.shapes[indices], self.scenes.mask_shapes[indices], len(indices)
         if (shapes != shapes[0]).any() or (mask_shapes != mask_shapes[0]).any():
-            raise ValueError(f"{self.name}: images of several sizes at once; they are read one by one")
+            raise ValueError(f"{self.name}: images of several sizes at once; read them one by one")
         image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
         mask = torch.empty((count, *mask_shapes[0].tolist()), dtype=torch.uint8)
         for i, place in enumerate(indices.tolist()):

@@ -51,7 +51,7 @@ class NamedSet:
     """The key of a recipe that names it; else its place."""
     source: SceneSource
     labels: Labels
-    """What its masks hold."""
+    """Content of its masks."""
 
     @property
     def words(self) -> str:
@@ -101,7 +101,7 @@ def verify(
     for one, seen in zip(sets, own.values(), strict=True):
         said += [f"{seen.words}: {text}" for text in seen.damage]
         if len(seen.ids) and not seen.counts[:, :-1].any():
-            said.append(f"{seen.words}: no pixel with a class; expected some labelled pixels")
+            said.append(f"{seen.words}: no labelled pixel; expected some labelled pixels")
         odd = [f"{len(one.source.left_out)} left out: {few(one.source.left_out)}"] if one.source.left_out else []
         said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *audit.oddities(seen))]
     if data is None:
@@ -145,7 +145,7 @@ def described(
         }
         lines += [f"  {key:14} {value}" for key, value in facts.items()]
         damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
-        lines += [f"  {WARNING}{text}; trainkit data verify says which" for text in damage]
+        lines += [f"  {WARNING}{text}; `trainkit data verify` lists them" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in images")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
@@ -210,7 +210,7 @@ class _Mistake:
 
 
 def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
-    """Return mistakes of one kind as a sentence, the first of them listed."""
+    """Return errors of one kind as a sentence, the first of them listed."""
     pixels: Counter[str] = Counter()
     for one in mistakes:
         pixels.update(one.codes)
@@ -236,7 +236,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
     if mask.shape[:2] != shape:
         said = mask_store.of_another_size(scene, shape, mask.shape[:2])
-        return _Mistake("masks are of another size than their images", said)
+        return _Mistake("masks differ in size from their images", said)
     try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
@@ -289,7 +289,7 @@ def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
 
     data = loader.load(path, (), plugins).data
     if not isinstance(data, Scenes):
-        remedy = "other sets are verified in their packed form: trainkit data verify FOLDER"
+        remedy = "verify the packed form of other sets: trainkit data verify FOLDER"
         raise UserError(str(path), f"a recipe with data {kinds.name(data)}", "one with data scenes", remedy)
     return data
 
@@ -389,7 +389,7 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
     except ValueError as error:
         return None, [f"{source.where}: {error}"]
     what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
-    said = f"nothing says what its {what} stand for, each counts as a class: {few(labels.names, 20)}"
+    said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
     return labels, [f"{WARNING}{source.where}: {said}"]
 
 

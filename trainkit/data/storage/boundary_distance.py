@@ -56,13 +56,13 @@ _BAND = 1 << 18
 
 @dataclass(kw_only=True)
 class Distance:
-    """Distance of every pixel to the nearest boundary between two classes, for losses and for the drawing of points."""
+    """Distance of every pixel to the nearest class boundary, for losses and for the sampling of points."""
 
     cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
-    """Largest distance, in pixels of the image as it is packed; what is farther away is given this. At most 63.75."""
+    """Largest distance, in pixels of the packed image; larger distances are clipped to it. At most 63.75."""
     ignored: Literal["boundary", "no"] = "no"
-    """`boundary`: the border with pixels that are not labelled is a boundary too. For sets that leave a rim unlabelled
-    around every object (Pascal VOC): its classes hardly ever touch."""
+    """`boundary`: the border with pixels that are not labelled counts as a boundary too; for sets with an unlabelled
+    rim around every object (Pascal VOC), whose classes hardly ever touch. `no`: it does not count."""
 
     def __post_init__(self) -> None:
         self.cap = float(self.cap)  # 16 and 16.0 name the same maps
@@ -172,7 +172,9 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     def make() -> None:
         begin = time.perf_counter()
         _write(folder, masks, settings)
-        _log.info("distances of %d masks of %s, once: %.1f s", len(masks), masks.path, time.perf_counter() - begin)
+        _log.info(
+            "computed distances of %d masks of %s in %.1f s, once", len(masks), masks.path, time.perf_counter() - begin
+        )
 
     cache.make_once(folder, is_packed, make)
     found = Distances(folder)

@@ -86,7 +86,7 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
             if not is_made(folder):
                 make()
     except OSError as error:
-        remedy = "set TRAINKIT_CACHE to a folder that can be written"
+        remedy = "set TRAINKIT_CACHE to a writable folder"
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
 
 

@@ -40,7 +40,7 @@ def export_set(
     `masks` is the packed set of their masks, written beside them. Columns: `image`; `label` with the names of classes,
     or `mask`; `image_path`, the names of images; `image_group` where groups are known. Pixels are not changed.
 
-    Raises UserError for other sets, damaged rows, masks of other images, and where `out` is there already.
+    Raises UserError for other sets, damaged rows, masks that belong to other images, and where `out` already exists.
     """
     data = _opened(Path(path))
     kept = None if masks is None else _masks_of(data, Path(masks))
@@ -64,14 +64,14 @@ def export_set(
 def _opened(path: Path) -> Packed:
     if not image_store.is_packed(path):
         expected = "a packed set of images"
-        raise UserError(str(path), "no packed set", expected, "make one with trainkit data import")
+        raise UserError(str(path), "not a packed set", expected, "create one with trainkit data import")
     head = (path / "manifest.json").read_bytes()[: 1 << 20]
     if image_store.FORMAT.encode() not in head:
-        reason = "masks are exported with their images (--masks); volumes are prepared voxels, and no NIfTI any more"
+        reason = "export masks with their images (--masks); packed volumes cannot be exported"
         raise UserError(str(path), "no packed images", "those of images, faces, scenes or people", reason)
     data = Packed(path)
     if data.manifest["protocol"] is not None:
-        found = f"an evaluation set, whose {data.manifest['protocol'].lower()} are no column of a table"
+        found = f"an evaluation set, whose {data.manifest['protocol'].lower()} cannot be a column of a table"
         raise UserError(str(path), found, "a set with classes", "copy its files")
     return data
 
@@ -79,7 +79,7 @@ def _opened(path: Path) -> Packed:
 def _masks_of(data: Packed, path: Path) -> PackedMasks:
     masks = PackedMasks(path)
     if masks.ids() != data.ids():
-        raise UserError(str(path), f"{len(masks)} masks of other images", f"those of {data.path}")
+        raise UserError(str(path), f"{len(masks)} masks that belong to other images", f"those of {data.path}")
     return masks
 
 
@@ -88,7 +88,7 @@ def _schema(data: Packed, masks: PackedMasks | None) -> Any:
 
     names = list(data.class_names)
     if len(set(names)) < len(names):
-        raise UserError(str(data.path), "two classes of one name", "a name for each class")
+        raise UserError(str(data.path), "two classes with the same name", "a name for each class")
     columns: dict[str, Any] = {"image": datasets.Image()}
     columns |= {"label": datasets.ClassLabel(names=names)} if masks is None else {"mask": datasets.Image()}
     columns |= {arrow_tables.NAME_COLUMN: datasets.Value("string")}

@@ -88,7 +88,7 @@ class HashedFolder(ABC):
         self.manifest = manifest = self._read_manifest()
         _check_entries(self.path, manifest, self._check_manifest(manifest))
         if manifest.get("digest") != self.digest_of(manifest):
-            raise self.damaged("manifest.json", "its digest does not fit its entries")
+            raise self.damaged("manifest.json", "its digest does not match its entries")
         for name, entry in manifest["files"].items():
             try:
                 size = (self.path / name).stat().st_size
@@ -115,7 +115,7 @@ class HashedFolder(ABC):
             manifest = json.loads(file.read_text("utf-8"))
         except FileNotFoundError:
             found = "no manifest.json" if self.path.exists() else "does not exist"
-            raise UserError(str(self.path), found, form.described, f"make one with {form.command}") from None
+            raise UserError(str(self.path), found, form.described, f"create one with {form.command}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=REBUILD) from None
         if not isinstance(manifest, dict) or manifest.get("format") != form.format:
@@ -174,7 +174,7 @@ class HashedFolder(ABC):
         """Map a file of rows end to end, and `offsets.npy`, int64 (rows + 1,), where each begins. Raises UserError."""
         data, offsets = self.flat(name), self.array("offsets.npy", "int64", (rows + 1,))
         if offsets[0] != 0 or offsets[-1] != data.size or (offsets[1:] < offsets[:-1]).any():
-            raise self.damaged("offsets.npy", f"offsets do not fit {name}")
+            raise self.damaged("offsets.npy", f"offsets do not match {name}")
         return data, offsets
 
     def lines(self, name: str, count: int) -> list[str]:
@@ -242,10 +242,10 @@ class FolderWriter:
     """Writes a hashed folder aside and renames it when it is whole; nothing is left of a failure."""
 
     def __init__(self, out: Path | str, names: Iterable[str] = ()):
-        """`names` are the files that are open while it is written. Raises UserError where `out` is there already."""
+        """`names` are the files that are open while it is written. Raises UserError where `out` already exists."""
         self.out, self._names = Path(out), names
         if self.out.exists():
-            raise UserError(str(out), "exists", "a folder that is not there yet", "remove it or choose another")
+            raise UserError(str(out), "exists", "a new folder", "remove it or choose another")
         self.folder = self.out.with_name(f".{self.out.name}.partial-{uuid.uuid4().hex[:8]}")
 
     def __enter__(self) -> Self:

@@ -230,7 +230,7 @@ class Packed(RowFolder):
         if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self._contents[row]):
             self._proved += 1
             return True
-        _log.warning("%s: the fast decoder reads it otherwise than it was imported; Pillow takes over", self.where(row))
+        _log.warning("%s: the fast decoder gives other pixels than the import; using Pillow", self.where(row))
         self._decoder = None
         return False
 

@@ -98,7 +98,7 @@ def import_pictures(
         raise UserError(source.where, "no images", "at least one")
     folders.check_names(source.where, source.names or ())
     if protocol is not None and damaged == "skip":
-        found, expected = "damaged images to be skipped", "all of an evaluation set: without them it is another one"
+        found, expected = "damaged images to be skipped", "all images of an evaluation set"
         raise UserError(source.where, found, expected)
     if store == "auto":
         small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
@@ -115,7 +115,7 @@ def import_pictures(
             if on_progress:
                 on_progress(done, source.size or 0)
         if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or done)):
-            remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+            remedy = "repair or remove them, or import with --damaged skip, which leaves them out and lists them"
             raise unusable(source.where, rows.bad, remedy)
         return rows.finish(source, protocol)
 
@@ -153,7 +153,7 @@ class _Rows:
     def finish(self, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
         if not self._ids:
-            found = "no image is usable" if self.bad else "no images"
+            found = "no usable image" if self.bad else "no images"
             raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
         numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
         if protocol is None:
@@ -170,14 +170,16 @@ class _Rows:
         )
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if self._of_pages:
-            notes.append(f"{number_of(self._of_pages, 'TIFF files')} of several pages: the first page of each is read")
+            notes.append(
+                f"{number_of(self._of_pages, 'TIFF files')} of several pages: only the first page of each is read"
+            )
         if 0 <= self._brightest < _DARK:
             found = f"no value of {number_of(self._deep, 'images')} of 16 bits is above {256 * _DARK - 1} of 65535"
-            notes.append(f"{found}: they are nearly black; if their values have 12 bits, multiply all by 16")
+            notes.append(f"{found}: they are nearly black; if their values have 12 bits, multiply them by 16")
         if renumbered:
-            notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json keeps them")
+            notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json has the originals")
         if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
-            notes.append(f"the column {source.label} holds numbers without names: classes are called by their numbers")
+            notes.append(f"the column {source.label} holds numbers without names: the numbers are the class names")
         if result.size is None:
             notes.append(_spread(self._shapes))
         return Report(
@@ -342,7 +344,7 @@ def oddities(data: Packed) -> list[str]:
         if len(pairs):
             ids = data.ids()
             listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
-            notes.append(f"{len(pairs)} images stand under two classes: {listing}")
+            notes.append(f"{len(pairs)} images are in two classes: {listing}")
     return notes
 
 

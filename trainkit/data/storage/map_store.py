@@ -73,7 +73,7 @@ class CompressedMaps(RowFolder):
         self._checked = np.zeros(rows, bool)
         sizes = self.shapes.astype(np.int64).prod(1)
         if rows and (self.shapes.min() < 1 or sizes.max() > image_decode.PIXEL_CAP):
-            raise self.damaged("shapes.npy", "sizes that no image has")
+            raise self.damaged("shapes.npy", "impossible sizes")
 
 
 class Writer(FolderWriter):

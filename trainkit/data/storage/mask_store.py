@@ -91,7 +91,7 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
 def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
     """Return a sentence about a mask that does not cover its image pixel by pixel; heights and widths."""
     said = f"{mask[1]} x {mask[0]} pixels, its image {picture[1]} x {picture[0]}"
-    turned = " (is that turned by its EXIF orientation?)" if mask == picture[::-1] else ""
+    turned = " (is it rotated by its EXIF orientation?)" if mask == picture[::-1] else ""
     return f"{files.mask_where(scene)}: {said}{turned}"
 
 
@@ -141,7 +141,7 @@ class PackedMasks(CompressedMaps):
         self.fingerprints = self.array("fingerprints.npy", "uint64", (rows,))
         sizes = self.shapes.astype(np.int64).prod(1)
         if (np.asarray(self.counts) < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
-            raise self.damaged("counts.npy", "counts that do not fit the sizes of masks")
+            raise self.damaged("counts.npy", "counts that do not match the sizes of masks")
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
@@ -197,7 +197,7 @@ def _write(
 ) -> None:
     classes = len(labels.names)
     pictures, bad = compared(source.scenes)
-    refuse(source.where, bad, "masks that do not fit their images", "mask that does not fit its image")
+    refuse(source.where, bad, "masks that do not match their images", "mask that does not match its image")
 
     def one(numbered: tuple[int, Scene]) -> tuple[str, bytes, tuple[int, int], bytes, np.ndarray, int] | UserError:
         row, scene = numbered
@@ -239,9 +239,9 @@ def _write(
 
 
 def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
-    """Raise UserError that counts mistakes as `number_of` does and lists the first; nothing where there are none."""
+    """Raise UserError that counts errors as `number_of` does and lists the first; nothing where there are none."""
     if bad:
-        remedy = "trainkit data verify names all of them"
+        remedy = "`trainkit data verify` lists all of them"
         raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
 
 

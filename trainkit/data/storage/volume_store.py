@@ -292,7 +292,7 @@ class Writer(FolderWriter):
         if image.shape != (len(case.floors), *case.shape) or label.shape != case.shape or image.dtype != np.float16:
             raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
         if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
-            raise ValueError("labels as annotated are needed where volumes are resampled, and only there")
+            raise ValueError("original labels are needed where volumes are resampled, and only there")
         if math.prod(case.shape) > np.iinfo(np.int32).max:
             raise ValueError(f"{case.shape} has more voxels than int32 can count")
         found = places(label)

@@ -90,13 +90,13 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
         for person, photographs in people.items():
             rows += _person(person, photographs, aside, damaged)
         if damaged:
-            raise import_images.unusable(str(path), damaged, "mend or remove them")
+            raise import_images.unusable(str(path), damaged, "repair or remove them")
         with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "person", "camera", "modality", "text"))
             writer.writerows(rows)
         about = {
-            "what": "modalities derived from photographs by trainkit.data.synthetic; none of them was taken or drawn",
+            "what": "modalities computed from photographs by trainkit.data.synthetic; none is a real recording",
             "made_from": str(path),
             "version": VERSION,
             "seed": SEED,

@@ -66,7 +66,7 @@ def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path
         raise UserError(
             str(target),
             f"the sample set cannot be written ({error})",
-            f"a folder that can be written, with {megabytes} MB free",
+            f"a writable folder with {megabytes} MB free",
             "set TRAINKIT_DATA or TRAINKIT_CACHE to another folder",
         ) from error
     return target

@@ -36,34 +36,44 @@ Flip = Literal["left_right", "back_front", "down_up"]
 
 @dataclass(kw_only=True)
 class VolumeAugment:
-    """Changes of patches while training; none where a block is not given. `p` of a block is the share of the samples
-    that it changes.
+    """Augmentation of training patches; a block that is null is off. `p` of a block is the fraction of the samples that
+    it changes.
 
     Lengths are in mm and angles are true, whatever the spacing. Where slices are thick (`FLAT`), rotation, scale,
     elastic deformation and low resolution stay within them.
     """
 
     rotate: Rotate | None = None
+    """Rotation about the centre of the patch. null: off."""
     scale: Scale | None = None
+    """Scaling about the centre of the patch. null: off."""
     elastic: Elastic | None = None
+    """Smooth deformation. null: off."""
     flips: list[Flip] = field(default_factory=list)
     """Anatomical axes along which a patch is mirrored, each for half of the samples."""
     swap: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of labels that a flip of left_right exchanges, such as [left kidney, right kidney]."""
     bias_field: BiasField | None = None
+    """Smooth factor on intensities. null: off."""
     blur: Blur | None = None
+    """Gaussian blur. null: off."""
     low_resolution: LowResolution | None = None
+    """Simulated low resolution. null: off."""
     noise: Noise | None = None
+    """Gaussian noise. null: off."""
     gamma: Gamma | None = None
+    """Power of the intensities. null: off."""
     contrast: Contrast | None = None
+    """Factor on the intensities. null: off."""
     brightness: Brightness | None = None
+    """Shift of the intensities. null: off."""
     reach: Annotated[float, Field(ge=0, le=2)] = 0.25
-    """Most that is read beyond the patch on either side for turning and scaling it, as a share of its side. Farther
-    out the outermost voxel is repeated."""
+    """Largest margin that is read beyond the patch on either side for rotation and scaling, as a fraction of its side.
+    Beyond it, the outermost voxel is repeated."""
 
     def __post_init__(self) -> None:
         if len(set(self.flips)) < len(self.flips):
-            raise ValueError(f"flips has {', '.join(self.flips)}; each axis once")
+            raise ValueError(f"flips has {', '.join(self.flips)}; give each axis once")
 
     @property
     def spatial(self) -> bool:
@@ -74,23 +84,23 @@ class VolumeAugment:
         """Raise UserError where the labels do not fit: `names` are those of all labels, the background first, `axes`
         the stored order such as `yzx`."""
         if sorted(axes) != ["x", "y", "z"]:
-            raise ValueError(f"axes {axes!r}: x, y and z in some order are needed")
+            raise ValueError(f"axes {axes!r}: expected x, y and z in some order")
         said = [name for pair in self.swap for name in pair]
         if wrong := [name for name in said if name not in names[1:]]:
-            raise UserError("data.augment.swap", f"no label is named {wrong[0]!r}", f"pairs of {', '.join(names[1:])}")
+            raise UserError("data.augment.swap", f"unknown label {wrong[0]!r}", f"pairs of {', '.join(names[1:])}")
         if twice := [name for name in said if said.count(name) > 1]:
-            raise UserError("data.augment.swap", f"{twice[0]!r} stands in it twice", "each label once")
+            raise UserError("data.augment.swap", f"{twice[0]!r} is in it twice", "each label once")
         if self.swap and "left_right" not in self.flips:
             raise UserError(
-                "data.augment.swap", "nothing is flipped from left to right", remedy="add left_right to augment.flips"
+                "data.augment.swap", "flips does not contain left_right", remedy="add left_right to augment.flips"
             )
         if "left_right" in self.flips:
             for left, right in sides(names[1:]):
                 if not {(left, right), (right, left)} & {tuple(pair) for pair in self.swap}:
                     raise UserError(
                         "data.augment.flips",
-                        f"left_right would turn {left!r} into {right!r} with the wrong label",
-                        remedy=f"add [{left}, {right}] to data.augment.swap, or leave out left_right",
+                        f"flipping left_right would leave {left!r} and {right!r} with the wrong label",
+                        remedy=f"add [{left}, {right}] to data.augment.swap, or remove left_right from flips",
                     )
 
     def margin(self, patch: Sequence[int], spacing: Sequence[float]) -> tuple[int, int, int]:

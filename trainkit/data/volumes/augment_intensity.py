@@ -21,13 +21,14 @@ from trainkit.tensors import wide
 
 @dataclass(kw_only=True)
 class BiasField:
-    """Smooth factor on intensities, exp of a cubic B-spline: what receiving coils leave in the image."""
+    """Smooth factor on intensities, exp of a cubic B-spline: the inhomogeneity of receiver coils."""
 
     p: Fraction = 0.15
+    """Fraction of the samples that are changed."""
     every: ControlSpacing = 64.0
-    """mm between control points."""
+    """Distance between control points, in mm."""
     log: Annotated[float, Field(ge=0, le=5)] = 0.6
-    """Largest logarithm of the factor at a control point, either way; a fifth of it is usual."""
+    """Largest logarithm of the factor at a control point, in either direction; a fifth of it is typical."""
 
     def numbers(self, draw: Draws) -> dict[str, np.ndarray]:
         """Draw the logarithms at control points, and the voxels between these."""
@@ -40,6 +41,7 @@ class Blur:
     """Gaussian blur. nnU-Net: p 0.2, 0.5 to 1 voxel."""
 
     p: Fraction = 0.2
+    """Fraction of the samples that are changed."""
     sigma: tuple[Annotated[float, Field(ge=0, le=50)], Annotated[float, Field(ge=0, le=50)]] = (0.25, 0.5)
     """Smallest and largest standard deviation in mm, the same along all axes."""
 
@@ -58,11 +60,12 @@ class Blur:
 
 @dataclass(kw_only=True)
 class LowResolution:
-    """Fewer voxels, brought back to their number by linear interpolation. nnU-Net: p 0.25, 0.5 to 1."""
+    """Simulated low resolution: fewer voxels, resized back by linear interpolation. nnU-Net: p 0.25, 0.5 to 1."""
 
     p: Fraction = 0.25
+    """Fraction of the samples that are changed."""
     zoom: tuple[Annotated[float, Field(ge=0.05, le=1)], Annotated[float, Field(ge=0.05, le=1)]] = (0.5, 1.0)
-    """Smallest and largest share of the voxels along each axis; within the slices only, where they are thick."""
+    """Smallest and largest fraction of the voxels along each axis; within the slices only, where they are thick."""
 
     def __post_init__(self) -> None:
         check_order(self, "zoom")
@@ -78,11 +81,12 @@ class LowResolution:
 
 @dataclass(kw_only=True)
 class Noise:
-    """Gaussian noise. nnU-Net: p 0.1, variance up to 0.1, hence a deviation up to 0.3."""
+    """Gaussian noise. nnU-Net: p 0.1, variance up to 0.1, hence a standard deviation up to 0.3."""
 
     p: Fraction = 0.1
+    """Fraction of the samples that are changed."""
     deviation: tuple[Factor, Factor] = (0.0, 0.3)
-    """Smallest and largest standard deviation, in those of the volume."""
+    """Smallest and largest standard deviation, in standard deviations of the volume."""
 
     def __post_init__(self) -> None:
         check_order(self, "deviation")
@@ -96,14 +100,15 @@ class Noise:
 
 @dataclass(kw_only=True)
 class Gamma:
-    """Power of the intensities, taken as 0 .. 1 between the lowest and the highest of the patch; mean and standard
-    deviation are kept. nnU-Net: p 0.3, 0.7 to 1.5, and inverted for a third of them."""
+    """Power of the intensities, scaled to 0 .. 1 between the minimum and maximum of the patch; mean and standard
+    deviation are kept. nnU-Net: p 0.3, 0.7 to 1.5, inverted for a third of them."""
 
     p: Fraction = 0.3
+    """Fraction of the samples that are changed."""
     exponent: tuple[Annotated[float, Field(ge=0.05, le=20)], Annotated[float, Field(ge=0.05, le=20)]] = (0.7, 1.5)
-    """Smallest and largest; drawn evenly on a logarithmic scale, so that 1 / a is as likely as a."""
+    """Smallest and largest exponent, sampled uniformly on a logarithmic scale."""
     invert: Fraction = 0.25
-    """Share of these for which dark and bright are exchanged before and after."""
+    """Fraction of these samples whose intensities are inverted before and after."""
 
     def __post_init__(self) -> None:
         check_order(self, "exponent")
@@ -120,7 +125,9 @@ class Contrast:
     the patch's mean)."""
 
     p: Fraction = 0.15
+    """Fraction of the samples that are changed."""
     factor: tuple[Factor, Factor] = (0.75, 1.25)
+    """Smallest and largest factor."""
 
     def __post_init__(self) -> None:
         check_order(self, "factor")
@@ -131,8 +138,9 @@ class Brightness:
     """Shift of all intensities."""
 
     p: Fraction = 0.15
+    """Fraction of the samples that are changed."""
     shift: Factor = 0.2
-    """Largest, either way, in standard deviations of the volume."""
+    """Largest shift in either direction, in standard deviations of the volume."""
 
 
 def gain_and_shift(draw: Draws, contrast: Contrast | None, brightness: Brightness | None) -> dict[str, np.ndarray]:

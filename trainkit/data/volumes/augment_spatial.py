@@ -45,15 +45,16 @@ ControlSpacing = Annotated[float, Field(ge=1, le=10_000)]
 
 @dataclass(kw_only=True)
 class Rotate:
-    """Turn about the middle of the patch. nnU-Net: p 0.2, in_plane 30 and out_of_plane 30; p 0.2, in_plane 180 for
+    """Rotation about the centre of the patch. nnU-Net: p 0.2, in_plane 30 and out_of_plane 30; p 0.2, in_plane 180 for
     thick slices."""
 
     p: Fraction = 0.2
-    """Share of the samples."""
+    """Fraction of the samples that are changed."""
     in_plane: Annotated[float, Field(ge=0, le=180)] = 15.0
-    """Largest turn within the slices, in degrees, either way."""
+    """Largest rotation within the slices in either direction, in degrees."""
     out_of_plane: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Largest turn about each of the two axes within the slices; without effect where slices are thick (`FLAT`)."""
+    """Largest rotation about each of the two axes within the slices, in degrees; no effect where slices are thick
+    (`FLAT`)."""
 
     def largest(self, flat: bool) -> np.ndarray:
         """Largest turn in radians about each of the stored axes; `flat`: where slices are thick."""
@@ -63,12 +64,13 @@ class Rotate:
 
 @dataclass(kw_only=True)
 class Scale:
-    """Size, the same along all axes, or within the slices where they are thick (`FLAT`). nnU-Net: p 0.2, 0.7 to
+    """Scaling, the same along all axes, or within the slices where they are thick (`FLAT`). nnU-Net: p 0.2, 0.7 to
     1.4."""
 
     p: Fraction = 0.2
+    """Fraction of the samples that are changed."""
     factor: tuple[Annotated[float, Field(ge=0.1, le=10)], Annotated[float, Field(ge=0.1, le=10)]] = (0.8, 1.25)
-    """Smallest and largest; drawn evenly on a logarithmic scale. Above 1 things become larger."""
+    """Smallest and largest factor, sampled uniformly on a logarithmic scale. Above 1, objects become larger."""
 
     def __post_init__(self) -> None:
         check_order(self, "factor")
@@ -77,19 +79,21 @@ class Scale:
 @dataclass(kw_only=True)
 class Elastic:
     """Smooth deformation: a cubic B-spline through shifted control points (Rueckert et al. 1999). nnU-Net has it off
-    since version 2; U-Net (Ronneberger et al. 2015) owed much to it."""
+    since version 2; U-Net (Ronneberger et al. 2015) relied on it."""
 
     p: Fraction = 0.2
+    """Fraction of the samples that are changed."""
     every: ControlSpacing = 32.0
-    """mm between control points."""
+    """Distance between control points, in mm."""
     shift: Annotated[float, Field(ge=0, le=1000)] = 6.0
-    """Largest shift of a control point along each axis, in mm. Tissue moves by a fifth of it (standard deviation)."""
+    """Largest shift of a control point along each axis, in mm. The standard deviation of the deformation is a fifth of
+    it."""
 
     def __post_init__(self) -> None:
         if self.shift > FOLD * self.every:
             raise ValueError(
                 f"shift is {self.shift} mm with control points every {self.every} mm; up to "
-                f"{FOLD * self.every:.3g} mm are possible, or tissue folds"
+                f"{FOLD * self.every:.3g} mm are allowed; above that, tissue folds"
             )
 
 

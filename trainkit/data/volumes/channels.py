@@ -93,7 +93,9 @@ def grouped(
         if int(words[-1]) >= count:
             id, own = next((id, own) for id, own in by_id.items() if words[-1] in own)
             said = f"{count}: {few(names or wanted)}" if names or wanted else str(count)
-            raise UserError(str(own[words[-1]]), f"channel {int(words[-1])} of {id}", f"as many as are named, {said}")
+            raise UserError(
+                str(own[words[-1]]), f"channel {int(words[-1])} of {id}", f"as many as there are names, {said}"
+            )
         expected, called = [f"{place:04}" for place in range(count)], names or wanted or numbered(count)
     else:
         if absent := [word for word in wanted if word not in words]:
@@ -115,6 +117,6 @@ def grouped(
         else:
             found.images[id] = tuple(own[word] for word in expected)
         for word, file in own.items():
-            why = _A_LABEL_MAP if LABEL_WORD.fullmatch(word) else "of a channel that is not used"
+            why = _A_LABEL_MAP if LABEL_WORD.fullmatch(word) else "of an unused channel"
             found.unused += [] if word in expected else [(file, why)]
     return found

@@ -1,4 +1,4 @@
-"""Volumes with a class for every voxel: patches to train on, whole volumes to be scored in millimetres."""
+"""Volumes with a class for every voxel: patches to train on, whole volumes to be evaluated in millimetres."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
 _ALIKE = 1.5
 """Factor between two spacings up to which nothing is said."""
 _FIXED = 0
-"""Seed of the patches that are scored: whatever the run's, so that runs are scored on the same ones."""
+"""Seed of the patches that are evaluated: whatever the run's, so that runs are evaluated on the same ones."""
 
 
 Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
@@ -49,49 +49,53 @@ Millimetres = Annotated[float, Field(ge=0.01, le=1000)]
 
 @dataclass(kw_only=True)
 class Volumes:
-    """NIfTI volumes and their label maps. Every set NAME that is scored offers the splits NAME (all cases, whole),
+    """NIfTI volumes and their label maps. Every evaluation set NAME offers the splits NAME (all cases, whole),
     NAME.few, NAME.mirrored, NAME.overlays and NAME.patches, and so does `train`."""
 
     train: str
-    """`{train,val}/{image,label}` as TOM500 has it (`tom500#train`), a folder with the Decathlon's `dataset.json`, a
-    folder with a folder of images and one of labels, an imported set, or the built-in `sample:orbits`."""
+    """Training set: `{train,val}/{image,label}` in TOM500's layout (`tom500#train`), a folder with the Decathlon's
+    `dataset.json`, a folder with one subfolder of images and one of labels, an imported set, or the built-in
+    `sample:orbits`."""
     evaluate: dict[str, str] = field(default_factory=dict)
-    """Name of a set that is scored to its place, as `train`; `held_out`: the fold that is kept from training."""
+    """Evaluation sets by name, in the forms of `train`; `held_out` is the fold that is excluded from training."""
     names: list[str] | None = None
-    """Names of the labels 1, 2, ...; None: what the source says."""
+    """Names of the labels 1, 2, ... null: the names in the source."""
     labels: dict[str, Whole] | None = field(default=None, metadata={"hash": "set"})
-    """In place of `names`, where label maps hold other values than 1, 2, ...: names of the classes, in the order in
-    which they are numbered, with their values, as {kidney: 205, tumour: 420}. 0 is the background."""
+    """Classes and their values, where label maps hold other values than 1, 2, ...; use it instead of `names`: {kidney:
+    205, tumour: 420}. Classes are numbered in this order; 0 is the background. null: as `names`."""
     channels: list[str] | None = field(default=None, metadata={"hash": "set"})
-    """Names of the channels, in the order in which networks see them: ends of file names (`T1w`, `FLAIR`), of which
-    some may be chosen, or names for those that files number; None: all, as the source says."""
+    """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), of
+    which you can select some, or names for numbered channels. null: all, as in the source."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
-    """mm from voxel to voxel along depth, height and width, to which volumes are resampled once; None: as they are."""
+    """Voxel spacing in mm along depth, height and width, to which volumes are resampled once. null: as in the files."""
     patch: tuple[Side, Side, Side]
-    """Depth, height and width of a training patch, and of a window in evaluations, in voxels. Depth is the axis
-    across slices: the one with the largest spacing."""
+    """Depth, height and width of a training patch and of an evaluation window, in voxels. Depth is the axis across
+    slices: the one with the largest spacing."""
     patches: Annotated[int, Field(ge=1, le=100000)] = 4
-    """Patches of each case in an epoch, and in NAME.patches, half of which are centred on organs in any case."""
+    """Patches per case in an epoch, and in NAME.patches, where half of them are always centred on organs."""
     foreground: Fraction = 0.5
-    """Share of the patches that are centred on a voxel of an organ, each organ of a case as likely as another."""
+    """Fraction of the patches that are centred on a labelled voxel; all labels of a case are equally likely."""
     augment: VolumeAugment = field(default_factory=VolumeAugment)
+    """Augmentation of training patches. Default: none."""
     patient: str | None = None
-    """Regular expression with one part in parentheses, which finds the patient in the name of a file; None: the name
-    is the patient."""
+    """Regular expression with one part in parentheses that finds the patient in a file name. null: the name is the
+    patient."""
     folds: Annotated[int, Field(ge=2, le=1000)] = 5
-    """Parts into which patients are divided, by a hash of their names, where one is held out."""
+    """Number of folds into which patients are divided, by a hash of their names, where one is held out."""
     fold: Annotated[int, Field(ge=0, lt=1000)] | None = None
-    """Number of the part that is kept from training, 0 .. folds-1."""
+    """Number of the held-out fold, 0 .. folds-1. null: none."""
     leakage: Literal["refuse", "allow"] = "refuse"
-    """A patient or a volume that is both trained on and scored ends the run, or is warned of."""
+    """Action when a patient or a volume is in both training and evaluation data. `refuse`: end the run. `allow`:
+    warn."""
     clinical: str | None = None
-    """Table (CSV with a column of patients) whose columns stand beside the scores of each case."""
+    """Table (CSV with a column of patients) whose columns are listed beside the scores of each case. null: none."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
-    """Cases of NAME.few and NAME.overlays, spread over the sizes."""
+    """Number of cases in NAME.few and NAME.overlays, spread over the sizes."""
     cache: Literal["auto", "disk", "ram", "device"] = "auto"
-    """Where volumes are while training: memory-mapped, in memory, or on the GPU, all with the same patches. `auto`: the
-    fastest for which there is room, by what is free when the run begins."""
+    """Location of volumes during training: `disk` (memory-mapped), `ram`, or `device` (on the GPU); the patches are the
+    same. `auto`: the fastest that has room when the run starts."""
     name: Literal["volumes"] = "volumes"
+    """Kind of data."""
 
     def __post_init__(self) -> None:
         if math.prod(self.patch) > PATCH_LIMIT:
@@ -100,10 +104,10 @@ class Volumes:
             raise ValueError(f"fold is {self.fold} of {self.folds}; folds are numbered from 0")
         different = {name.lower() for name in self.names or ()}
         if self.names is not None and (not self.names or len(different) < len(self.names) or "" in self.names):
-            raise ValueError("names must be those of the labels 1, 2, ...: at least one, each another")
+            raise ValueError("names must be different names of the labels 1, 2, ..., at least one")
         if self.labels is not None:
             if self.names is not None:
-                raise ValueError("names and labels name the same classes; give one of them")
+                raise ValueError("names and labels are both set; keep one")
             label_names.check_values(self.labels)
         if self.channels is not None and (not self.channels or len(set(self.channels)) < len(self.channels)):
             raise ValueError("channels must be different names, at least one")
@@ -175,7 +179,7 @@ class Volumes:
     def _packed(
         self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
     ) -> PackedVolumes:
-        """Import files where they are not yet; to be scored, as the training set `like` was imported."""
+        """Import files where they are not yet; to be evaluated, as the training set `like` was imported."""
         if not isinstance(found, PackedVolumes):
             (source, names), axes, spacing = found, None, self.spacing
             if like is not None:
@@ -184,10 +188,10 @@ class Volumes:
                 if channels.automatic(source.channels) and like.channel_names:
                     source = replace(source, channels=like.channel_names)
             packed = importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
-            self._check_channels(packed, source.where, "name all channels of the files")
+            self._check_channels(packed, source.where, "list all channels of the files")
             return packed
         where = str(found.path)
-        again = "import the files again with what the recipe says, or name the files in the recipe"
+        again = "import the files again with the recipe's settings, or use the files in the recipe"
         said = self.labels or self.names
         if said is not None and label_names.named_labels(said, "data.names") != found.names:
             key = "data.labels" if self.labels else "data.names"
@@ -218,14 +222,14 @@ class Volumes:
         patients = whole.patients()
         if len(set(patients)) < self.folds:
             found = f"{self.folds} folds of {len(set(patients))} patients ({few(sorted(set(patients)))})"
-            raise UserError("data.folds", found, "a patient or more for each fold")
+            raise UserError("data.folds", found, "at least one patient per fold")
         part = fold_of(patients, self.folds)
         out = np.asarray([part[patient] == self.fold for patient in patients])
         return np.flatnonzero(~out), np.flatnonzero(out)
 
     def _check_leaks(self, train: CaseSplit, scored: Mapping[str, CaseSplit]) -> None:
         held = {name: split.held() for name, split in scored.items()}
-        remedy = "divide the sets by patient (data.fold can), or go on with `leakage: allow`"
+        remedy = "divide the sets by patient (data.fold can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each patient and each volume in one split", remedy)
 
     def _patches(
@@ -237,7 +241,7 @@ class Volumes:
         )
 
     def _kinds(self, name: str, split: CaseSplit) -> dict[str, CaseSplit | PatchSplit]:
-        """Return the splits by which a set is scored, by the words that evaluations name them by."""
+        """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         few = split.some(self.few)
         disk = Shelf(split.packed, split.cases, "disk")
         return {
@@ -249,7 +253,7 @@ class Volumes:
         }
 
     def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
-        """Yield sentences about sets to be scored whose voxels are of another shape than in training."""
+        """Yield sentences about sets to be evaluated whose voxels are of another shape than in training."""
         for name, split in scored.items():
             ratio = np.divide(split.packed.spacing, train.spacing)
             if not 1 / _ALIKE <= ratio.min() <= ratio.max() <= _ALIKE:
@@ -266,7 +270,7 @@ class Volumes:
                 f"{len(held)} of {patients[1]} held out"
             )
         if any(train.margin):
-            yield f"patches are read with {_by(train.margin)} voxels more on each side, for their augmentation"
+            yield f"patches are read with a margin of {_by(train.margin)} voxels on each side, for the augmentation"
         short = (train.shelf.shapes < self.patch).sum(0)
         if short.any():
             along = [f"{n} along {axis}" for n, axis in zip(short, ("depth", "height", "width"), strict=True) if n]
@@ -276,7 +280,7 @@ class Volumes:
             )
         empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
         if empty:
-            yield f"no voxel of {few(empty, 20)} in any case to train on"
+            yield f"no voxel of {few(empty, 20)} in any training case"
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
@@ -297,22 +301,22 @@ def _sample(text: str) -> ModuleType:
 
 
 def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
-    """Raise UserError where a set to be scored differs from the training set in labels, axes or grid."""
+    """Raise UserError where a set to be evaluated differs from the training set in labels, axes or grid."""
     place = f"{where} ({other.manifest['made_from'] or other.path})"
     if other.names != train.names:
         found, expected = (few(one.names[1:], 20) for one in (other, train))
-        raise UserError(
-            place, f"labels {found}", f"those of data.train: {expected}", "data.names gives both sets the same"
-        )
+        raise UserError(place, f"labels {found}", f"those of data.train: {expected}", "set data.names for both sets")
     if other.axes != train.axes:
         found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
-        raise UserError(place, found, f"{expected}, as in data.train", "a network sees the axes of its training")
+        raise UserError(place, found, f"{expected}, as in data.train", "use the axes of the training set")
     if other.channel_names != train.channel_names:
         found, expected = (few(one.channel_names, 20) or "none" for one in (other, train))
-        raise UserError(place, f"channels {found}", f"those of data.train: {expected}", "data.channels names them")
+        raise UserError(
+            place, f"channels {found}", f"those of data.train: {expected}", "set data.channels for both sets"
+        )
     if not _same(other.preparation.spacing, train.preparation.spacing):
         found, expected = (_grid(one.preparation.spacing) for one in (other, train))
-        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets alike")
+        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets in the same way")
 
 
 def _by(numbers: Iterable[int]) -> str:

@@ -71,7 +71,7 @@ class VolumeReport:
         """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
         held = f"{number_of(self.cases, 'cases')}, {number_of(self.classes - 1, 'organs')}, {size(self.bytes)}"
         made = f"{self.out}: {held}, from {self.kind}"
-        odd = ["to look at:", *(f"  {note}" for note in self.notes)] if self.notes else []
+        odd = ["to check:", *(f"  {note}" for note in self.notes)] if self.notes else []
         return [made, "", *self.table, *([""] if odd else []), *odd]
 
 
@@ -93,8 +93,8 @@ def import_volumes(
     `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
     None what the source says, or where it says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what
     volumes are resampled to; None leaves them as they are. `patient` and `clinical` as `sources.open_volumes` takes
-    them. `axes` is the order in which axes are stored, None what fits the set: one that is scored must be stored as the
-    one that was trained on.
+    them. `axes` is the order in which axes are stored, None what fits the set: an evaluation set must be stored as the
+    training set.
     `damaged: skip` leaves unusable cases out and names them in the report, up to the share `damaged_most` of all.
 
     Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is
@@ -104,12 +104,12 @@ def import_volumes(
     out = Path(out)
     if not isinstance(source, VolumeSource):
         if volume_store.is_packed(Path(source)) or image_store.is_packed(Path(source)):
-            raise UserError(str(source), "is imported already", "NIfTI files", "use it as it is")
+            raise UserError(str(source), "is already imported", "NIfTI files", "use it directly")
         source = sources.open_volumes(source, patient=patient, clinical=clinical)
     known, classes = known_names(source, names), classes_of(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
         found = f"{number_of(len(unlabelled), 'images')} without a label map: {few(unlabelled)}"
-        raise UserError(source.where, found, "a label map for each", "predict for them with trainkit predict")
+        raise UserError(source.where, found, "a label map for each", "predict their labels with trainkit predict")
     pairs, bad = read_headers(source)
     most = damaged_most * (len(source.cases) + len(source.incomplete)) if damaged == "skip" else 0
     _check_bad(source, bad, most, len(pairs))
@@ -276,13 +276,13 @@ def _headers(case: Case) -> _Pair:
 def read_headers(source: VolumeSource) -> tuple[list[_Pair], list[str]]:
     """Read the headers of all cases; those that are well, and sentences about the others.
 
-    All have as many channels as the source names, or else as most cases have.
+    All have as many channels as the source names, or else as in most cases.
     """
     found = list(in_order(attempt(_headers), source.cases, threads()))
     pairs = [one for one in found if isinstance(one, _Pair)]
     counts = Counter(pair.image.channels for pair in pairs)
     usual = len(source.channels) or (max(counts, key=lambda count: (counts[count], count)) if counts else 1)
-    said = few(source.channels) if source.channels else "as most cases have"
+    said = few(source.channels) if source.channels else "as in most cases"
     odd = [
         f"{pair.case.image}: {number_of(pair.image.channels, 'channels')}; expected {usual}, {said}"
         for pair in pairs
@@ -370,10 +370,10 @@ def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str
     """Number labels that nobody named. Raises UserError where numbers look like something else than classes."""
     present = sorted({label for r in records for label, volume in enumerate(r.info.volumes_mm3) if label and volume})
     if not present:
-        raise UserError(source.where, "no voxel is labelled in any case", "label maps with labels above 0")
+        raise UserError(source.where, "no labelled voxel in any case", "label maps with labels above 0")
     if present[-1] > 2 * len(present):
         having = [record.info.id for record in records if len(record.info.volumes_mm3) > present[-1]]
-        found = f"labels {few(map(str, present))}, which nothing names; {present[-1]} is in {few(having)}"
+        found = f"labels {few(map(str, present))}, which have no names; {present[-1]} is in {few(having)}"
         expected = "labels 1, 2, ... or names for all up to the largest"
         raise UserError(source.where, found, expected, _write_mapping(label_names.mapping(present)))
     return (label_names.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
@@ -396,7 +396,7 @@ def _offered(source: VolumeSource, names: Sequence[str] | None) -> str:
 
 
 def _write_mapping(mapping: str) -> str:
-    return f"where these are classes, write `labels: {mapping}` in the block data, with your names"
+    return f"if these are classes, write `labels: {mapping}` in the block data, with your names"
 
 
 def _check_bad(source: VolumeSource, bad: Sequence[str], most: float, usable: int, offer: str = "") -> None:
@@ -404,7 +404,7 @@ def _check_bad(source: VolumeSource, bad: Sequence[str], most: float, usable: in
     if not bad or (len(bad) <= most and usable):
         return
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else " (or more)" if len(bad) == _NAMED else ""
-    remedy = "mend or remove them, or import with --damaged skip, which leaves them out and says so"
+    remedy = "repair or remove them, or import with --damaged skip, which leaves them out and lists them"
     remedy = f"{offer}; else {remedy}" if offer else remedy
     found = f"{min(len(bad), _NAMED)}{more} unusable {'case' if len(bad) == 1 else 'cases'}:{listing(bad[:_NAMED])}\n"
     raise UserError(source.where, found, remedy=remedy)

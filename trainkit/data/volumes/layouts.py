@@ -294,7 +294,7 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
         raise UserError(f"{root}#{split}", "its images have no label maps", "a split with label maps, such as #train")
     if not isinstance(listed, list) or (test and labels.is_dir()):
         if not images.is_dir():
-            raise UserError(str(root), f"no folder {images.name}", "the images that dataset.json is about")
+            raise UserError(str(root), f"no folder {images.name}", "the images that dataset.json lists")
         found = _paired(root, images, labels if labels.is_dir() else None, asked, numbers=True, names=called)
         found.left_out = [text for text in found.left_out if not text.startswith(_of_other_split(ending))]
         found.kind, found.names, found.values, found.made_of = "nnU-Net", names, values, [file]
@@ -310,7 +310,7 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
         kept |= {place.parent for place in (*images, label) if place is not None}
         seen |= {place for place in (*images, label) if place is not None}
         if not there:
-            text = "is listed in dataset.json and not there"
+            text = "is listed in dataset.json but does not exist"
             found.left_out += [f"{_below(root, one)}: {text}" for one in images if not one.is_file()]
         elif asked.labelled and (label is None or not label.is_file()):
             found.left_out.append(f"{_below(root, image)}: an image without a label map")
@@ -453,7 +453,7 @@ def _others(root: Path, folders: Iterable[Path]) -> list[str]:
                 nowhere = entry.is_symlink() and not entry.is_dir()
                 said.append(f"{name}: leads nowhere" if nowhere else f"{name}: not a file")
             elif not is_nifti(entry.name):
-                said.append(f"{name}: not called .nii.gz or .nii")
+                said.append(f"{name}: without the suffix .nii.gz or .nii")
     return said
 
 

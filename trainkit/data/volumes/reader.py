@@ -65,7 +65,7 @@ def _turned(label: Header, image: Header) -> Header:
     """Return the header of a label map with its axes in the order of those of a DICOM series.
 
     Programs that make NIfTI of DICOM turn the axes, so a label map that was drawn on one may be of other axes. Where
-    the image is of NIfTI too, what is drawn on it has its axes, and others are a mistake.
+    the image is of NIfTI too, what is drawn on it has its axes, and others are an error.
     """
     if not image.path.is_dir():
         return label

@@ -48,7 +48,7 @@ def decide(asked: Literal["auto", "disk", "ram", "device"], voxels: int, channel
         raise _too_large("ram", needed, f"{size(ram)} of memory are free{', in all' if each else ''}")
     if asked == "ram" or needed * processes <= RAM_SHARE * ram:
         return "ram", f"cache ram: {told}"
-    return "disk", f"cache disk, memory-mapped: {told}, of which volumes get {RAM_SHARE:.0%} at most"
+    return "disk", f"cache disk, memory-mapped: {told}, of which volumes may use at most {RAM_SHARE:.0%}"
 
 
 def cut(volume: np.ndarray, start: Sequence[int], out: np.ndarray, fill: float) -> None:
@@ -218,7 +218,7 @@ def _free_in_memory() -> int:
 
 
 def _too_large(place: str, needed: int, why: str) -> UserError:
-    remedy = "cache: auto takes the fastest place that they fit"
+    remedy = "use cache: auto, which selects the fastest location with room"
     return UserError("data.cache", f"{place}, for {size(needed)} of volumes", f"less: {why}", remedy)
 
 

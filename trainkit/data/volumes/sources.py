@@ -161,4 +161,4 @@ def _channel_names(found: Found, wanted: tuple[str, ...], where: str) -> tuple[s
     ):
         return wanted
     said = few(found.channels, 20) or "one channel"
-    raise UserError(where, f"channels {said}", few(wanted, 20), "name them so in data.channels")
+    raise UserError(where, f"channels {said}", few(wanted, 20), "use these names in data.channels")

@@ -1,4 +1,4 @@
-"""Splits of volumes: whole cases that are scored one by one, and patches that are cut from cases."""
+"""Splits of volumes: whole cases that are evaluated one by one, and patches that are cut from cases."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ class CaseSplit(_Cases):
         return replace(self, cases=self.cases[chosen])
 
     def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Raise ValueError: a split that is scored is not trained on."""
-        raise ValueError(f"{self.name} is a split to be scored")
+        """Raise ValueError: a split that is evaluated is not trained on."""
+        raise ValueError(f"{self.name} is an evaluation split")
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the case at the one index. Raises UserError where it was damaged, ValueError for several indices."""
         indices = np.array(indices, dtype=np.int64)
         if len(indices) != 1:
-            raise ValueError(f"{self.name}: {len(indices)} cases at once; whole volumes are read one by one")
+            raise ValueError(f"{self.name}: {len(indices)} cases at once; read whole volumes one by one")
         case = int(self.cases[indices[0]])
         if case not in self._checked:
             self.packed.check(case)
@@ -167,10 +167,10 @@ class PatchSplit(_Cases):
     patches: int
     """Of each case in an epoch."""
     foreground: float
-    """Share that is centred on organs; of what is scored always a half."""
+    """Share that is centred on organs; of what is evaluated always a half."""
     augment: VolumeAugment
     kind: Literal["train", "patches"] = "train"
-    """To train on, other ones in each epoch; or to be scored, always the same."""
+    """To train on, other ones in each epoch; or to be evaluated, always the same."""
 
     at_once: None = field(default=None, init=False)
     """Patches are read in batches of any size."""
@@ -185,7 +185,7 @@ class PatchSplit(_Cases):
 
     @property
     def views(self) -> int:
-        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is scored, 1."""
+        """Where patches lie differs from epoch to epoch, so there is no counting them: 0; of what is evaluated, 1."""
         return 0 if self.kind == "train" else 1
 
     @functools.cached_property

@@ -184,7 +184,7 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
     for number in range(1, len(data.names)):
         places = data.foreground(i, number)
         if len(places) and (places.min() < 0 or places.max() >= label.size or (label.ravel()[places] != number).any()):
-            yield f"places of label {number} that are not of it"
+            yield f"positions of label {number} that have another label"
 
 
 def _verify_files(

@@ -1,0 +1,60 @@
+"""reference/metrics.md: every metric by its name.
+
+The definitions of what a training logs are in `trainkit.tracking.metric_definitions`, those of scores, by protocol, in
+`trainkit.metrics.definitions`. What stands in the page above the line MARK is written by hand and stays.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+from docs.generators.markdown import REFERENCE, code, prose, table
+from trainkit.tracking import metric_definitions
+
+FILE = REFERENCE / "metrics.md"
+MARK = "<!-- All below is generated from the code by `make docs`. -->\n"
+ABOVE = """\
+# Metrics
+
+Every metric that a run records, by its name.
+
+The x axis is the optimizer step; of `system/` it is the number of the sample. The journal and the artifact
+`tables/metrics.csv` have all metrics; MLflow gets those by which runs are compared, at most 40 unless `log.metrics`
+asks for more ([key](keys.md#log-metrics)). In a name, `<...>` stands for the part that differs.
+
+Metrics of `speed/`, `time/`, `time_to/`, `cost/`, `device/` and `system/` are measurements, and differ from run to run.
+All others are bitwise identical in a run that was interrupted and resumed.
+
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    there = FILE.read_text(encoding="utf-8") if FILE.is_file() else ""
+    above = there.partition(MARK)[0] if MARK in there else ABOVE
+    return above + MARK + "\n" + "".join(sections()).rstrip("\n") + "\n"
+
+
+def sections() -> Iterator[str]:
+    """A heading with its table for each group of metrics."""
+    for title, group in metric_definitions.DEFINITIONS.items():
+        rows = [(code(one.name), one.unit, prose(one.meaning)) for one in group]
+        yield f"## {title}\n\n{table(('metric', 'unit', 'meaning'), rows)}"
+    yield from scores()
+
+
+def scores() -> Iterator[str]:
+    """A heading with its table for each protocol whose scores are defined."""
+    try:
+        groups = importlib.import_module("trainkit.metrics.definitions").GROUPS
+    except ModuleNotFoundError:
+        return
+    for group in groups:
+        better = {"higher": "higher", "lower": "lower", "none": ""}
+        rows = [
+            (code(name), one.unit, better[one.direction], prose(one.text), prose(one.source))
+            for name, one in group.metrics.items()
+        ]
+        head = ("metric", "unit", "better", "meaning", "source")
+        yield f"## Scores: {group.title}\n\n{prose(group.about)}\n\n{table(head, rows)}"

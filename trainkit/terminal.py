@@ -1,0 +1,215 @@
+"""Format text for a terminal: tables, colours and a progress bar, and the same text plain for pipes and logs.
+
+`rich` only formats here. What is printed goes through `print` or `click.echo`, so that a pipe whose reader is gone, and
+a disk that is full, are handled in one place. Nothing is imported from rich until a terminal needs it.
+
+- A pipe, a file and `TERM=dumb` get plain text without control codes and without wrapping.
+- `NO_COLOR` switches colours and bold text off; `FORCE_COLOR` switches them on in pipes as well. `NO_COLOR` wins.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from trainkit.errors import visible
+from trainkit.redact import without_secrets
+from trainkit.text_table import aligned
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_DUMB = ("dumb", "unknown")
+_NARROW = 20
+"""Fewest columns that are believed of a terminal."""
+_WIDE = 10_000
+"""Columns of a pipe: nothing is wrapped."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, the first of them the header; the first column is flush left, the others are flush right."""
+
+    rows: Sequence[Sequence[str]]
+    emphasised: Sequence[int] = ()
+    """Rows in bold, by number; the header is row 0."""
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A line with a style of rich, such as `bold green`; without colours it is the text alone."""
+
+    text: str
+    style: str
+
+
+Page = Sequence[str | Styled | Table]
+"""What is printed together, in order."""
+
+
+def is_interactive(stream: TextIO | None) -> bool:
+    """Return True for a terminal that obeys control codes."""
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM", "").lower() not in _DUMB
+    except (ValueError, OSError):  # closed
+        return False
+
+
+def has_colours(stream: TextIO | None) -> bool:
+    """Return True where text may have colours and bold letters."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or is_interactive(stream)
+
+
+def bar_stream() -> TextIO | None:
+    """Return the stream for a progress bar: stdout, or stderr where stdout is a file; None without a terminal.
+
+    With stdout in a pipe, such as `| tee log`, another program writes to the same terminal: there is no bar then.
+    """
+    if is_interactive(sys.stdout):
+        return sys.stdout
+    return sys.stderr if is_interactive(sys.stderr) and _is_file(sys.stdout) else None
+
+
+def _is_file(stream: TextIO | None) -> bool:
+    try:
+        mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # /dev/null is a character device
+
+
+def width(stream: TextIO | None) -> int:
+    """Return the columns of a terminal; of a pipe so many that nothing is wrapped."""
+    if not is_interactive(stream):
+        return _WIDE
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and int(given):
+        return max(_NARROW, int(given))
+    try:
+        return max(_NARROW, os.get_terminal_size(stream.fileno()).columns) if stream is not None else 80
+    except (OSError, ValueError, AttributeError):
+        return 80
+
+
+def console(stream: TextIO | None) -> Console:
+    """Return a console of rich that formats for a stream and writes to memory alone."""
+    from rich.console import Console
+
+    colours = has_colours(stream)
+    made = Console(
+        file=_Memory(getattr(stream, "encoding", None) or "utf-8"),
+        force_terminal=colours,
+        no_color=not colours,
+        color_system="standard" if colours else None,
+        width=width(stream),
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+    return made
+
+
+class _Memory(io.StringIO):
+    """Text in memory with the encoding of the stream that it is meant for, by which rich chooses its characters."""
+
+    def __init__(self, encoding: str):
+        super().__init__()
+        self._named = encoding
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Name of the encoding."""
+        return self._named
+
+
+def formatted(renderable: RenderableType, stream: TextIO | None) -> str:
+    """Format something of rich for a stream, without trailing spaces and without a line end."""
+    made = console(stream)
+    with made.capture() as captured:
+        made.print(renderable, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+
+def painted(text: str, style: str, stream: TextIO | None) -> str:
+    """Return a text with a style, or as it is where there are no colours. Its control characters are escaped."""
+    text = _safe(text)
+    if not style or not has_colours(stream):
+        return text
+    from rich.text import Text
+
+    return formatted(Text(text, style=style), stream)
+
+
+def plain(page: Page) -> str:
+    """Return a page as plain text."""
+    lines: list[str] = []
+    for part in page:
+        if isinstance(part, Table):
+            lines += [line.rstrip() for line in aligned([list(row) for row in part.rows])] if part.rows else []
+        else:
+            lines.append(part.text if isinstance(part, Styled) else part)
+    return _safe("\n".join(lines))
+
+
+def shown(page: Page, stream: TextIO | None) -> str:
+    """Return a page for a stream: with colours where it has them, else as `plain`; the text is the same."""
+    if not has_colours(stream):
+        return plain(page)
+    parts: list[str] = []
+    for part in page:
+        if isinstance(part, Table):
+            parts += _painted_rows(part, stream)
+        elif isinstance(part, Styled):
+            parts.append(painted(part.text, part.style, stream))
+        else:
+            parts.append(_safe(part))
+    return "\n".join(parts)
+
+
+def _painted_rows(table: Table, stream: TextIO | None) -> Iterable[str]:
+    """Format a table of rich; where it is wider than the terminal its lines are wrapped by the terminal."""
+    from rich.table import Table as RichTable
+
+    if not table.rows:
+        return []
+    rich_table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold cyan")
+    for number, head in enumerate(table.rows[0]):
+        rich_table.add_column(_safe(head), justify="left" if number == 0 else "right", no_wrap=True)
+    for number, row in enumerate(table.rows[1:], 1):
+        rich_table.add_row(*map(_safe, row), style="bold" if number in table.emphasised else "")
+    made = console(stream)
+    made.width = _WIDE
+    with made.capture() as captured:
+        made.print(rich_table)
+    return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+
+
+def _safe(text: str) -> str:
+    return visible(without_secrets(text))
+
+
+def duration(seconds: float) -> str:
+    """Return a time as text: `23 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    for small, large, size, limit in (("s", "min", 60, 3600), ("min", "h", 3600, 86400), ("h", "d", 86400, None)):
+        if limit is None or whole < limit:
+            rest = whole % size // (size // (24 if large == "d" else 60))
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    raise AssertionError
+
+
+def clock_time(seconds: float) -> str:
+    """Return a time as on a clock: `0:05`, `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,183 @@
+"""The training log in the terminal: a table of rows, and below it a progress bar.
+
+In a pipe, and in a log file, the rows are the same lines without colours, and there is no bar. The main thread draws
+the bar: there is no thread that could disturb the device or a forked worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from trainkit.terminal import Page, Styled, clock_time, formatted, shown, width
+from trainkit.text_table import numbers
+
+HEAD, BEST = "bold cyan", "green"
+"""Styles of the header, and of the row of an evaluation that is the best so far."""
+
+_COLUMNS = {"step": 6, "epoch": 7, "loss": 9, "lr": 8, "samples/s": 9, "left": 8}
+"""Columns of every log table and their widths."""
+_MOST = 8
+"""Columns of evaluations."""
+_BAR_WIDTHS = (10, 40)
+"""Least and greatest width of the bar itself, in columns."""
+_DAY = 86_400
+
+
+@dataclass
+class LogTable:
+    """Rows of the training log. The header is printed before the first row, and again when the columns change."""
+
+    decides: str = ""
+    """Full name of the metric that decides which evaluation is best."""
+    has_ema: bool = False
+    steps_per_epoch: int = 0
+    """0 where it is not known: the column is then empty."""
+    _metrics: list[str] = field(default_factory=list)
+    """Columns of evaluations."""
+    _head: str = ""
+    """The header that was printed last."""
+
+    def __post_init__(self) -> None:
+        if self.decides:
+            self._metrics = _pair(self.decides, self.has_ema)
+
+    def log_row(self, step: int, loss: float, lr: float | None, rate: float, left: float) -> Page:
+        """Return the row of a log line: loss, learning rate, samples/s and the seconds that are left."""
+        cells = {"loss": f"{loss:.4f}" if abs(loss) < 1000 else f"{loss:.4g}"}
+        cells |= {"lr": "" if lr is None else _short(lr), "samples/s": _rate(rate), "left": clock_time(left)}
+        return self._row(step, cells)
+
+    def evaluation_row(self, step: int, evaluation: str, metrics: Mapping[str, float], leads: bool) -> Page:
+        """Return the row of an evaluation: its deciding metric, else its first, also of the EMA weights."""
+        own = [name for name in metrics if "." not in name] or list(metrics)  # `val/dice.sr` is of a class
+        if self.decides not in metrics and own:
+            first = next((name for name in own if not name.startswith(f"{evaluation}/ema/")), own[0])
+            pair = [name for name in _pair(first, True) if name in metrics]
+            missing = [name for name in pair if name not in self._metrics]
+            if len(self._metrics) + len(missing) <= _MOST:
+                # The deciding metric stays last, beside the mark of the best.
+                at = len(self._metrics) - (self.decides in self._metrics)
+                self._metrics[at:at] = missing
+        cells = {name: numbers([value])[0] for name, value in metrics.items() if name in self._metrics}
+        return self._row(step, cells, leads)
+
+    def _row(self, step: int, cells: Mapping[str, str], leads: bool = False) -> Page:
+        epoch = f"{step / self.steps_per_epoch:.2f}" if self.steps_per_epoch else ""
+        widths = _COLUMNS | {name: max(8, len(name)) for name in self._metrics}
+        cells = {"step": str(step), "epoch": epoch, **cells}
+        head = "  ".join(name.rjust(columns) for name, columns in widths.items())
+        row = "  ".join(cells.get(name, "").rjust(columns) for name, columns in widths.items()).rstrip()
+        rows: list[str | Styled] = [Styled(f"{row}  *best", BEST) if leads else row]
+        if head != self._head:
+            self._head = head
+            rows.insert(0, Styled(head, HEAD))
+        return rows
+
+
+def _pair(name: str, has_ema: bool) -> list[str]:
+    """Return a metric of the trained weights and that of the EMA weights, the given one last."""
+    evaluation, _, rest = name.partition("/")
+    if rest.startswith("ema/"):
+        return [f"{evaluation}/{rest.removeprefix('ema/')}", name]
+    return [f"{evaluation}/ema/{rest}", name] if has_ema else [name]
+
+
+def _short(lr: float) -> str:
+    if lr == 0 or lr >= 1e-3:
+        return f"{lr:.3g}"
+    mantissa, _, exponent = f"{lr:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+class ProgressBar:
+    """A line at the bottom of a terminal: percent, bar, step, loss, throughput, time left and time of day of the end.
+
+    It is redrawn at most once in `seconds`. Other text is printed with `above`, so that the bar stays last.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        steps: int,
+        seconds: float,
+        label: str = "",
+        now: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ):
+        self._stream, self._steps, self._seconds, self._label = stream, steps, seconds, label
+        self._now, self._wall = now, wall
+        self._first: tuple[int, float] | None = None
+        self._last = (0, -float("inf"))
+        self._per_step = 0.0
+        self._line = ""
+
+    def update(self, step: int, facts: Callable[[], Sequence[str]]) -> None:
+        """Draw the bar, if that is due; `facts` gives what is shown beside the step: loss and throughput."""
+        now = self._now()
+        if self._first is None:
+            self._first = (step, now)
+        elif now - self._last[1] < self._seconds and step < self._steps:
+            return
+        before, at = self._last if self._line else self._first
+        if step > before:
+            new = (now - at) / (step - before)
+            # Of the last drawings more than of earlier ones, evaluations and checkpoints included.
+            self._per_step = 0.7 * self._per_step + 0.3 * new if self._per_step else new
+        self._last = (step, now)
+        self._draw(step, facts())
+
+    def _draw(self, step: int, facts: Sequence[str]) -> None:
+        left = (self._steps - step) * self._per_step
+        ends = time.localtime(self._wall() + left)
+        ending = time.strftime("%H:%M" if left < _DAY else "%a %d %b %H:%M", ends)
+        timed = [f"{clock_time(left)} left", f"ends {ending}"] if self._per_step or step == self._steps else []
+        texts = [f"{step}/{self._steps}", *timed, *facts]
+        head = f"{self._label}  " * bool(self._label) + f"{100 * step // max(1, self._steps):3d} % "
+        room = width(self._stream) - 1
+        while len(texts) > 1 and len(head) + _BAR_WIDTHS[0] + len(" " + "  ".join(texts)) > room:
+            texts.pop()  # the last is the least important
+        tail = " " + "  ".join([texts[0], *texts[3:], *texts[1:3]])
+        columns = min(_BAR_WIDTHS[1], room - len(head) - len(tail))
+        bar = _drawn(step, self._steps, columns, self._stream) if columns >= _BAR_WIDTHS[0] else ""
+        self._line = f"{head}{bar}{tail}" if len(head) + len(tail) <= room else tail[1:][:room]
+        self._write(f"\r\x1b[2K{self._line}")
+
+    def above(self, text: str) -> None:
+        """Print lines to stdout, above the bar."""
+        if self._stream is sys.stdout:
+            self._write(f"\r\x1b[2K{text}\n{self._line}")
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._line:
+            self._write("\r\x1b[2K")
+            self._line = ""
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def _drawn(step: int, steps: int, columns: int, stream: TextIO) -> str:
+    from rich.progress_bar import ProgressBar as RichBar
+
+    styles = {"style": "bright_black", "complete_style": "cyan", "finished_style": "green"}
+    bar = formatted(RichBar(total=max(1, steps), completed=step, width=columns, **styles), stream)
+    return bar if "\x1b" in bar else bar.ljust(columns)
+
+
+def to_stdout(page: Page) -> str:
+    """Format a page for stdout."""
+    return shown(page, sys.stdout)
