@@ -517,7 +517,7 @@ def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatc
 def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):
     store, _ = trained
     assert "ends in .html" in ask(store, monkeypatch, "a", "b", f"--html={tmp_path / 'out.txt'}", code=2)
-    assert "is not there" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
+    assert "does not exist" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
 
 
 def test_help_says_what_a_run_may_be():

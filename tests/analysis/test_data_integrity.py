@@ -470,7 +470,7 @@ def test_the_verb_tells_all_and_its_exit_code_the_worst(leaking, tmp_path):
     assert any(line.split() == [VAL, "copies", "1", "8", "leak"] for line in lines)
     for file in ("bee/copy.bmp", "cow/again.png"):
         (leaking / "val" / file).unlink()
-    assert ask(str(CONVNEXT), *words(leaking)).splitlines()[-1] == f"{CONVNEXT}: clean"
+    assert f"{CONVNEXT}: clean" in ask(str(CONVNEXT), *words(leaking)).splitlines()
 
 
 def test_the_verb_says_what_it_cannot_look_at(tmp_path):

@@ -56,11 +56,11 @@ section { margin-top: 1.4rem; }
 .verdict p { color: var(--ink); margin: .2rem 0; }
 .runs { display: flex; flex-wrap: wrap; gap: .4rem 2rem; margin: .8rem 0 0; padding: 0; list-style: none; }
 .runs b { margin-right: .4rem; }
-.grid { display: grid; grid-template-columns: minmax(0, 7fr) minmax(0, 6fr); gap: 1.4rem 2rem; margin-top: 1.2rem; }
+.grid { display: grid; grid-template-columns: minmax(0, 6fr) minmax(0, 5fr); gap: 1.4rem 2rem; margin-top: 1.2rem; }
 @media (max-width: 1100px) { .grid { grid-template-columns: minmax(0, 1fr); } }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .93rem; }
-th, td { border-bottom: 1px solid var(--line); padding: .25rem 1rem .25rem 0; text-align: right; white-space: nowrap; }
+th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; text-align: right; white-space: nowrap; }
 th { color: var(--quiet); font-weight: 500; }
 th:first-child, td:first-child { text-align: left; }
 th:last-child, td:last-child { padding-right: 0; }
