@@ -244,7 +244,7 @@ def test_a_run_ends_with_its_baselines_and_the_next_one_takes_them_from_the_stor
     # Two steps from random weights: the run is not better than a constant.
     assert found.data.tags["trainkit.verdict"].startswith("baseline: val/top1 ")
     assert found.data.tags["mlflow.note.content"].startswith("val/top1")
-    why = next(line for line in said.splitlines() if line.startswith("why "))
+    why = next(line for line in said.splitlines() if line.startswith("Warning: "))
     assert "above the trivial baseline" in why
     assert len(list((store / "baselines").glob("*.json"))) == 2
 
