@@ -14,7 +14,7 @@ from browser import Page, browser, installed
 from runs import _port, own_store
 from safetensors.numpy import save_file
 
-from trainkit.plots import curves
+from trainkit.plots import style
 from trainkit.tracking import ui
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
@@ -72,7 +72,7 @@ def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
         tracker.log(step, {"train/loss": 2.0 / (step + 1 + seed)})
         if step % 10 == 0:
             tracker.log(step, {"val/accuracy": score * (step + 10) / 30})
-            tracker.image("val.inspection/hard", step, curves.blank(1.0)[0])
+            tracker.image("val.inspection/hard", step, style.blank(1.0)[0])
     tracker.log(30, {"best/val/accuracy": score, "final/val/accuracy": score, "final/time/total_s": 12.0 + seed})
     save_file({"w": np.arange(3.0)}, home / "model.safetensors")
     tracker.model("best", home / "model.safetensors", 20, {"val/accuracy": score})
