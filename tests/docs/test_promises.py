@@ -37,7 +37,9 @@ each_page = pytest.mark.parametrize("page", PAGES)
 @pytest.fixture(scope="module")
 def defaults() -> dict[str, Any]:
     """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
-    found = loader.flat(loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}"]))
+    found = loader.flat(
+        loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}", "log.profile={at: 5}"])
+    )
     return found | {"train.spikes": None, "train.replay": None, "train.schedule": None, "train.schedule.warmup": None}
 
 
