@@ -40,7 +40,13 @@ def defaults() -> dict[str, Any]:
     found = loader.flat(
         loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}", "log.profile={at: 5}"])
     )
-    return found | {"train.spikes": None, "train.replay": None, "train.schedule": None, "train.schedule.warmup": None}
+    return found | {
+        "train.spikes": None,
+        "train.replay": None,
+        "train.schedule": None,
+        "train.schedule.warmup": None,
+        "log.profile": None,
+    }
 
 
 @pytest.fixture(scope="module")
