@@ -146,7 +146,7 @@ class Checkpointer:
         state, first, last = self._state, rollback.skip.start, rollback.skip.stop
         path = self._runtime.on_main(lambda: str(self._valid_before(first, rollback.step) or ""))
         if not path or state.rollbacks >= MOST_ROLLBACKS:
-            why = "there is no checkpoint to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
+            why = "no checkpoint exists to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
             raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
         # Time goes on, and what memory suffices for is known by now.
         kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}

@@ -55,7 +55,7 @@ class DeterminismCheck:
                 "train.replay",
                 "kernels that need not repeat their bits",
                 "device.deterministic: true",
-                "without it an update computed twice differs on a sound GPU too",
+                "without it a step computed twice also differs on a sound GPU",
             )
 
     def due(self) -> bool:

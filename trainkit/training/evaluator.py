@@ -86,7 +86,9 @@ def _ordered(gathered: Rows, split: Split) -> tuple[Rows, int]:
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
-        raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
+        raise RuntimeError(
+            f"{split.name}: {len(index[order].unique())} samples were evaluated, the set has {split.size}"
+        )
     return {key: value[order].cpu() for key, value in gathered.items()}, len(order)
 
 

@@ -188,8 +188,8 @@ class TrainState:
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
         scored, before = self.identity.get("evaluated", {}), then.get("evaluated", {})
         if other := [name for name, digest in before.items() if scored.get(name, digest) != digest]:
-            found, remedy = f"scored on another set as {few(other)}", "the data has changed since; start a new run"
-            raise UserError(where, found, "the sets that are scored now", remedy)
+            found, remedy = f"evaluated on other data as {few(other)}", "the data has changed since; start a new run"
+            raise UserError(where, found, "the evaluation data of this run", remedy)
         wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.ema}
         if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
             raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")

@@ -518,18 +518,18 @@ def _damage(folder: Path, about: Mapping[str, Json]) -> str:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
         blocks = manifest.pop("blocks")
         if manifest != about:
-            return "what was there is of something else"
+            return "the stored outputs are of another teacher, data or setting"
         header, size, whole = _layout(about)
         with (folder / _DATA).open("rb") as file:
             found = file.read(len(header))
         if found != header or (folder / _DATA).stat().st_size != whole:
-            return "what was there is not as long as it should be"
+            return "the stored file has another length than expected"
         if len(blocks) != -(-(whole - len(header)) // size) or _hashes(folder / _DATA, about, len(blocks)) != blocks:
-            return "what was there is damaged"
+            return "the stored outputs are damaged"
     except FileNotFoundError:
-        return "none were there"
+        return "none are stored"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"what was there cannot be read: {error}"[:200]
+        return f"the stored outputs cannot be read: {error}"[:200]
     return ""
 
 
