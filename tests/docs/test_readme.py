@@ -19,6 +19,7 @@ CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 PAGES = [README, CONTRIBUTING, ROOT / "README_zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = (
     "my_faces",
+    "mine",
     "flowers",
     "dots",
     "shoes",
