@@ -22,9 +22,9 @@ def finish_gradients(
     settings: Optim,
     local: bool = False,
 ) -> Tensor:
-    """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
+    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device.
 
-    `local`: they are those of each process, and averaged here.
+    `local`: they are those of each process, and are averaged here.
     """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
