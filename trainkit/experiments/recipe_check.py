@@ -33,8 +33,8 @@ MOST_FILES, MOST_BYTES = 5_000, 64 << 20
 def check(request: RunRequest) -> str:
     """Return the resolved recipe (the first of several), notes, and the settings of a sweep.
 
-    The notes are about missing data and weights and about marked lines. Uses no device and no store. Raises ConfigError with every error of the recipe and of its dependencies, and
-    UserError for names that timm does not have.
+    The notes are about missing data and weights and about marked lines. Uses no device and no store. Raises ConfigError
+    with every error of the recipe and of its dependencies, and UserError for names that timm does not have.
     """
     children = children_of(request)
     recipe = children[0].recipe if request.sweep else load(request)
