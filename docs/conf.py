@@ -170,7 +170,15 @@ def _link(found: re.Match[str], folder: Path, page: Path) -> str:
         return text  # a folder cannot be shown; a page that is not written yet is held by tests/docs/test_site.py
     else:
         return found[0]
-    return f"{image}[{text}]({Path(os.path.relpath(file, page.parent)).as_posix()}{kept})"
+    return f"{image}[{title(file, text)}]({Path(os.path.relpath(file, page.parent)).as_posix()}{kept})"
+
+
+def title(file: Path, text: str) -> str:
+    """The title of a page in place of its file name, which is what GitHub's readers look for; else the text."""
+    if text != file.name or file.suffix != ".md":
+        return text
+    heading = re.search(r"^# (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading[1] if heading else text
 
 
 def read_source(app: Any, name: str, source: list[str]) -> None:

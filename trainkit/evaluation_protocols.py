@@ -1,6 +1,6 @@
-"""How an evaluation set is scored: which of its images meet which. Nothing here knows a file or an image.
+"""Evaluation protocols: which samples of a split are compared, and with which labels; independent of files.
 
-Every number is a row of the evaluation split, so each image is embedded once however many pairs it is in.
+Every index is a row of the evaluation split, so each image is embedded once, whatever the number of its pairs.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Pairs:
-    """1:1 verification: image `first[i]` against image `second[i]`; the order is kept, for the ten contiguous folds."""
+    """1:1 verification: image `first[i]` and image `second[i]`, in the order of the ten contiguous folds."""
 
     first: np.ndarray
     """int64 (pairs,), rows of the split."""
     second: np.ndarray
     """int64 (pairs,), rows of the split."""
     same: np.ndarray
-    """bool (pairs,), whether both show one person."""
+    """bool (pairs,), True for the same identity."""
 
     def __post_init__(self):
         _one_length(self, "first", "second", "same")
@@ -36,7 +36,7 @@ class Templates:
     """IJB 1:1: images form media (one still, or the frames of one video), media form templates, templates form pairs.
 
     `template`, `media` and `faceness` have one entry per image (row of the split); `first` and `second` hold template
-    ids as they stand in `template`, not positions.
+    ids as in `template`, not positions.
     """
 
     template: np.ndarray
@@ -44,7 +44,7 @@ class Templates:
     media: np.ndarray
     """int64 (images,), media id of each image; two templates may share a media id."""
     faceness: np.ndarray
-    """float32 (images,), the detector's score, 0 to 1; ones where the set has none."""
+    """float32 (images,), the detector's score, 0 to 1; ones if the set has none."""
     first: np.ndarray
     """int64 (pairs,), template ids."""
     second: np.ndarray
@@ -69,7 +69,7 @@ class Identification:
     gallery: np.ndarray
     """int64 (gallery,), rows of the split: matches first, then distractors."""
     label: np.ndarray
-    """int64 (images,), identity of each row of the split; -1 for distractors, whom no probe matches."""
+    """int64 (images,), identity of each row of the split; -1 for distractors, which match no probe."""
 
     def __post_init__(self):
         if self.probe.ndim != 1 or self.gallery.ndim != 1 or self.label.ndim != 1:
@@ -81,14 +81,14 @@ class Identification:
 
 @dataclass(frozen=True)
 class Classes:
-    """Classification: each image is of one of the classes that were trained on."""
+    """Classification: each image belongs to one of the classes of the training."""
 
     label: np.ndarray
     """int64 (images,), class of each row of the split."""
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers."""
     group: np.ndarray | None = field(default=None, kw_only=True)
-    """int64 (images,), which images have a person, video or source in common; None where nothing says."""
+    """int64 (images,), group of images with the same person, video or source; None if unknown."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -96,12 +96,12 @@ class Classes:
 
 @dataclass(frozen=True)
 class Separation(Classes):
-    """How far apart the classes lie: in the space of the embeddings and in the scores of the classes."""
+    """Separation of the classes in the space of the embeddings and in the class scores."""
 
 
 @dataclass(frozen=True)
 class Inspection(Classes):
-    """Images for the eye: maps of the embeddings, and the images that are hard, odd or likely mislabelled."""
+    """Inspection: maps of the embeddings, and images that are hard, outliers or likely mislabelled."""
 
     ids: tuple[str, ...]
     """Name of each image in its source."""
@@ -109,7 +109,7 @@ class Inspection(Classes):
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Each image is a query against all others: the nearest should be of its class. The classes may be new ones."""
+    """Retrieval: each image is a query against all others. The classes may differ from those of the training."""
 
     label: np.ndarray
     """int64 (images,), class of each row of the split."""
@@ -120,29 +120,29 @@ class Retrieval:
 
 @dataclass(frozen=True)
 class Search:
-    """Persons are looked for in a gallery, each query with one record or with several of different modalities."""
+    """Re-identification: find persons in a gallery, with queries of one record or several of different modalities."""
 
     person: np.ndarray
-    """int64 (records,), whom each row of the split shows; -1 for a distractor, whom nobody looks for."""
+    """int64 (records,), identity of each row of the split; -1 for a distractor, which matches no query."""
     place: np.ndarray
-    """int64 (records,), where it was seen: what of its own place a query does not meet, `hides` says; -1 for unknown,
-    which hides nothing."""
+    """int64 (records,), place (camera) of each row; `hides` decides which records of its own place a query ignores. -1:
+    unknown, hides nothing."""
     galleries: tuple[np.ndarray, ...]
-    """int64 rows of each trial's gallery; scores are means over the trials."""
+    """int64 rows of each trial's gallery; metrics are means over the trials."""
     queries: Mapping[str, np.ndarray]
-    """Name of each list to int64 (queries, 5): the row of each modality of `interfaces.MODALITIES`, -1 for none."""
+    """Name of each list to int64 (queries, 5): the row per modality of `interfaces.MODALITIES`, -1 for none."""
     ids: tuple[str, ...]
     """Name of each record in its source."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Lists whose scores are averaged: `modal_1` to those of one modality. Of the groups the mean is the headline."""
+    """Lists whose metrics are averaged: `modal_1` for those of one modality. The main metrics are means over groups."""
     by_person: bool = False
-    """Count persons in place of gallery records in CMC, as SYSU-MM01's protocol does."""
+    """Count persons instead of gallery records in CMC, as in SYSU-MM01's protocol."""
     hides: Literal["person", "place"] = "person"
-    """Records of its own place that a query does not meet: its person's, or (SYSU-MM01's protocol) anybody's."""
+    """Records of its own place that a query ignores: those of its person, or (SYSU-MM01's protocol) of any person."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
-    """Scores; images of ranked lists too; or scores after k-reciprocal re-ranking."""
+    """Metrics only; with images of ranked lists; or metrics after k-reciprocal re-ranking."""
     strict: bool = False
-    """Of re-ranking: see `metrics.k_reciprocal`."""
+    """Option of re-ranking: see `metrics.k_reciprocal`."""
 
     def __post_init__(self):
         _one_length(self, "person", "place")
@@ -151,7 +151,7 @@ class Search:
         unknown = {name for names in self.groups.values() for name in names} - set(self.queries)
         if unknown or not self.galleries or not self.queries:
             raise ValueError(
-                f"Search: groups name {unknown or 'nothing strange'}, and there must be queries and a gallery"
+                f"Search: groups with unknown lists: {unknown or 'none'}; expected one or more queries and galleries"
             )
 
     def __len__(self) -> int:
@@ -160,28 +160,28 @@ class Search:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """A class for every voxel of volumes: each row of the split is a case, or a patch of one."""
+    """Segmentation of volumes: each row of the split is a case, or a patch of one."""
 
     ids: tuple[str, ...]
     """Name of each row: of the case, or of the case and the patch."""
     patients: tuple[str, ...]
     """Patient of each row."""
     names: tuple[str, ...]
-    """Name of each class, in the order of their numbers; that numbered 0 is the background."""
+    """Name of each class, in the order of their numbers; class 0 is the background."""
     kind: Literal["whole", "patches", "overlays"]
-    """Whole cases in millimetres; patches by their voxels; or whole cases with images of some."""
+    """Whole cases in millimetres; patches by voxels; or whole cases with images of some."""
     clinical: Mapping[str, tuple] = field(default_factory=dict)
-    """Columns that stand beside the scores of each row: name to a value (text, a number or None) for each."""
+    """Further columns of the table per case: name to a value (text, a number or None) per row."""
     shown: str = ""
-    """Name of the channel that images show; empty where there is but one."""
+    """Name of the channel in images; empty for a single channel."""
 
     def __post_init__(self):
         columns = {"ids": self.ids, "patients": self.patients, **self.clinical}
         lengths = {name: len(column) for name, column in columns.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"Segmentation: one length expected, got {lengths}")
+            raise ValueError(f"Segmentation: lengths {lengths}; expected equal ones")
         if len(self.names) < 2:
-            raise ValueError(f"Segmentation: a background and at least one organ expected, got {self.names}")
+            raise ValueError(f"Segmentation: names {self.names}; expected a background and at least one organ")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -189,16 +189,16 @@ class Segmentation:
 
 @dataclass(frozen=True)
 class Scenes:
-    """A class for every pixel of images: each row of the split is an image."""
+    """Semantic segmentation: each row of the split is an image."""
 
     ids: tuple[str, ...]
     """Name of each image in its source."""
     names: tuple[str, ...]
     """Name of each class, in the order of their numbers."""
     kind: Literal["scores", "overlays"] = "scores"
-    """Scores, or images of predictions beside the truth."""
+    """Metrics, or images of predictions beside the truth."""
     colours: tuple[tuple[int, int, int], ...] = ()
-    """Red, green and blue of each class in images; empty where the data has none of its own."""
+    """Red, green and blue of each class in images; empty if the data defines none."""
 
     def __post_init__(self):
         if len(self.names) < 2 or len(self.colours) not in (0, len(self.names)):
@@ -210,7 +210,7 @@ class Scenes:
 
 @typing.runtime_checkable
 class NamesClasses(typing.Protocol):
-    """A protocol of samples whose classes are those of the training."""
+    """A protocol with the classes of the training."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -219,10 +219,10 @@ class NamesClasses(typing.Protocol):
 
 
 Protocol = Pairs | Templates | Identification
-"""Protocols that a packed evaluation set may hold; the others are made from the labels of a set."""
+"""Protocols that a packed evaluation set can store; the others are derived from the labels of a set."""
 
 
 def _one_length(protocol: object, *names: str) -> None:
     shapes = {name: np.shape(getattr(protocol, name)) for name in names}
     if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        raise ValueError(f"{type(protocol).__name__}: one length expected, got {shapes}")
+        raise ValueError(f"{type(protocol).__name__}: shapes {shapes}; expected equal lengths")

@@ -1,34 +1,33 @@
-"""The protocols between the loop and everything it knows nothing about, and the vocabulary of batches.
+"""The protocols between the training loop and tasks, data and splits, and the keys of batches.
 
-`Task`, `Data` and `Split` have what every one needs. What only some have is a protocol of its own, asked for by
+`Task`, `Data` and `Split` have the required methods. Optional features are protocols of their own, checked by
 `isinstance`: `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`,
 `LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`,
 `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `DividesBlocks`,
-`LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of splits. One that lacks them works
-without.
+`LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of splits. All of them are optional.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
 | key       | dtype, shape            | meaning                                                                  |
 |-----------|-------------------------|--------------------------------------------------------------------------|
-| `image`   | uint8 or float, B C H W | the image; `Split.on_device` turns it into what the network takes      |
-| `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 where it has none                |
+| `image`   | uint8 or float, B C H W | the image; `Split.on_device` turns it into the network's input         |
+| `label`   | int64, B                | class of the sample, 0 .. classes-1; -1 without a class                  |
 | `index`   | int64, B                | row of the sample in its split; -1 marks padding of a last ragged batch  |
 | `view`    | int64, B                | which augmented version of the sample this is (faces: 0 plain, 1 mirror) |
 | `mask`    | uint8, B D H W or B H W | class of every voxel (`image` is then float, B C D H W) or pixel; `IGNORED` |
-|           |                         | where a pixel has none                                                   |
+|           |                         | for a pixel without a class                                              |
 | `distance` | float32, B H W         | pixels from each pixel to the nearest boundary between classes           |
-| `spacing` | float64, B 3            | mm from voxel to voxel of `mask`, where a whole volume is to be scored   |
-| `mirrors` | bool, B 3 or B 2        | spatial axes over whose mirror images a prediction is averaged           |
-| `scales`  | float32, B S            | factors on the size of an image at which predictions are averaged       |
-| `window`  | int64, B 2              | height and width of the windows an image is seen through; 0: as a whole |
-| `modality` | int64, B              | kind of record of a sample: its place in `MODALITIES`                    |
-| `image.M` | as `image`              | in place of `image`, the images of modality M: b <= B of them          |
-| `text`    | int64, b L              | token ids of the samples that are captions, 0 where there is none        |
-| `queries` | int64, Q 5              | rows that ask for a person together, one a modality; -1: not with this   |
+| `spacing` | float64, B 3            | mm between voxels of `mask`, if whole volumes are evaluated              |
+| `mirrors` | bool, B 3 or B 2        | spatial axes along which predictions are averaged over mirror images     |
+| `scales`  | float32, B S            | scales of the image over which predictions are averaged                 |
+| `window`  | int64, B 2              | height and width of sliding windows; 0: the whole image                 |
+| `modality` | int64, B              | modality of a sample: its index in `MODALITIES`                          |
+| `image.M` | as `image`              | instead of `image`, the images of modality M: b <= B of them           |
+| `text`    | int64, b L              | token ids of the samples that are captions, 0 for padding                |
+| `queries` | int64, Q 5              | rows of a query, one per modality; -1: none of this modality             |
 
-Samples of several modalities are in the order of these: `image.rgb`, `image.nir`, ... and `text`, one after another,
-are the rows of the batch. `queries` come with training batches alone.
+Samples of several modalities are ordered by modality: `image.rgb`, `image.nir`, ... and `text`, one after another, are
+the rows of the batch. Only training batches have `queries`.
 """
 
 from __future__ import annotations
@@ -45,60 +44,60 @@ from torch import Tensor, nn
 from trainkit.errors import hint_renamed
 
 IGNORED = 255
-"""In a `mask` of pixels: not labelled, and neither learned from nor scored. Classes are 0 .. 254."""
+"""Value of unlabelled pixels in a `mask`; they count in no loss and no metric. Classes are 0 .. 254."""
 
 T = TypeVar("T")
 Batch = dict[str, Tensor]
 Rows = dict[str, Tensor]
 Columns = dict[str, Any]
-"""Arrays or lists by name: the columns of a table, or what a figure is drawn of."""
+"""Arrays or lists by name: the columns of a table, or the data of a figure."""
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Properties of a data set that a task may know."""
+    """Properties of a data set that a task may use."""
 
     classes: int
     """Number of classes in the training split."""
     shape: tuple[int, ...]
-    """Channels, height and width of one image after `Split.on_device`; of volumes channels, depth, height, width."""
+    """Channels, height and width of an image after `Split.on_device`; for volumes channels, depth, height, width."""
     digest: str
     """SHA-256 of the content, hexadecimal; equal digests mean equal data."""
     class_names: tuple[str, ...] = ()
     spacing: tuple[float, ...] = ()
-    """mm from voxel to voxel along depth, height and width, in the median; empty for images."""
+    """Median spacing in mm along depth, height and width; empty for images."""
     axes: str = ""
     """Directions of depth, height and width in the body: `yzx` for coronal slices; empty for images."""
     resampled: tuple[float, ...] = ()
-    """mm from voxel to voxel to which all volumes were resampled; empty where they are as in their files."""
+    """Spacing in mm to which all volumes were resampled; empty without resampling."""
     modalities: tuple[str, ...] = ()
-    """Kinds of records, in the order of `MODALITIES`; empty where there is but one."""
+    """Modalities of the data, in the order of `MODALITIES`; empty if there is only one kind of image."""
     vocabulary: int = 0
-    """Token ids that `text` may hold, 0 among them; 0 without text. The highest ends a caption."""
+    """Number of token ids in `text`, including 0; 0 without text. The highest id ends a caption."""
     text_length: int = 0
     """Tokens of a caption, padding included."""
     class_colours: tuple[tuple[int, int, int], ...] = ()
-    """Red, green and blue of each class in label maps; empty where the data has no colours of its own."""
+    """Red, green and blue of each class in label maps; empty if the data defines no colours."""
     distances: bool = False
-    """True where training batches have `distance`."""
+    """True if training batches have `distance`."""
     channels: tuple[str, ...] = ()
-    """Names of the channels of volumes, in order; empty where there is but one."""
+    """Names of the channels of volumes, in order; empty for a single channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where weights come from: a file, a logged model `models:/ID`, a run `run:NAME`, or a recipe to train."""
+    """Source of weights: a file, a logged model `models:/ID`, a run `run:NAME`, or a recipe to train first."""
 
     weights: str | None = None
     recipe: str | None = None
 
 
 class RowOrder(Protocol):
-    """Rows of one epoch, int64 (updates, batch_size): an array, or what computes parts of one when asked for them."""
+    """Rows of one epoch, int64 (steps, batch_size): an array, or an object that computes parts on access."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Updates, and rows of each."""
+        """Number of steps, and rows per step."""
         ...
 
     def __getitem__(self, key: tuple[int, slice], /) -> np.ndarray: ...
@@ -109,43 +108,43 @@ class Split(Protocol):
 
     name: str
     size: int
-    """Number of samples; of a training split whose epoch is drawn, how many an epoch draws."""
+    """Number of samples; for a training split with a sampler, the number per epoch."""
     digest: str
     views: int
-    """How many augmented versions a sample has, numbered by `view`; 0 when they cannot be numbered."""
+    """Number of augmented versions of a sample, numbered by `view`; 0 if they cannot be numbered."""
     protocol: object
-    """How an evaluation is scored: pairs, templates, query and gallery; None for a training split."""
+    """Evaluation protocol, such as `Pairs` or `Classes`; None for a training split."""
     at_once: int | None
-    """Most samples of an evaluation that are read at once, whatever the recipe says: 1 for whole volumes."""
+    """Upper bound of the evaluation batch size, whatever the recipe says: 1 for whole volumes; None: no bound."""
 
     def order(self, epoch: int, batch_size: int) -> RowOrder:
-        """Sample rows of one epoch in training order, int64, (updates, batch_size), the same on every rank.
+        """Return the sample rows of one epoch in training order, int64, (steps, batch_size), the same on every rank.
 
-        Only `order[update, first:last]` is asked, so what computes its rows when they are asked for will do. A pure
-        function of its arguments and the seed. The loop cuts each row into micro-batches and ranks, so a recipe means
-        the same on any number of processes, and resuming or skipping costs nothing.
+        Only `order[step, first:last]` is used, so the rows may be computed on access. It is a pure function of its
+        arguments and the seed. The loop divides each row into micro-batches and ranks, so the order does not depend on
+        the number of processes, and resuming or skipping steps costs nothing.
         """
         ...
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the samples at `indices` as host tensors, with `index` and `view` among the keys.
 
-        `view` asks for one version of each sample; None leaves the choice to the epoch.
+        `view` selects one version of each sample; None: the epoch decides.
         """
         ...
 
     def on_device(self, batch: Batch) -> Batch:
-        """Finish a batch where it lives: normalise, augment."""
+        """Finish a batch on its device: normalise, augment."""
         ...
 
 
 @runtime_checkable
 class ThreadSafeFetch(Protocol):
-    """A split that says whether any thread may call `fetch`; of others only the thread that trains may."""
+    """A split that declares if any thread may call `fetch`; for others only the training thread may."""
 
     @property
     def any_thread(self) -> bool:
-        """True where `fetch` draws from no generator of the process."""
+        """True if `fetch` uses no random generator of the process."""
         ...
 
 
@@ -154,67 +153,67 @@ class DividesBlocks(Protocol):
     """A training split whose blocks of samples several processes can share."""
 
     def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:
-        """Indices with which `fetch` reads one of equal `parts` of the block `rows`, drawing for it as for the whole.
+        """Indices with which `fetch` reads one of equal `parts` of the block `rows`, with the same random numbers.
 
-        Samples that belong together are in one part, as far as it has room for them.
+        Samples that belong together are in one part, if they fit.
         """
         ...
 
 
 @runtime_checkable
 class LabelsWithoutImages(Protocol):
-    """A split that gives labels without reading images."""
+    """A split that returns labels without reading images."""
 
     def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read what `fetch` does of these samples, with `label`, `index` and `view`, and without `image`."""
+        """Read these samples like `fetch`, with `label`, `index` and `view`, but without `image`."""
         ...
 
 
 @runtime_checkable
 class ComparableSplit(Protocol):
-    """A split that can be searched for samples and people that another split has too."""
+    """A split that can be compared with another one for common samples and identities."""
 
     name: str
     digest: str
 
     def held(self) -> Any:  # a `Held` of a layer above
-        """The `trainkit.data.leakage.Held` of its samples: prints of their content, subjects, names."""
+        """The `trainkit.data.leakage.Held` of its samples: fingerprints of their content, subjects, names."""
         ...
 
 
 @runtime_checkable
 class IdentifiesContent(Protocol):
-    """A split that says what it holds, however it is prepared; two with equal `content` are evaluated on the same."""
+    """A split with a digest that does not depend on preparation; equal `content` means the same evaluation data."""
 
     @property
     def content(self) -> str | None:
-        """SHA-256 of files, labels, groups and pairs before they were prepared; None where it is not known."""
+        """SHA-256 of files, labels, groups and pairs before preparation; None if unknown."""
         ...
 
 
 @runtime_checkable
 class ImageSplit(Protocol):
-    """A split whose images can be shown."""
+    """A split whose images can be displayed."""
 
     def picture(self, row: int) -> np.ndarray | None:
-        """Pixels of a sample as people see them, uint8 (height, width, 3); None where it is no image."""
+        """Pixels of a sample for display, uint8 (height, width, 3); None if it is not an image."""
         ...
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set whose files have been found and checked."""
+    """An opened data set: its files exist and are checked."""
 
     meta: DatasetInfo
     train: Split
     evaluations: Mapping[str, Split]
     notes: tuple[str, ...] = ()
-    """Sentences about what was decided when it was opened, said with the plan."""
+    """Notes about decisions made when it was opened, printed with the plan."""
     block: int = 1
-    """Samples that a micro-batch is made of and that must not be parted: P x K of people; 1 where any may meet."""
+    """Number of samples that must stay in one micro-batch, such as P x K for re-identification; 1: no constraint."""
     part: int = 0
-    """Samples of a block that stay on one process where processes share one, their split a `DividesBlocks`: the K of a
-    person; 0: a block is not shared."""
+    """Number of samples of a block that stay on one process if processes share a block (with `DividesBlocks`): the K of
+    a person; 0: a block is not shared."""
 
 
 @runtime_checkable
@@ -222,11 +221,11 @@ class Data(Protocol):
     """A data set. An implementation is a dataclass whose fields are the YAML block."""
 
     def open(self, seed: int) -> Dataset:
-        """Find and check the files. Raises UserError naming file and row."""
+        """Find and check the files. Raises UserError that names file and row."""
         ...
 
     def missing(self) -> list[str]:
-        """Sentences about files that are not there yet, for `--check`; empty when all is there."""
+        """List missing files in sentences, for `trainkit check`; empty if there are none."""
         ...
 
 
@@ -236,7 +235,7 @@ class NamesTrainingSet(Protocol):
 
     @property
     def train(self) -> str:
-        """A path, a set of the hub, or a built-in one."""
+        """A path, a data set of the hub, or a built-in one."""
         ...
 
 
@@ -246,23 +245,23 @@ class NamesEvaluationSets(Protocol):
 
     @property
     def evaluate(self) -> Mapping[str, str]:
-        """By the name of the split, what `NamesTrainingSet.train` may be, or `held_out`."""
+        """Values like `NamesTrainingSet.train`, or `held_out`, by name of the split."""
         ...
 
 
 @runtime_checkable
 class CountsViews(Protocol):
-    """Data that knows from its recipe how many versions of a training sample its augmentation makes."""
+    """Data whose recipe fixes the number of augmented versions of a training sample."""
 
     @property
     def views(self) -> int:
-        """As `Split.views` of the training split: 0 when they cannot be numbered."""
+        """As `Split.views` of the training split: 0 if they cannot be numbered."""
         ...
 
 
 @runtime_checkable
 class ChecksLeakage(Protocol):
-    """Data that refuses evaluation sets with samples of the training set, unless it is told to allow them."""
+    """Data that refuses evaluation sets with samples of the training set, unless the recipe allows it."""
 
     leakage: Literal["refuse", "allow"]
 
@@ -273,12 +272,12 @@ class DividesIntoFolds(Protocol):
 
     folds: int
     fold: int | None
-    """The one that is evaluated and not trained on; None: none is."""
+    """Number of the held-out fold; None: no cross-validation."""
 
 
 @runtime_checkable
 class DrawsBlocks(Protocol):
-    """Data that draws samples which must be in one micro-batch."""
+    """Data with a sampler whose blocks must stay in one micro-batch."""
 
     @property
     def block(self) -> int:
@@ -288,44 +287,43 @@ class DrawsBlocks(Protocol):
 
 @runtime_checkable
 class CachesSamples(Protocol):
-    """Data that says where samples are kept once they are read: `cache` of its block is one of several words."""
+    """Data with a setting for the cache of read samples, `cache` of its block."""
 
     @property
     def cache(self) -> str:
-        """The word of the recipe."""
+        """The value in the recipe."""
         ...
 
 
 @dataclass
 class Networks:
-    """The three kinds of state a task is made of."""
+    """The networks and state of a task."""
 
     model: nn.Module
-    """Gets gradients: wrapped, compiled, averaged (EMA), called only through forward."""
+    """The trained network: wrapped, compiled, with EMA weights; called only through `forward`."""
     frozen: dict[str, nn.Module] = field(default_factory=dict)
-    """Placed on the device and nothing else: never wrapped, never saved. All are scored on the first evaluation
-    before step 1."""
+    """Frozen networks: placed on the device, never wrapped, never saved. All of them are evaluated on the first
+    evaluation before step 1."""
     trusted: tuple[str, ...] = ()
-    """Names in `frozen` that training leans on: one that does not beat chance ends the run."""
+    """Names in `frozen` that the training depends on: if one is not above chance level, the run ends."""
     cached: dict[str, nn.Module] = field(default_factory=dict)
-    """Frozen networks whose output over the training split is computed once, ahead, for every sample and view; each
-    batch then carries the outputs of its samples under the same key, in float32."""
+    """Frozen networks whose outputs are computed once before the training, for every sample and view; each batch then
+    has the outputs of its samples under the same key, in float32."""
     memory: nn.Module | None = None
-    """State that moves without gradients (class centres, norm statistics): saved, and equal on all ranks."""
+    """State that changes without gradients (class centres, norm statistics): saved, and equal on all ranks."""
     notes: tuple[str, ...] = ()
-    """Sentences about what was built, said with the plan."""
+    """Notes about what was built, printed with the plan."""
     indivisible: str = ""
-    """Why a micro-batch must not become several: what of the loss is over all of its samples, after "and"; empty where
-    the loss is a sum over samples."""
+    """Reason why a micro-batch must not be divided, a clause after "and"; empty if the loss is a sum over samples."""
     in_parts: bool = False
-    """The loss calls the network through `StepContext.forward`: where memory runs out, the loss still sees the whole
-    micro-batch, whose forward and backward pass through the network are made in parts."""
+    """The loss calls the network through `StepContext.forward`. After running out of memory, forward and backward pass
+    are then computed in parts, while the loss still sees the whole micro-batch."""
     cache_on_disk: bool = False
-    """Keep outputs of `cached` in the store, in half precision, however few they are."""
+    """Always store outputs of `cached` on disk, in half precision."""
     cached_alone: bool = False
-    """The loss reads labels and the outputs of `cached`, and no image: training batches come without."""
+    """The loss uses only labels and the outputs of `cached`: training batches have no images."""
     cached_in_evaluation: bool = False
-    """So does `predict`, of batches that have them: for evaluations in a training they are computed once too."""
+    """So does `predict`: the outputs of evaluation samples are cached, too."""
 
     def __getattr__(self, name: str) -> Any:
         """Read a field by the name that it had in 0.1."""
@@ -337,26 +335,26 @@ class Networks:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where in the training a micro-batch stands, and what its loss may use of the other processes."""
+    """Position of a micro-batch in the training, and access of its loss to the other ranks."""
 
     step: int
     epoch: int
     progress: float
-    """Share of the training that is behind, 0 to 1."""
+    """Finished share of the training, 0 to 1."""
     gather: Callable[..., Tensor]
     """`gather(x, grad=False)`: (b, ...) on each rank -> (world*b, ...) on every rank, in rank order, without gradient.
-    With `grad=True` the rows of a rank get the sum of the gradients that the losses of all ranks send them, so ranks
-    that each compute one loss of all rows, and weigh it by their own share, train as one process would."""
+    With `grad=True` the rows of a rank get the sum of the gradients of the losses of all ranks, so ranks that each
+    compute a loss of all rows, weighted by their share, train like a single process."""
     autocast: Callable[[], AbstractContextManager]
-    """The run's mixed precision, for forwards of frozen networks."""
+    """The run's mixed precision, for forward passes of frozen networks."""
     rank: int = 0
-    """Number of this process: of what `gather` returns, its rows begin at rank * b."""
+    """Rank of this process: in the result of `gather`, its rows begin at rank * b."""
     in_parts: Callable[[Callable[[slice], Any], int], Any] | None = None
-    """Where memory ran out before: `in_parts(compute, count)` is compute(slice(0, count)), made of a few rows at a
-    time, and of each such part again in the backward pass, with the same random numbers. None: of all at once."""
+    """After running out of memory: `in_parts(compute, count)` is compute(slice(0, count)), computed a few rows at a
+    time and again for each part in the backward pass, with the same random numbers. None: computed at once."""
 
     def forward(self, net: Callable[..., T], *inputs: Any) -> T:
-        """Return `net(*inputs)` of a micro-batch; where memory ran out before, made in parts.
+        """Return `net(*inputs)` of a micro-batch; after running out of memory, computed in parts.
 
         The first dimension of each tensor among the inputs, and of each that `net` returns, alone or in a dict, list or
         tuple, is the sample.
@@ -367,7 +365,7 @@ class StepContext:
         return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
 
     def recompute(self, loss: Callable[..., T], *inputs: Any) -> T:
-        """Return `loss(*inputs)`; where memory ran out before, it is computed again in the backward pass."""
+        """Return `loss(*inputs)`; after running out of memory, it is recomputed in the backward pass."""
         return loss(*inputs) if self.in_parts is None else self.in_parts(lambda _: loss(*inputs), 1)
 
 
@@ -377,10 +375,10 @@ class Loss:
 
     sum: Tensor
     weight: float | Tensor
-    """Divisor of the sum: the number of samples; as a tensor, of pixels or whatever else may differ by rank."""
+    """Divisor of the sum: the number of samples; a tensor for numbers that differ by rank, such as pixels."""
     logs: dict[str, Tensor] = field(default_factory=dict)
-    """Means over the micro-batch, detached, kept on the device; the same keys on every rank. A key that only some
-    batches have is written down as the mean over those."""
+    """Means over the micro-batch, detached, on the device; the same keys on every rank. A key that only some batches
+    have is logged as the mean over those."""
 
 
 @dataclass
@@ -394,25 +392,25 @@ class Scores:
     curves: Columns = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
     chance: dict[str, float] = field(default_factory=dict)
-    """For some metrics, the score that guessing stays below in 999 of 1,000 cases."""
+    """Upper bound of chance for some metrics: 999 of 1,000 guesses are below."""
     samples: int = 0
-    """How many samples were scored; the loop counts them."""
+    """Number of evaluated samples; the loop counts them."""
     tables: dict[str, Columns] = field(default_factory=dict)
     """Tables that are not per sample, by name: column to values (`per_class`: {"class": ..., "f1": ...})."""
     pictures: dict[str, Columns] = field(default_factory=dict)
-    """Arrays for images that are kept for every step at which they were made, by kind (`tsne`: {"points": ...})."""
+    """Arrays for images that are logged at every evaluation, by kind (`tsne`: {"points": ...})."""
 
 
 class Task(Protocol):
-    """Networks, losses and scores. An implementation is a dataclass whose fields are the YAML block."""
+    """Networks, losses and metrics. An implementation is a dataclass whose fields are the YAML block."""
 
     def required_weights(self) -> dict[str, Source]:
         """Weights that must exist before `build`, by name."""
         ...
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """Make the networks. `found` holds a file for each of `required_weights`, or nothing, where one that is trained
-        already is put together again. Raises UserError when weights do not fit."""
+        """Build the networks. `found` has a file for each of `required_weights`, or is empty if a trained network is
+        rebuilt. Raises UserError if weights do not fit."""
         ...
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
@@ -424,49 +422,49 @@ class Task(Protocol):
         ...
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """Score a whole evaluation set from the rows of all its samples, each exactly once, ordered by index."""
+        """Compute metrics from the rows of all samples of an evaluation set, each exactly once, ordered by index."""
         ...
 
 
 @runtime_checkable
 class NormalisesBatch(Protocol):
-    """A task that says what its batch norms see; of others nothing is known, and nothing refused."""
+    """A task that declares the batch size of its batch norms; for other tasks nothing is checked."""
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:
-        """Samples that are normalised together: of a process's micro-batch, of all processes'; None: each alone."""
+        """Samples that are normalised together: a process's micro-batch or all processes'; None: each alone."""
         ...
 
     @property
     def batch_norm_least(self) -> int:
-        """Least number of samples that must be normalised together; 1 before `build`."""
+        """Smallest number of samples that must be normalised together; 1 before `build`."""
         ...
 
 
 @runtime_checkable
 class ComparesSamples(Protocol):
-    """A task that says what its loss compares: only where they are those of all may processes share a block."""
+    """A task that declares what its loss compares: processes may share a block only with `all`."""
 
     gather: Literal["all", "local"]
 
 
 @runtime_checkable
 class CachesTeacher(Protocol):
-    """A task that can have the outputs of its teacher computed once."""
+    """A task that can cache the outputs of its teacher."""
 
     @property
     def cache_teacher(self) -> bool | Literal["disk"]:
-        """The setting of the recipe; `disk`: they are stored, however few they are."""
+        """The setting of the recipe; `disk`: always stored on disk."""
         ...
 
 
 @runtime_checkable
 class TrainsOnFeatures(Protocol):
-    """A task that can train on features of a frozen network, computed once, in place of images."""
+    """A task that can train on cached features of a frozen network instead of images."""
 
     @property
     def cached_features(self) -> bool:
-        """True where its recipe says so."""
+        """True if the recipe sets it."""
         ...
 
 
@@ -484,37 +482,37 @@ class Exportable(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A prediction that needs no training, scored as those of networks are."""
+    """A trivial baseline: a prediction without training, evaluated like those of networks."""
 
     name: str
-    """What it predicts by: `1-NN on pixels`."""
+    """Name of the method: `1-NN on pixels`."""
     fit: Callable[[Iterator[Batch]], Callable[[Batch], Rows]]
-    """Learn from training samples, without augmentation and in random order, as many as there is time for, and return
-    what stands in for `Task.predict`. Batches are on the CPU."""
+    """Fit to training samples, without augmentation and in random order, as many as time allows, and return a function
+    that replaces `Task.predict`. Batches are on the CPU."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the task on which its scores depend, as JSON has them."""
+    """Settings of the task on which its metrics depend, as JSON values."""
     sees: Literal["prepared", "fetched", "index"] = "prepared"
-    """Of a sample: what networks do, `Split.on_device` applied; what `Split.fetch` returns; or its `index` alone, so
-    that nothing has to be read."""
+    """Input: the sample after `Split.on_device`, as networks get it; the result of `Split.fetch`; or only its `index`,
+    so that nothing is read."""
     lacks: tuple[str, ...] = ()
-    """Metrics that say nothing of it."""
+    """Metrics that do not apply to it."""
 
 
 @runtime_checkable
 class HasBaselines(Protocol):
-    """A task that says which predictions a trained network must beat."""
+    """A task with trivial baselines that a trained network must beat."""
 
     def baselines(self, split: Split, train: Split | None) -> Sequence[Baseline]:
-        """Return the trivial baselines of an evaluation set, none where nothing is known; `build` has been called.
+        """Return the trivial baselines of an evaluation set, if any; `build` has been called.
 
-        `train` is the training set as it would be scored, without augmentation; None where the data offers none.
+        `train` is the training set prepared for evaluation, without augmentation; None if the data has none.
         """
         ...
 
 
 @runtime_checkable
 class LabelsVolumes(Protocol):
-    """A task that gives every voxel of a whole volume a class."""
+    """A task that predicts the class of every voxel of a volume."""
 
     def label_map(
         self, net: nn.Module, image: Tensor, shape: Sequence[int], mirrors: Sequence[bool] = (False, False, False)
@@ -525,7 +523,7 @@ class LabelsVolumes(Protocol):
 
 @runtime_checkable
 class LabelsImages(Protocol):
-    """A task that gives every pixel of an image a class."""
+    """A task that predicts the class of every pixel of an image."""
 
     def probabilities(
         self,
@@ -544,14 +542,14 @@ class LabelsImages(Protocol):
 
 
 MODALITIES = ("rgb", "nir", "cp", "sk", "text")
-"""Colour, near infrared, colour pencil, sketch, caption. A record's `modality` is a place in this list; captions are
+"""Colour, near infrared, colour pencil, sketch, caption. A record's `modality` is an index into this list; captions are
 last, so that records in the order of their modalities begin with the images."""
 
 
 RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))
 
 
-# ---- Names of 0.1, for plug-ins; they go with 1.0
+# ---- Names of 0.1, for plug-ins; removed in 1.0
 
 _OLD_CLASSES = {"Meta": "DatasetInfo", "Opened": "Dataset", "Parts": "Networks", "At": "StepContext"}
 _OLD_FIELDS = {
@@ -564,7 +562,7 @@ _OLD_FIELDS = {
 
 
 def _old_parts(*values: Any, **fields: Any) -> Networks:
-    """Make `Networks` from the fields of 0.1's `Parts`."""
+    """Build `Networks` from the fields of 0.1's `Parts`."""
     return Networks(*values, **{_OLD_FIELDS.get(name, name): value for name, value in fields.items()})
 
 
@@ -576,7 +574,7 @@ def __getattr__(name: str) -> Any:
 
 
 def with_current_methods(cls: Any) -> Any:
-    """Give a task class of 0.1, which has `needs`, its present method `required_weights`."""
+    """Give a task class of 0.1, which has `needs`, the method `required_weights`."""
     if hasattr(cls, "needs") and not hasattr(cls, "required_weights"):
         hint_renamed(f"{cls.__name__}.needs", "required_weights")
         cls.required_weights = cls.needs

@@ -144,7 +144,7 @@ def test_what_takes_too_long_is_left_out_and_a_stop_too(monkeypatch):
         baselines.compute(Task(), ends_with(0.0), val, None, _Budget(now[0] + 20.0, 4, Stop()))
     stop = Stop()
     stop.told = True
-    with pytest.raises(_LeftOut, match="told to stop"):
+    with pytest.raises(_LeftOut, match="received a signal to stop"):
         baselines.compute(Task(), ends_with(0.0), val, None, budget(stop=stop))
     monkeypatch.setattr(baselines, "MOST_BYTES", 300)
     with pytest.raises(_LeftOut, match="predictions for val take"):
@@ -185,7 +185,9 @@ def test_a_score_that_is_not_significantly_better_is_said_with_what_to_change():
     little[1:14:2] = True
     much = base | (np.arange(200) % 5 == 1)
     said = judged(little, base)
-    assert said.startswith("val/top1 0.51 is not significantly above the trivial baseline 0.5 (1-NN, difference ")
+    assert said.startswith(
+        "val/top1 0.51 is not significantly above the trivial baseline 0.5 (1-NN, 95 % CI of the difference "
+    )
     assert "start from pretrained weights (task.net.weights), or train longer (train.length is 20 epochs)" in said
     warm = judged(little, base, words=("task.net.weights=a.safetensors",))
     assert "pretrained" not in warm and warm.endswith(": train longer (train.length is 20 epochs)")
@@ -242,7 +244,7 @@ def test_a_run_ends_with_its_baselines_and_the_next_one_takes_them_from_the_stor
     # Two steps from random weights: the run is not better than a constant.
     assert found.data.tags["trainkit.verdict"].startswith("baseline: val/top1 ")
     assert found.data.tags["mlflow.note.content"].startswith("val/top1")
-    why = next(line for line in said.splitlines() if line.startswith("why "))
+    why = next(line for line in said.splitlines() if line.startswith("Warning: "))
     assert "above the trivial baseline" in why
     assert len(list((store / "baselines").glob("*.json"))) == 2
 

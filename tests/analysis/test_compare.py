@@ -1,4 +1,4 @@
-"""Runs side by side: what is found of them, what is said and written of it, and what cannot be compared."""
+"""Comparisons of runs: their results, their text, page and image, and runs that cannot be compared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scipy import stats
 
 from trainkit import rng
 from trainkit.analysis import compare as comparing
-from trainkit.analysis import compare_report, saved_rows
+from trainkit.analysis import compare_page, compare_report, compare_words, saved_rows
 from trainkit.analysis.compare import Score, compare
 from trainkit.cli import main
 from trainkit.errors import UserError
@@ -95,7 +95,7 @@ def test_two_runs_are_judged_on_the_rows_that_both_kept(trained, tmp_path):
     assert found.primary.name == "best/val/accuracy" and found.primary.verdict == "worse"
     assert sum(score.primary for score in found.scores) == 1
     (averaged,) = [s for s in found.scores if s.name == "val/ema/accuracy"]
-    assert averaged.low is None and averaged.verdict == "not decided" and "kept no rows" in averaged.why
+    assert averaged.low is None and averaged.verdict == "not decided" and "saved no rows" in averaged.why
     # The other way round everything is turned over.
     back = compare(store, [runs["slow"], runs["plain"]])
     assert back.primary.verdict == "better" and back.primary.difference == pytest.approx(-found.primary.difference)
@@ -112,7 +112,7 @@ def test_runs_whose_data_was_prepared_differently_are_compared_and_it_is_said(tr
     older = compare(store, pair)
     assert older.same_data == {"val": False} and older.primary.verdict == "not comparable"
     both = f"{runs['plain'].name}, {runs['slow'].name}"
-    assert older.notes[0].endswith(f"no difference is told; of {both} only the digest of the prepared data is known")
+    assert older.notes[0].endswith(f"not compared; only the digest of the prepared data is known for {both}")
     for folder in pair:
         tags[folder.name]["trainkit.content.val"] = "the same files"
     found = compare(store, pair)
@@ -143,12 +143,12 @@ def test_label_maps_that_are_scored_at_different_sizes_are_named(trained, monkey
 
     assert notes(mean=0.5) == []
     (note,) = notes(size=[36, 48])
-    assert note.startswith(f"val: label maps are scored at 36 x 48 in {runs['plain'].name}, at 18 x 24 in")
+    assert note.startswith(f"val: label maps are evaluated at 36 x 48 in {runs['plain'].name}, at 18 x 24 in")
     for at_file in ({"score_at": "file"}, {"size": None}):
-        assert "scored at the size of their files in " in notes(**at_file)[0]
+        assert "evaluated at the size of their files in " in notes(**at_file)[0]
     monkeypatch.setattr(comparing.bootstrap, "why_not_comparable", lambda *_: "their rows differ in 'actual'")
     (score,) = [score for score in compare(store, [runs["plain"], runs["slow"]]).scores if score.primary]
-    assert (score.verdict, score.why) == ("not comparable", "label maps were scored at different sizes")
+    assert (score.verdict, score.why) == ("not comparable", "label maps were evaluated at different sizes")
     sizes[runs["slow"].name] = {"score_at": "file"}
     assert notes(size=[36, 48], score_at="file") == []
 
@@ -177,8 +177,8 @@ def test_a_run_beside_itself_again_is_not_decided(trained):
     found = compare(store, [runs["plain"], runs["plain1"]])
     assert [change.key for change in found.changes] == ["seed"]
     one = comparing.replace(found.primary, verdict="better", seeds=None)
-    assert "another seed, or training again" in compare_report._sentence(one, "A", "B", 0.95, True)
-    assert "trainkit repeat" in compare_report._sentence(one, "A", "B", 0.95, False)
+    assert "another seed, or training again" in compare_words.sentence(one, "A", "B", 0.95, True)
+    assert "trainkit repeat" in compare_words.sentence(one, "A", "B", 0.95, False)
     same = compare(store, [runs["plain"], runs["plain"]])
     assert (same.primary.low, same.primary.high, same.primary.verdict) == (0.0, 0.0, "not decided")
 
@@ -193,7 +193,7 @@ def test_runs_scored_on_other_data_are_not_compared(trained):
     place = {change.key: change for change in found.pairs[0].place}
     assert "training data" in place, "it is another set too"
     text = compare_report.text(found)
-    assert text.index("different data") < text.index("what B changes") and "cannot be compared" in text
+    assert text.index("different data") < text.index("changes in B") and "are not comparable on" in text
 
 
 def test_where_the_data_of_an_evaluation_is_not_known_nothing_is_judged(trained):
@@ -206,7 +206,7 @@ def test_where_the_data_of_an_evaluation_is_not_known_nothing_is_judged(trained)
     finally:
         client.set_tag(run_id, tag, known)
     assert found.primary.verdict == "not comparable" and runs["slow"].name in found.primary.why
-    assert found.same_data == {"val": False} and "is not known" in found.notes[0]
+    assert found.same_data == {"val": False} and "is unknown" in found.notes[0]
 
 
 def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
@@ -221,9 +221,9 @@ def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
     monkeypatch.setattr(saved_rows, "read", altered)
     found = compare(store, [runs["plain"], runs["slow"]])
     assert found.primary.low is None and found.primary.verdict == "not decided"
-    assert "do not give this score" in found.primary.why
+    assert "do not reproduce this metric" in found.primary.why
     fine = comparing.replace(found.primary, metric="other", why="")
-    assert compare_report._whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
+    assert compare_words.whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
 
 
 def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
@@ -235,7 +235,7 @@ def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
     alone = compare(store, [runs["plain"], runs["slow"]]).primary
     (strict,) = [score for score in found.pairs[0].scores if score.primary]
     assert strict.low <= alone.low and strict.high >= alone.high and strict.high - strict.low > alone.high - alone.low
-    assert "97.5 % interval" in compare_report.text(found)
+    assert "97.5 % CI" in compare_report.text(found)
 
 
 def parent(store: Store, beneath: list[RunFolder], kind: str = "seed") -> RunFolder:
@@ -269,7 +269,7 @@ def test_repeats_are_compared_by_their_means_and_by_their_spread(trained, tmp_pa
     assert (score.low, score.high) == pytest.approx(span(tuple(hits)))
     both = score.high < 0 and score.seeds.high < 0
     assert score.verdict == ("worse" if both else "not decided")
-    assert "over repeats" in compare_report.text(found) and "2 repeats" in compare_report.text(found)
+    assert "CI over repeats" in compare_report.text(found) and "2 repeats" in compare_report.text(found)
 
 
 def test_a_sweep_is_no_side(trained, monkeypatch):
@@ -277,7 +277,10 @@ def test_a_sweep_is_no_side(trained, monkeypatch):
     sweep = parent(store, [runs["plain"], runs["slow"]], "trial")
     store.client().set_tag(sweep.info().run_id, "trainkit.best", runs["plain"].name)
     said = ask(store, monkeypatch, sweep.name, runs["slow"].name, code=2)
-    assert f"run {sweep.name}: is a sweep" in said and f"its best is {runs['plain'].name}" in said
+    assert (
+        f"run {sweep.name}: is the parent run of a sweep" in said
+        and f"its best child run is {runs['plain'].name}" in said
+    )
 
 
 @pytest.mark.slow
@@ -335,11 +338,11 @@ def test_the_best_run_by_a_score_that_chose_no_best_is_found_in_runs_new_and_old
     assert last(store.find("best"))["at_best/val/ema/accuracy"] == max(scores.values())
 
 
-def test_what_names_no_two_runs_is_one_message(trained, monkeypatch, store):
+def test_words_that_do_not_name_two_runs_give_one_message(trained, monkeypatch, store):
     empty, (kept, runs) = Store.locate(), trained
     assert empty.home == store
     said = ask(kept, monkeypatch, runs["slow"].name, code=2)
-    assert "two at least" in said and "Traceback" not in said
+    assert "at least two" in said and "Traceback" not in said
     assert "are both" in ask(kept, monkeypatch, runs["slow"].name, runs["slow"].info().run_id, code=2)
     assert runs["slow"].name in ask(kept, monkeypatch, runs["slow"].name[:-1] + "z", "last", code=2)
     assert "there are no runs yet" in ask(empty, monkeypatch, "some", "other", code=2)
@@ -357,10 +360,10 @@ def test_the_terminal_says_what_changed_what_it_did_and_what_it_cost(trained, mo
     ends = [last(runs[name])["best/val/accuracy"] for name in ("plain", "slow")]
     (line,) = [line for line in lines if line[:2] == ["accuracy", "*"]]
     assert line[2:5] == [f"{ends[0]:.4f}", f"{ends[1]:.4f}", f"{ends[1] - ends[0]:+.4f}"]
-    assert line[-3:] == ["worse", "beyond", "chance"]
+    assert line[-2:] == ["significantly", "worse"]
     (speed,) = [line for line in lines if line[:1] == ["speed/samples_per_s"]]
     assert float(speed[3]) == pytest.approx(float(speed[2]) / float(speed[1]), abs=0.02)
-    assert "verdict  B is worse beyond chance than A: best/val/accuracy" in said and "another seed" in said
+    assert "\nverdict  B is significantly worse than A on best/val/accuracy: -0." in said and "between seeds" in said
 
 
 def test_step_times_are_medians_over_steps_not_over_windows():
@@ -405,7 +408,7 @@ def test_the_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     assert page.seen.count("polyline") == 2, "the score that decides, of both over the steps"
     assert page.open == [] and "svg" in page.seen and "script" not in page.seen and "link" not in page.seen
     assert "://" not in text and "prefers-color-scheme: dark" in text
-    assert runs["plain"].name in text and "optim.lr" in text and "worse beyond chance" in text
+    assert runs["plain"].name in text and "optim.lr" in text and "significantly worse than A" in text
     assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     values = json.loads((tmp_path / "out.json").read_text())
     (primary,) = [score for score in values["compared"][0]["scores"] if score["primary"]]
@@ -421,11 +424,11 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
     best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
     same = [comparing.replace(score, values=best[0].values) for score in plain]
-    assert [name for name, _ in compare_report._by_evaluation([*same, *best])] == ["best/val"]
-    assert compare_report._at_their_best([*same, *best]) == ["val: both ended at their best"]
+    assert [name for name, _ in compare_words.by_evaluation([*same, *best])] == ["best/val"]
+    assert compare_words.at_their_best([*same, *best]) == ["val: the final evaluation is the best one in both"]
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
-    assert [name for name, _ in compare_report._by_evaluation([*other, *best])] == ["best/val", "val"]
-    assert compare_report._at_their_best([*other, *best]) == []
+    assert [name for name, _ in compare_words.by_evaluation([*other, *best])] == ["best/val", "val"]
+    assert compare_words.at_their_best([*other, *best]) == []
 
 
 def test_words_of_people_are_no_tags_of_the_page(trained):
@@ -453,7 +456,7 @@ def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(tr
     found = compare(store, [runs["plain"], runs["slow"]])
     axes = compare_report.figure(found).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    drawn = [s for _, own in compare_report._by_evaluation(found.scores) for s in own if s.low is not None]
+    drawn = [s for _, own in compare_words.by_evaluation(found.scores) for s in own if s.low is not None]
     assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert dots[0].get_xdata()[0] < 0, "worse"
@@ -487,13 +490,13 @@ def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page(
     (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
     assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
 
-    def length(cells: list[str]) -> float:
-        start, end = re.search(r'x1="([\d.]+)" x2="([\d.]+)" y1="7"', "".join(cells)).groups()
-        return float(end) - float(start)
-
-    lengths = [length(cells) for cells in compare_report._rows_of(scores)]
-    assert lengths[0] == pytest.approx(4 * lengths[1], abs=0.3) and lengths[2] == pytest.approx(6 * lengths[3], abs=0.5)
-    assert lengths[4] == pytest.approx(55 * 2 / 3, abs=0.2), "nothing shares the scale of nll"
+    page = compare_page._forest(scores, "A", 0.95)
+    bars = re.findall(r'>([a-z_0-9]+)</text><g class="\w+"><line class="ci" x1="([\d.]+)" x2="([\d.]+)"', page)
+    lengths = {name: float(end) - float(start) for name, start, end in bars}
+    assert list(lengths) == ["accuracy", "auc", "hd95_mean_mm", "asd_mean_mm", "nll"]
+    assert lengths["accuracy"] == pytest.approx(4 * lengths["auc"], abs=0.5)
+    assert lengths["hd95_mean_mm"] == pytest.approx(6 * lengths["asd_mean_mm"], abs=0.8)
+    assert lengths["nll"] == pytest.approx(0.46 * compare_page._PLOT * 2 / 3, abs=0.2), "no metric shares its scale"
 
 
 def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatch, tmp_path):
@@ -505,7 +508,7 @@ def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatc
     (kept,) = client.search_runs([experiment], "attributes.run_name = 'comparison'")
     assert kept.data.tags[compare_report.COMPARED] == f"{runs['plain'].name}, {runs['slow'].name}"
     assert kept.info.status == "FINISHED" and kept.data.metrics == {}
-    assert "worse beyond chance" in kept.data.tags["mlflow.note.content"]
+    assert "significantly worse" in kept.data.tags["mlflow.note.content"]
     files = {entry.path for entry in client.list_artifacts(kept.info.run_id)}
     assert files == {f"comparison.{ending}" for ending in ("txt", "html", "png", "json")}
     assert len(store.runs()) == before and store.find("last") in store.runs(), "it is no run that could be continued"
@@ -514,7 +517,7 @@ def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatc
 def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):
     store, _ = trained
     assert "ends in .html" in ask(store, monkeypatch, "a", "b", f"--html={tmp_path / 'out.txt'}", code=2)
-    assert "is not there" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
+    assert "does not exist" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
 
 
 def test_help_says_what_a_run_may_be():

@@ -102,7 +102,7 @@ def test_every_check_of_a_clean_set_is_listed(clean):
     expected = {("data.train", check): word for check, word in own.items()}
     assert verdicts(report) == expected | {(VAL, check): word for check, word in (own | both).items()}
     assert found(report, VAL, "look-alikes").of == 6 and found(report, VAL, "copies").of == 6
-    assert found(report, "data.train", "classes").said == "3 classes of 4 to 4 images, 4 in the median"
+    assert found(report, "data.train", "classes").said == "3 classes with 4 to 4 images each, median 4"
     assert {key: (one["samples"], one["looked_at"]) for key, one in report.sets.items()} == {
         "data.train": (12, 12), VAL: (6, 6)
     }  # fmt: skip
@@ -199,11 +199,11 @@ def opened(sample, **scored):
 @pytest.mark.parametrize(
     "counts, unit, verdict, said",
     [
-        ([99, 1], "images", "ok", "2 classes of 1 to 99 images, 50 in the median"),
-        ([100, 1], "images", "odd", "2 classes of 1 to 100 images, 50.5 in the median; fewest of c1, most of c0"),
-        ([9, 0, 9], "images", "odd", "3 classes of 9 to 9 images, 9 in the median; 1 have none: c1"),
-        ([100_000, 1], "pixels", "ok", "2 classes of 1 to 100000 pixels, 50000 in the median"),
-        ([0, 0], "pixels", "odd", "2 classes; 2 have none: c0, c1"),
+        ([99, 1], "images", "ok", "2 classes with 1 to 99 images each, median 50"),
+        ([100, 1], "images", "odd", "2 classes with 1 to 100 images each, median 50.5; smallest: c1, largest: c0"),
+        ([9, 0, 9], "images", "odd", "3 classes with 9 to 9 images each, median 9; 1 empty: c1"),
+        ([100_000, 1], "pixels", "ok", "2 classes with 1 to 100000 pixels each, median 50000"),
+        ([0, 0], "pixels", "odd", "2 classes; 2 empty: c0, c1"),
     ],
 )
 def test_classes_that_are_uneven_or_empty_are_odd(counts, unit, verdict, said):
@@ -216,7 +216,7 @@ def test_pictures_of_no_class_are_wrong_where_they_are_trained_on_alone():
     report = data_integrity.of(opened(fake(**held), val=fake(**held)))
     assert found(report, "data.train", "unlabelled").verdict == "wrong"
     assert found(report, VAL, "unlabelled").verdict == "ok"
-    assert "1 of 6 images are of no class" in found(report, VAL, "unlabelled").said
+    assert "1 of 6 images have no class" in found(report, VAL, "unlabelled").said
     assert "1 wrong" in report.summary
     pixels = data_integrity.of(opened(fake([5, 5], unit="pixels", unlabelled=90)))
     assert found(pixels, "data.train", "unlabelled").verdict == "ok"
@@ -282,7 +282,7 @@ def test_people_are_compared_by_their_pictures_of_every_modality(tmp_path):
     report = data_integrity.of(data.open(0))
     one = found(report, VAL, "subjects")
     assert (one.verdict, one.count, one.of) == ("leak", 1, 2) and one.examples == ["p01"]
-    assert found(report, "data.train", "classes").said == "4 classes of 7 to 7 images, 7 in the median"
+    assert found(report, "data.train", "classes").said == "4 classes with 7 to 7 images each, median 7"
     assert report.sets["data.train"]["samples"] == 28 == report.sets["data.train"]["looked_at"]
     assert verdicts(report)[VAL, "copies"] == "ok" == verdicts(report)[VAL, "look-alikes"]
 
@@ -363,8 +363,8 @@ def test_all_pictures_are_looked_at_when_asked_and_that_report_serves_from_then_
     monkeypatch.setattr(leakage, "PICTURES", 5)
     part = data_integrity.of(images(clean).open(0), tmp_path / "kept")
     assert part.sets["data.train"]["looked_at"] == 5 and not part.whole
-    assert "(5 of its 12 were looked at)" in found(part, VAL, "look-alikes").said
-    assert any("--all looks at all" in line for line in data_integrity.lines(part))
+    assert "(5 of its 12 were compared)" in found(part, VAL, "look-alikes").said
+    assert any("--all compares all" in line for line in data_integrity.lines(part))
     whole = data_integrity.of(images(clean).open(0), tmp_path / "kept", whole=True)
     assert whole.sets["data.train"]["looked_at"] == 12 and whole.whole
     assert data_integrity.of(images(clean).open(0), tmp_path / "kept") == whole
@@ -418,7 +418,7 @@ def test_what_looks_the_same_is_drawn_side_by_side(leaking, monkeypatch):
 
 
 def test_a_run_is_refused_before_it_begins_where_the_policy_says_so(leaking):
-    with pytest.raises(UserError, match=r"(?s)not to be trained on.*look like one in data\.train.*integrity\.policy"):
+    with pytest.raises(UserError, match=r"(?s)refuse stops this run.*look like one in data\.train.*integrity\.policy"):
         run(*words(leaking, integrity__policy="refuse"), recipe=CONVNEXT)
     assert Store.locate().runs() == []
 
@@ -470,7 +470,7 @@ def test_the_verb_tells_all_and_its_exit_code_the_worst(leaking, tmp_path):
     assert any(line.split() == [VAL, "copies", "1", "8", "leak"] for line in lines)
     for file in ("bee/copy.bmp", "cow/again.png"):
         (leaking / "val" / file).unlink()
-    assert ask(str(CONVNEXT), *words(leaking)).splitlines()[-1] == f"{CONVNEXT}: clean"
+    assert f"{CONVNEXT}: clean" in ask(str(CONVNEXT), *words(leaking)).splitlines()
 
 
 def test_the_verb_says_what_it_cannot_look_at(tmp_path):
@@ -479,7 +479,7 @@ def test_the_verb_says_what_it_cannot_look_at(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(PLUGIN))
         said = ask(str(TOY), "--plugin", "toy", code=EXIT_CODE)
-    assert "data ToyData, which does not say what it holds" in said
+    assert "data ToyData cannot be checked" in said
 
 
 @pytest.mark.slow

@@ -130,7 +130,7 @@ def test_the_verb_takes_the_rows_of_the_end_and_leaves_other_rows_alone(store, t
 
 def test_a_run_without_inspections_is_told_what_to_do(store, tmp_path):
     run = finished({"rows/val_final.parquet": {"label": ["open"]}})
-    with pytest.raises(UserError, match=r"no rows of an inspection.*NAME\.inspection"):
+    with pytest.raises(UserError, match=r"no saved rows of an inspection.*NAME\.inspection"):
         projector.export(Store.locate(), run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="nosuchrun"):

@@ -19,6 +19,7 @@ from mlflow.tracking import MlflowClient
 from runs import PLUGIN, ROOT, TOY, own_store, run
 
 from trainkit.analysis import promote
+from trainkit.analysis.compare_words import VERDICTS
 from trainkit.analysis.promote import Check
 from trainkit.cli import main
 from trainkit.config import loader
@@ -70,14 +71,16 @@ def compared(monkeypatch):
         score = SimpleNamespace(
             evaluation="best/val", metric="accuracy", values=(0.7, 0.9), draws=2000, units="37 samples",
             verdict=verdict,
-            difference=0.2 if comparable else None, low=0.1, high=0.3, why="" if comparable else "scored on other data",
+            difference=0.2 if comparable else None, low=0.1, high=0.3,
+            why="" if comparable else "evaluated on different data",
         )  # fmt: skip
         side = SimpleNamespace(digest=lambda evaluation: (f"{evaluation} abc",))
 
         def compare(store, runs):
             asked.append([folder.name for folder in runs])
             changes = ["optim.lr  0.1 -> 0.05"]
-            return SimpleNamespace(changes=changes, scores=[score], same_data={"val": same}, sides=[side, side])
+            found = {"changes": changes, "scores": [score], "same_data": {"val": same}}
+            return SimpleNamespace(**found, sides=[side, side], level=0.95)
 
         module = types.ModuleType("trainkit.analysis.compare")
         module.compare = compare
@@ -138,7 +141,7 @@ def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_pa
     accuracy = next(point.value for point in history if point.step == step)
     assert version.tags["trainkit.run"] == runs.good.name and version.tags["trainkit.weights"] == f"best@{step}"
     assert float(version.tags["trainkit.score.val/accuracy"]) == accuracy > GUESSING
-    said = f"val/accuracy {accuracy:.4f}, guessing stays below {GUESSING:.4f} in 999 of 1,000 cases"
+    said = f"val/accuracy {accuracy:.4f}, upper bound of chance level {GUESSING:.4f} (99.9 %)"
     assert decision.checks == (Check("chance", True, said),)
     assert version.description.startswith(decision.headline) and said in version.description
 
@@ -153,7 +156,7 @@ def test_the_first_of_a_name_is_registered_with_its_evidence(store, runs, tmp_pa
 
 def test_what_guesses_is_refused_and_not_registered(store, runs, tmp_path):
     said = ask(runs.weak.name, "--name", "weak", "--as", "best-one", code=1)
-    assert said.startswith(f"weak@best-one: run {runs.weak.name} is refused; no one has it\n! chance  val/accuracy 0.")
+    assert said.startswith(f"weak@best-one: run {runs.weak.name} is refused; it is not set\n! chance  val/accuracy 0.")
     with pytest.raises(MlflowException, match="not found"):
         store.client().get_registered_model("weak")
     written = evidence(store, runs.weak, tmp_path)
@@ -173,11 +176,11 @@ def test_bounds_of_guessing_are_in_the_journal(runs):
 @pytest.mark.parametrize(
     ("metric", "scores", "bounds", "passed", "why"),
     [
-        ("lfw/accuracy", {"accuracy": 0.9, "auc": 0.8}, {"lfw/auc": 0.6}, True, "lfw/auc 0.8000, .* below 0.6000"),
-        ("lfw/accuracy", {"accuracy": 0.9, "auc": 0.6}, {"lfw/auc": 0.6}, False, "lfw/auc 0.6000, .* below 0.6000"),
-        ("lfw/accuracy", {"accuracy": 0.9}, {"lfw/auc": 0.6}, False, "lfw/auc -, .* below 0.6000"),
+        ("lfw/accuracy", {"accuracy": 0.9, "auc": 0.8}, {"lfw/auc": 0.6}, True, "lfw/auc 0.8000, .* level 0.6000"),
+        ("lfw/accuracy", {"accuracy": 0.9, "auc": 0.6}, {"lfw/auc": 0.6}, False, "lfw/auc 0.6000, .* level 0.6000"),
+        ("lfw/accuracy", {"accuracy": 0.9}, {"lfw/auc": 0.6}, False, "lfw/auc -, .* level 0.6000"),
         ("lfw/auc", {"accuracy": 0.2, "auc": 0.8}, {"lfw/auc": 0.6, "lfw/accuracy": 0.5}, True, "^lfw/auc 0.8000, "),
-        ("lfw/accuracy", {"accuracy": 0.9}, {"cfp/auc": 0.6, "lfw/ema/auc": 0.6}, None, "is not known"),
+        ("lfw/accuracy", {"accuracy": 0.9}, {"cfp/auc": 0.6, "lfw/ema/auc": 0.6}, None, "is unknown"),
         ("lfw/accuracy", {"accuracy": math.nan}, {}, False, "lfw/accuracy is nan"),
     ],
 )
@@ -223,10 +226,11 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
     checks = {check.name: check for check in decision.checks}
     assert checks["data"].passed is comparable
     if comparable:
-        why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 (+0.1000 to +0.3000; 2000 draws of 37 samples): {verdict}"
+        ends = "95 % CI +0.1000 to +0.3000; paired bootstrap, n = 2,000 over 37 samples"
+        why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 ({ends}): {VERDICTS.get(verdict, verdict)}"
         assert checks["score"] == Check("score", moves, why) and checks["speed"].passed is True
     else:
-        assert checks["data"].why == "val: scored on other data"
+        assert checks["data"].why == "val: evaluated on different data"
         assert list(checks) == ["data"], "scores of different data are not put beside each other"
 
 
@@ -234,11 +238,11 @@ def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, r
     promote.promote(store, runs.other, Promote(name="average"))
     compared()
     real, other = promote.diff.read, runs.other.recipe
-    for best, words in (("val/ema/accuracy", "those that val/ema/accuracy chose"), (None, "its last")):
+    for best, words in (("val/ema/accuracy", "those with the best val/ema/accuracy"), (None, "its last")):
         change = {"best": best and {"metric": best}}
         monkeypatch.setattr(promote.diff, "read", lambda path, c=change: real(path) | (c if path == other else {}))
         decision = promote.promote(store, runs.good, Promote(name="average"))
-        why = f"of run {runs.other.name} other weights have it, {words}"
+        why = f"the alias is on other weights of run {runs.other.name}: {words}"
         assert decision.refused and decision.checks == (Check("score", False, why),)
 
 
@@ -246,7 +250,7 @@ def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
     promote.promote(store, runs.other, Promote(name="slow"))
     compared(rates=(100.0, 79.0))
     said = ask(runs.good.name, "--name", "slow", "--max-slower", "0.2", code=1)
-    assert "! speed   100 -> 79 samples/s, 21.0 % slower; 20 % slower is allowed" in said
+    assert "! speed   100 -> 79 samples/s, 21.0 % slower; at most 20 % slower allowed" in said
     assert holder(store, "slow") == "1"
     compared(rates=(100.0, 81.0))
     assert "slow@champion is now version 2" in ask(runs.good.name, "--name", "slow", "--max-slower", "0.2")
@@ -255,14 +259,14 @@ def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
 @pytest.mark.parametrize(
     ("rates", "hardware", "max_slower", "passed", "why"),
     [
-        ((100.0, 91.0), (CPU, CPU), 0.1, True, "100 -> 91 samples/s, 9.0 % slower; 10 % slower is allowed"),
-        ((100.0, 89.0), (CPU, CPU), 0.1, False, "100 -> 89 samples/s, 11.0 % slower; 10 % slower is allowed"),
-        ((100.0, 99.0), (CPU, CPU), 0.0, False, "1.0 % slower; 0 % slower is allowed"),
+        ((100.0, 91.0), (CPU, CPU), 0.1, True, "100 -> 91 samples/s, 9.0 % slower; at most 10 % slower allowed"),
+        ((100.0, 89.0), (CPU, CPU), 0.1, False, "100 -> 89 samples/s, 11.0 % slower; at most 10 % slower allowed"),
+        ((100.0, 99.0), (CPU, CPU), 0.0, False, "1.0 % slower; at most 0 % slower allowed"),
         ((100.0, 150.0), (CPU, CPU), 0.0, True, "50.0 % faster"),
-        ((100.0, 10.0), (CPU, CPU), None, None, "not asked: max_slower is null"),
-        ((None, 10.0), (CPU, CPU), 0.1, None, "not asked: not known of both"),
-        ((100.0, 10.0), (CPU, {}), 0.1, None, "continued on other hardware"),
-        ((100.0, 10.0), (CPU, CPU | {"gpu": "H100"}), 0.1, None, "not asked: other hardware (gpu null -> H100)"),
+        ((100.0, 10.0), (CPU, CPU), None, None, "not checked: max_slower is null"),
+        ((None, 10.0), (CPU, CPU), 0.1, None, "not checked: throughput is not known for both"),
+        ((100.0, 10.0), (CPU, {}), 0.1, None, "hardware unknown, or changed on resume"),
+        ((100.0, 10.0), (CPU, CPU | {"gpu": "H100"}), 0.1, None, "not checked: different hardware (gpu null -> H100)"),
         ((100.0, 10.0), (CPU, CPU | {"threads": "4"}), 0.1, False, "90.0 % slower"),
     ],
 )
@@ -319,7 +323,7 @@ def test_the_rows_of_runs_decide(store, runs, tmp_path):
     assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
     second = run(*EASY, "seed=1").folder
     twin = promote.promote(store, second, wish)
-    assert "not decided" in twin.lines()[2], twin.lines()
+    assert "inconclusive" in twin.lines()[2], twin.lines()
     seeds_decide_together(store, [runs.good, second], runs.weak, tmp_path)
     other = promote.promote(store, runs.other, wish)
     assert [(check.name, check.passed) for check in other.checks] == [("data", False)]
@@ -333,7 +337,7 @@ def test_who_has_it_already_changes_nothing(store, runs):
     promote.promote(store, runs.good, Promote(name="again"))
     client, run_id = store.client(), runs.good.info().run_id
     before = [file.path for file in client.list_artifacts(run_id, "promotion")]
-    assert "again@champion is version 1, of this run, already" in ask(runs.good.name, "--name", "again")
+    assert "again@champion is already version 1, of this run" in ask(runs.good.name, "--name", "again")
     assert versions(store, "again") == ["1"]
     assert [file.path for file in client.list_artifacts(run_id, "promotion")] == before
 
@@ -370,7 +374,7 @@ def test_an_alias_that_moved_meanwhile_is_left_there(store, runs, compared, monk
         return real(client, *given)
 
     monkeypatch.setattr(promote, "_write_down", meanwhile)
-    with pytest.raises(UserError, match="race@champion: moved while it was decided; promote again"):
+    with pytest.raises(UserError, match="race@champion: moved during the decision; run the command again"):
         promote.promote(store, runs.good, Promote(name="race"))
     assert holder(store, "race") == "3"
 
@@ -385,7 +389,7 @@ def test_mistakes_are_one_message(store, runs):
     assert "2.0 is not in the range 0<=x<1" in ask(runs.good.name, "--max-slower", "2", code=2)
     assert "not in" in ask("toy-s9", code=2)
     said = ask(runs.good.name, "--metric", "val/acuracy", code=2)
-    assert "has no score 'val/acuracy'; the nearest are val/accuracy" in said
+    assert "has no metric 'val/acuracy'; similar names: val/accuracy" in said
 
 
 def test_a_run_that_cannot_be_promoted_says_why(store):
@@ -394,15 +398,15 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     assert "is RUNNING; expected a finished run" in ask(folder.name, code=2)
     folder.update(status="FINISHED", run_id="0" * 32)
     folder.journal.write_text('{"t":1,"step":5,"m":{"val/accuracy":0.9,"val/top":1.0}}\n')
-    assert "has no model; of a run above folds or settings, promote one beneath it" in ask(folder.name, code=2)
+    assert "has no model; of a run with folds or a sweep, promote one of its child runs" in ask(folder.name, code=2)
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
     assert promote._model(folder) == ("best", 4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)
     folder.recipe.write_text("best: {metric: val/ema/accuracy}\nevaluations: {val: {}}\n")
     said = ask(folder.name, "--metric", "val/accuracy", code=2)
-    assert "val/accuracy is not of the weights that would be promoted; expected a score val/ema/..." in said
+    assert "val/accuracy is not a metric of the weights that would be promoted; expected a metric val/ema/..." in said
     folder.recipe.write_text("evaluations: {val: {}}\n")
-    assert "names no best score; name one with --metric" in ask(folder.name, code=2)
+    assert "has no best.metric; name a metric with --metric" in ask(folder.name, code=2)
     folder.release()
 
 
@@ -412,7 +416,7 @@ def test_an_alias_of_a_model_that_is_of_no_run_here_is_not_fought_over(store, ru
     client.create_model_version("orphan", "file:///nowhere")
     client.set_registered_model_alias("orphan", "champion", "1")
     said = ask(runs.good.name, "--name", "orphan", code=2)
-    assert "orphan@champion: version 1 is of no run in" in said and versions(store, "orphan") == ["1"]
+    assert "orphan@champion: version 1 has no run in" in said and versions(store, "orphan") == ["1"]
 
 
 # In a recipe
@@ -434,10 +438,10 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
         (["promote={alias: v2}"], "alias is 'v2'"),
         (["promote={name: 'a@b'}"], "name is 'a@b'"),
         (["promote={max_slower: 1.0}"], "promote.max_slower .*found 1.0, expected a value below 1"),
-        (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', of no evaluation here"),
-        (["promote={}", "best=null"], "promote has no score to decide by"),
-        (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is of EMA weights"),
-        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is of EMA weights, which"),
+        (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', but there is no such evaluation"),
+        (["promote={}", "best=null"], "promote has no deciding metric"),
+        (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is a metric of EMA weights"),
+        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is a metric of EMA weights, but best"),
         (["promote={metric: val/ema/accuracy}"], "promote.metric is 'val/ema/accuracy' and best.metric 'val/accuracy'"),
     ],
 )

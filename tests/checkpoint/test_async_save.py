@@ -363,7 +363,7 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
 
     monkeypatch.setattr(Copies, "make", make)
     monkeypatch.setattr(optimizer, "build", build)
-    with pytest.raises(UserError, match=r"^head\.weight \((model|ema)\): .*optimizer's step.*register_buffer"):
+    with pytest.raises(UserError, match=r"^head\.weight \((model|ema)\): .*optimizer step.*register_buffer"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
 
 

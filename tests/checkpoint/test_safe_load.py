@@ -168,7 +168,7 @@ def test_files_that_call_for_code_are_refused_by_name_and_never_run(tmp_path, ho
             path.write_bytes(pickle.dumps(payload, protocol=int(how[-1])))
         with pytest.raises(UserError) as refused:
             read_tensors(path)
-        assert "calls for" in str(refused.value), title
+        assert " to load, and was not opened" in str(refused.value), title
         if how in ("torch", "torch legacy", "pickle 2") and title != "a whole module":
             assert named in str(refused.value), title
         assert str(path) in str(refused.value)
@@ -195,7 +195,7 @@ def test_code_in_the_key_of_a_storage_is_refused(tmp_path):
     rest = b"X\x03\x00\x00\x00cpuK\x10tQK\x00K\x04\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtRu."
     path = tmp_path / "bomb.pth"
     path.write_bytes(by_hand(key + call + rest))
-    with pytest.raises(UserError, match=r"calls for posix.system"):
+    with pytest.raises(UserError, match=r"needs posix.system to load"):
         read_tensors(path)
     path.write_bytes(by_hand(key + b"X\x01\x00\x00\x000" + rest))  # the same archive with a harmless key is fine
     assert torch.equal(read_tensors(path)["w"], torch.zeros(4))
@@ -216,7 +216,7 @@ def test_code_in_the_key_of_a_storage_is_refused(tmp_path):
 )
 def test_rare_instructions_are_refused(tmp_path, instructions, named):
     (tmp_path / "x.pth").write_bytes(by_hand(instructions))
-    with pytest.raises(UserError, match="calls for") as refused:
+    with pytest.raises(UserError, match=r"needs .* to load") as refused:
         read_tensors(tmp_path / "x.pth")
     assert named in str(refused.value)
 
@@ -299,9 +299,9 @@ def test_a_flipped_bit_of_a_torch_archive_is_noticed(tmp_path):
         ({}, "an empty dictionary"),
         ([torch.ones(1)], "a list"),
         (torch.ones(3), "a Tensor"),
-        ({"w": torch.ones(1), "epoch": 3}, "no tensor under epoch"),
-        ({3: torch.ones(1)}, "no tensor under 3"),
-        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "names 'a' twice"),
+        ({"w": torch.ones(1), "epoch": 3}, "not tensors: epoch"),
+        ({3: torch.ones(1)}, "not tensors: 3"),
+        ({"a": torch.ones(1), "_orig_mod.a": torch.ones(1)}, "two tensors named 'a'"),
     ],
 )
 def test_what_is_no_dictionary_of_tensors_is_refused(tmp_path, content, message):
@@ -311,7 +311,7 @@ def test_what_is_no_dictionary_of_tensors_is_refused(tmp_path, content, message)
 
 
 def test_no_file_a_folder_and_a_giant_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="does not exist"):
         read_tensors(tmp_path / "x.pth")
     with pytest.raises(UserError, match="is a folder"):
         read_tensors(tmp_path)
@@ -320,7 +320,7 @@ def test_no_file_a_folder_and_a_giant_are_refused(tmp_path):
     with pytest.raises(UserError, match="at most"):
         read_tensors(tmp_path / "x.pth")
     (tmp_path / "x.pth").write_bytes(b"\xff\xd8\xff picture")
-    with pytest.raises(UserError, match="neither safetensors nor a PyTorch file"):
+    with pytest.raises(UserError, match="neither a safetensors nor a PyTorch file"):
         read_tensors(tmp_path / "x.pth")
 
 
@@ -364,7 +364,7 @@ def test_half_precision_is_widened_and_a_missing_batch_counter_forgiven():
 def test_values_that_are_not_finite_are_refused():
     source = net().state_dict()
     source["fc.bias"][2] = float("nan")
-    with pytest.raises(UserError, match=r"not finite: fc\.bias"):
+    with pytest.raises(UserError, match=r"not finite in fc\.bias"):
         load_into(net(), source, "x")
 
 

@@ -135,7 +135,7 @@ def test_a_file_in_pieces_is_what_the_library_would_write(tmp_path, monkeypatch,
 
 
 def test_a_type_that_the_format_does_not_know_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"wide is of torch\.complex128, which a safetensors file cannot hold"):
+    with pytest.raises(ValueError, match=r"wide has type torch\.complex128, which safetensors does not support"):
         storage.write(tmp_path, 1, {"model": {"wide": torch.zeros(1, dtype=torch.complex128)}}, {}, "")
     assert os.listdir(tmp_path) == []
 
@@ -332,7 +332,7 @@ def test_a_disk_that_stores_other_bytes_is_found_out_at_once(tmp_path, monkeypat
             data[-1] ^= 1
         return call(args[0], bytes(data))
 
-    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="read back differently"):
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="differs when it is read back"):
         patched.setattr(storage, "os", Faulty(rot, frozenset({"write"})))
         save(tmp_path, 2)
     assert os.listdir(tmp_path) == ["step-000000001"]
@@ -367,7 +367,7 @@ def test_everything_is_synced_before_it_is_named_and_the_name_after(tmp_path, mo
 
 
 def test_where_the_run_was_deleted_nothing_is_made_again(tmp_path):
-    with pytest.raises(CheckpointError, match="could not be written: No such file or directory"):
+    with pytest.raises(CheckpointError, match="cannot be written: No such file or directory"):
         storage.write(tmp_path / "deleted" / "checkpoints", 2, contents(1), {}, "")
     assert os.listdir(tmp_path) == []
 
@@ -513,27 +513,27 @@ DAMAGES = {
     "an empty file": (lambda p: (p / "optimizer.safetensors").write_bytes(b""), "optimizer.safetensors: 0 bytes"),
     "an empty manifest": (lambda p: (p / "MANIFEST.json").write_bytes(b""), "MANIFEST.json: damaged"),
     "a manifest of brackets": (lambda p: (p / "MANIFEST.json").write_bytes(b"[" * 90_000), "MANIFEST.json: damaged"),
-    "a vast manifest": (lambda p: (p / "MANIFEST.json").write_bytes(b" " * (2 << 20)), "too large"),
+    "a vast manifest": (lambda p: (p / "MANIFEST.json").write_bytes(b" " * (2 << 20)), "larger than 1,048,576 bytes"),
     "a renamed file": (lambda p: (p / "model.safetensors").rename(p / "ema.safetensors"), "ema.safetensors: not in"),
-    "a file of another step": (lambda p: swap(p, "model.safetensors"), "model.safetensors: its content has changed"),
-    "another step's files": (lambda p: [swap(p, f.name) for f in list(p.iterdir())], "state.json: is of step 1"),
+    "a file of another step": (lambda p: swap(p, "model.safetensors"), "model.safetensors: content has changed"),
+    "another step's files": (lambda p: [swap(p, f.name) for f in list(p.iterdir())], "state.json: of step 1"),
     "a link for a file": (lambda p: link(p, "model.safetensors"), "model.safetensors: not a plain file"),
     "a link for the manifest": (lambda p: link(p, "MANIFEST.json"), "MANIFEST.json: not a plain file"),
     "a link for the folder": (link_folder, "not a folder"),
     "a file for the folder": (lambda p: (shutil.rmtree(p), p.write_text("")), "not a folder"),
     "a folder inside": (lambda p: (p / "sub").mkdir(), "sub: not a plain file"),
     "a pipe inside": (lambda p: os.mkfifo(p / "pipe"), "pipe: not a plain file"),
-    "a newer format": (lambda p: edit_manifest(p, format=2), "format 2, written by a newer trainkit"),
-    "an older format": (lambda p: edit_manifest(p, format=0), "format 0, this trainkit reads 1"),
+    "a newer format": (lambda p: edit_manifest(p, format=2), "format 2 of a newer trainkit"),
+    "an older format": (lambda p: edit_manifest(p, format=0), "format 0; this version of trainkit reads format 1"),
     "no format": (lambda p: edit_manifest(p, format="1"), "format '1'"),
     "more in the manifest": (lambda p: edit_manifest(p, note="x"), "MANIFEST.json: damaged"),
     "no list of files": (lambda p: edit_manifest(p, files=[]), "MANIFEST.json: damaged"),
     "a path out of the folder": (
         lambda p: edit_manifest(p, files={"../x": {"size": 1, "sha256": "0"}}),
-        "a name that no checkpoint has",
+        "an invalid file name",
     ),
-    "no state in a good manifest": (lambda p: list_files(p, state__json=b"[]"), "state.json: says no step"),
-    "a state of brackets": (lambda p: list_files(p, state__json=b"[" * 90_000), "state.json: is no JSON"),
+    "no state in a good manifest": (lambda p: list_files(p, state__json=b"[]"), "state.json: no step in it"),
+    "a state of brackets": (lambda p: list_files(p, state__json=b"[" * 90_000), "state.json: not JSON"),
 }
 
 
@@ -564,7 +564,7 @@ def test_a_folder_that_is_not_what_was_written_is_refused_with_the_reason(tmp_pa
 def test_a_damaged_tensor_file_under_a_manifest_that_agrees_is_still_a_sentence(tmp_path, header):
     path = save(tmp_path, 2)
     list_files(path, model__safetensors=header)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: is no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
         storage.read(path)
     assert "step-000000002" in verification.describe(path)
 
@@ -681,7 +681,7 @@ def test_describe_says_what_is_inside(tmp_path):
         "val/dice 0.765432",
         "torch 2.14",
         "9 tensors",
-        "as it was",
+        "valid: every file matches",
     ):
         assert part in text
     assert "DAMAGED" not in text
@@ -848,16 +848,16 @@ def test_another_optimizer_or_network_is_refused_by_name():
     named = dict(module.named_parameters())
     with pytest.raises(UserError, match="state of AdamW; expected SGD"):
         state_dict.load_optimizer(OPTIMIZERS["sgd"](module), named, tensors, scalars)
-    with pytest.raises(UserError, match=r"conv\.bias is not trained here, conv\.weight is not trained here"):
+    with pytest.raises(UserError, match=r"conv\.bias is unexpected, conv\.weight is unexpected"):
         state_dict.load_optimizer(torch.optim.AdamW(module.head.parameters()), named, tensors, scalars)
     with pytest.raises(UserError, match=r"2 groups of \[2, 4\] parameters in another order; expected 1 groups"):
         state_dict.load_optimizer(torch.optim.AdamW(module.parameters()), named, tensors, scalars)
     fewer = {name: tensor for name, tensor in tensors.items() if name != "head.bias/exp_avg"}
     with pytest.raises(UserError, match=r"head\.bias/exp_avg is missing"):
         state_dict.load_optimizer(optimizer, named, fewer, scalars)
-    with pytest.raises(UserError, match="x/y belongs to nothing"):
+    with pytest.raises(UserError, match="x/y is unexpected"):
         state_dict.load_optimizer(optimizer, named, tensors | {"x/y": torch.zeros(1)}, scalars)
-    with pytest.raises(ValueError, match="bears no name"):
+    with pytest.raises(ValueError, match="without a name"):
         state_dict.optimizer_tensors(optimizer, {"conv.weight": module.conv.weight})
 
 
@@ -867,12 +867,12 @@ def test_a_network_of_another_shape_lists_what_does_not_fit_and_is_left_alone():
     with pytest.raises(UserError) as caught:
         state_dict.load_module(large, state_dict.module_tensors(small), "step-7")
     text = str(caught.value)
-    assert text.startswith("step-7: conv.bias is float32 (4,), the network has float32 (6,)")
+    assert text.startswith("step-7: conv.bias is float32 (4,) instead of float32 (6,)")
     assert text.count(" is float32") == 7 and "head.bias" not in text
     assert same({"m": before}, {"m": state_dict.module_tensors(large)})
-    with pytest.raises(UserError, match=r"float16 \(2,\), the network has float32"):
+    with pytest.raises(UserError, match=r"float16 \(2,\) instead of float32"):
         state_dict.load_module(small, {k: v.half() for k, v in state_dict.module_tensors(small).items()}, "x")
-    with pytest.raises(UserError, match=r"conv\.bias is missing.*new is not in the network"):
+    with pytest.raises(UserError, match=r"conv\.bias is missing.*new is unexpected"):
         tensors = state_dict.module_tensors(small)
         del tensors["conv.bias"]
         state_dict.load_module(small, tensors | {"new": torch.zeros(1)}, "x")

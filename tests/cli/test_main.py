@@ -248,7 +248,7 @@ def test_warnings_of_libraries_order_a_terminal_nothing_and_show_no_secret():
     """As of a class that has a sign which is in no font, or of a file in whose name such a sign stands."""
     code = f"""import warnings, matplotlib
 from trainkit.redact import hide_in_logs
-from trainkit.plots.curves import blank
+from trainkit.plots.style import blank
 hide_in_logs()
 hide_in_logs()
 warnings.warn({f"file {ORDERS}.png"!r})

@@ -153,7 +153,7 @@ def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch, store, cache):
         if words[1] == "run":
             assert {run.info().status for run in Store.locate().runs()} == {"FINISHED"}
         if words[1] == "compare":
-            assert "\nwhat B changes\n" in said.output and "\nverdict  " in said.output
+            assert "\nchanges in B\n" in said.output and "\nverdict  " in said.output
         if words[1] == "export":
             assert (tmp_path / words[3] / "model.onnx").is_file()
         if words[1] == "predict":

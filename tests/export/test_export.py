@@ -82,7 +82,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
     words = ["export", name, str(out), "--format", "safetensors", "--images", "3"]
     result = CliRunner().invoke(main.main, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "3 images, logits within 0 (they" in result.output and "100 % of the pixels" in result.output
+    assert "3 images; largest difference of logits: 0 (" in result.output and "100 % of the pixels" in result.output
     assert {file.name for file in out.iterdir()} == {"model.safetensors", "model.json", "README.md"}
     (weights,) = Store.locate().find(name).checkpoints.glob("*/model.safetensors")
     trained, written = load_file(weights), load_file(out / "model.safetensors")
@@ -111,7 +111,7 @@ def test_tensors_are_those_of_the_run_and_make_its_network_again(made, name, tmp
 def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
     """The mIoU of what the exported network finds in the files is the run's own."""
     done = export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
-    assert str(done.agreements["model.safetensors"]).startswith("1 image, logits within")
+    assert str(done.agreements["model.safetensors"]).startswith("1 image; largest difference of logits:")
     net, both, either = export.load(tmp_path / "out"), np.zeros(CLASSES), np.zeros(CLASSES)
     for at, file in enumerate(made.pictures):
         mask = np.asarray(Image.open(file.parent.parent / "valannot" / file.name))
@@ -127,7 +127,7 @@ def test_it_agrees_with_the_labels_that_the_run_scored(made, name, tmp_path):
 
 def test_nothing_is_written_over(name, tmp_path):
     (tmp_path / "model.json").write_text("kept")
-    with pytest.raises(UserError, match=r"model\.json: already exists"):
+    with pytest.raises(UserError, match=r"model\.json: exists already"):
         export.export(name, tmp_path)
     with pytest.raises(UserError, match=r"is a file; expected a folder"):
         export.export(name, tmp_path / "model.json")
@@ -142,7 +142,7 @@ def test_a_file_that_disagrees_is_not_left(name, tmp_path, monkeypatch):
         return lambda x: net(x) + 0.1 * torch.arange(x.shape[3])
 
     monkeypatch.setattr(export_scenes, "rebuilt", shifted)
-    with pytest.raises(UserError, match=r"model\.safetensors: does not find what the trained network finds"):
+    with pytest.raises(UserError, match=r"model\.safetensors: differs from the trained network"):
         export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not list((tmp_path / "out").iterdir())
 
@@ -168,7 +168,7 @@ def test_another_normalisation_than_the_runs_is_refused(name, tmp_path, monkeypa
 
     honest = Segment2d.deployable
     monkeypatch.setattr(Segment2d, "deployable", lambda self, net, mean, std: honest(self, net, std, mean))
-    with pytest.raises(UserError, match="something else than when it was scored"):
+    with pytest.raises(UserError, match="differs from that of the evaluation"):
         export.export(name, tmp_path / "out", ("safetensors",), pictures=1)
     assert not (tmp_path / "out").exists()
 
@@ -179,26 +179,28 @@ def test_an_exported_folder_that_was_changed_is_refused(name, tmp_path):
     content = bytearray((out / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (out / "model.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"is not the file that model\.json was written for"):
+    with pytest.raises(UserError, match=r"SHA-256 differs from that in model\.json"):
         export.load(out)
     (out / "model.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
         export.load(out)
     (out / "model.json").unlink()
-    with pytest.raises(UserError, match="is missing"):
+    with pytest.raises(UserError, match="does not exist"):
         export.load(out)
 
 
 def test_other_runs_and_missing_packages_are_refused(name, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
-    with pytest.raises(UserError, match=r'onnx and onnxscript .* are not installed; pip install "trainkit\[export\]"'):
+    with pytest.raises(
+        UserError, match=r'onnx, onnxscript.* are not installed; install them with pip install "trainkit\[export\]"'
+    ):
         export.export(name, tmp_path / "out")
     monkeypatch.undo()
     monkeypatch.syspath_prepend(PLUGIN)
     other = Store.locate().new_run("toy", 0, "ab" * 32)
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
-    with pytest.raises(UserError, match="is not of images, people or volumes"):
+    with pytest.raises(UserError, match="its task cannot be exported"):
         export.export(other.name, tmp_path / "out", plugins=("toy",))
 
 
@@ -228,11 +230,11 @@ def test_agreement_counts_pixels():
         out[1, :, 3, 4] = torch.tensor([0.0, 1.0])
         return out
 
-    with pytest.raises(UserError, match=r"logits within 1 \(they reach 1\), 99.5 % of the pixels"):
+    with pytest.raises(UserError, match=r"logits: 1 \(largest logit 1\); same class: 99.5 % of the pixels"):
         compare_pixels("it", found, trained, [seen], True)
     same = compare_pixels("it", trained, trained, [seen, seen], False)
     assert (same.pictures, same.largest, same.same, same.apart) == (2, 0, 1, 0)
-    with pytest.raises(UserError, match="does not find"):
+    with pytest.raises(UserError, match="differs from the trained network"):
         compare_pixels("it", lambda x: trained(x) * float("nan"), trained, [seen], True)
     with pytest.raises(UserError, match="logits of"):
         compare_pixels("it", lambda x: trained(x)[:, :, 1:], trained, [seen], False)
@@ -251,10 +253,10 @@ def test_ways_of_running_take_turns_and_those_that_cannot_are_named(monkeypatch)
     table = latency.time_network(net, 255 * torch.rand(1, 3, 16, 24), None, seconds=0.2)
     by = {(one.how, one.precision): one for one in table.timings}
     assert by["eager", "fp32"].ms > 0 and by["eager", "fp32"].same == 1 and by["eager", "bf16"].calls >= 5
-    assert by["compiled", "fp32"].why == "cannot be compiled here: no C++ compiler"
+    assert by["compiled", "fp32"].why == "compilation failed: no C++ compiler"
     assert by["onnxruntime", "fp32"].ms is None
     text = "\n".join(table.lines())
-    assert "16 x 24 pixels, CPU" in text and "| compiled | fp32 | cannot be compiled here: no C++ compiler |" in text
+    assert "16 x 24 pixels, CPU" in text and "| compiled | fp32 | compilation failed: no C++ compiler |" in text
 
 
 def test_padding_that_follows_from_the_shape_is_written_as_a_constant():
@@ -290,7 +292,7 @@ def test_onnx_takes_any_sides_or_says_which(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "session", wrong_at_first)
     agreed, sides, notes = export_scenes.write_checked(file, net, seen, False, about)
-    assert sides == {"sides": "64 x 96"} and "does not find" in notes[0] and agreed.same == 1
+    assert sides == {"sides": "64 x 96"} and "differs from" in notes[0] and agreed.same == 1
     with pytest.raises(Exception, match="dimension"):
         honest(file)(other)
 

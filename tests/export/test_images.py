@@ -142,7 +142,8 @@ def test_a_network_of_timm_is_a_folder_that_timm_loads_alone(home, tmp_path, mon
     )
     assert result.exit_code == 0, result.output
     assert {file.name for file in out.iterdir()} == FILES | {"config.json"}
-    assert "config.json: 5 images, logits within" in result.output and "100 % of the same class" in result.output
+    assert "config.json: 5 images; largest relative difference: logits" in result.output
+    assert "same class: 100 %" in result.output
     net = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
     seen, expected = by_run(run, "val")
     with torch.no_grad():
@@ -232,12 +233,12 @@ def test_people_are_exported_as_they_are_compared(home, tmp_path):
 
 def test_what_timm_cannot_make_is_refused_before_any_work(home, tmp_path, monkeypatch):
     for run in (faces(home), eyes(home)):
-        with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* which timm cannot make"):
+        with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* which timm cannot build"):
             export.export(run.name, tmp_path / "out", ("hub-folder",))
-    with pytest.raises(UserError, match="--latency: a network that gives embeddings alone"):
+    with pytest.raises(UserError, match="--latency: a network that only outputs embeddings"):
         export.export(faces(home).name, tmp_path / "out", ("safetensors",), latency=True)
     (tmp_path / "README.md").write_text("kept")
-    with pytest.raises(UserError, match=r"README\.md: already exists"):
+    with pytest.raises(UserError, match=r"README\.md: exists already"):
         export.export(faces(home).name, tmp_path, ("safetensors",))
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
@@ -251,10 +252,10 @@ def test_a_file_that_disagrees_is_not_left(home, tmp_path, monkeypatch):
         return config
 
     monkeypatch.setattr(images, "timm_config", wrong)
-    with pytest.raises(UserError, match=r"config\.json: does not find what the trained network finds: 2 images"):
+    with pytest.raises(UserError, match=r"config\.json: differs from the trained network: 2 images"):
         export.export(classifier(home).name, tmp_path / "out", ("hub-folder",), pictures=2)
     monkeypatch.setattr(images, "timm_config", lambda *given: honest(*given) | {"architecture": "no_such"})
-    with pytest.raises(UserError, match=r"timm .* cannot load it: "):
+    with pytest.raises(UserError, match=r"timm .* cannot load the folder: "):
         export.export(classifier(home).name, tmp_path / "out", ("hub-folder",), pictures=2)
     assert not list((tmp_path / "out").iterdir())
 
@@ -271,8 +272,8 @@ def test_an_operation_that_onnx_lacks_is_one_message(home, tmp_path, monkeypatch
     with pytest.raises(UserError) as caught:
         export.export(classifier(home).name, tmp_path / "out", ("safetensors", "onnx"), pictures=2)
     assert str(caught.value) == (
-        "model.onnx: cannot be made of ConvNeXt: No ONNX function found for <op aten.odd>; "
-        "expected operations that ONNX has; --to safetensors does without"
+        "model.onnx: cannot be written for ConvNeXt: No ONNX function found for <op aten.odd>; "
+        "expected operations that ONNX supports; export with --to safetensors only"
     )
     assert tried == [1, 0] and not list((tmp_path / "out").iterdir())
 
@@ -305,7 +306,7 @@ def test_agreement_is_of_every_picture_and_output():
 
     assert compare_rows("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
     for by in (0.01, float("nan")):
-        with pytest.raises(UserError, match="it: does not find what the trained network finds"):
+        with pytest.raises(UserError, match="it: differs from the trained network"):
             compare_rows("it", last_is_off(by), seen, true)
     with pytest.raises(UserError, match="logits of shape"):
         compare_rows("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)

@@ -70,10 +70,10 @@ def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     (table,) = [part for part in text.split("```") if "95 % interval" in part]
     rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
     assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
-    assert "at step 20, of EMA weights" in text
-    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in all." in text
+    assert "at step 20, EMA weights" in text
+    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in total." in text
     plain = model_card.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
-    assert "0.5000" in plain and "0.6250" not in plain and "averaged" not in plain
+    assert "0.5000" in plain and "0.6250" not in plain and "EMA" not in plain
 
 
 def test_intervals_come_from_the_rows_of_the_step_that_was_exported(tmp_path, monkeypatch):
@@ -93,7 +93,7 @@ def test_intervals_come_from_the_rows_of_the_step_that_was_exported(tmp_path, mo
 
     monkeypatch.setattr(model_card, "_client", lambda folder: Client())
     text = model_card.card(run, recipe(), run.path / "checkpoints/step-000000020/model.safetensors", ABOUT, {})
-    assert "Intervals are those of the bootstrap over 200 " in text
+    assert "Intervals: bootstrap (n = 2,000) over 200 " in text
     (line,) = [line.split() for line in text.splitlines() if line.startswith("top1 ")]
     # 0.75 of 200, whose standard error is 0.0306: 0.69 to 0.81.
     assert line[1] == "0.7500" and line[3] == "to"
@@ -156,7 +156,7 @@ def test_lines_that_mlflow_shows_as_markdown_are_shown_as_they_are():
 
 def test_a_run_that_was_never_scored_says_so(tmp_path):
     text = model_card.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
-    assert "None: these weights were not scored." in text and "Not measured." in text
+    assert "None: these weights were not evaluated." in text and "Not measured." in text
 
 
 def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not_there(tmp_path):
@@ -179,7 +179,7 @@ def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not
     ):
         assert part in text
     alone = model_card.card(run, recipe(), run.path / ABOUT["weights"], ABOUT, {"model.onnx": "near"})
-    assert "timm" not in alone.partition("## Scores")[0] and "export.load" not in alone
+    assert "timm" not in alone.partition("## Metrics")[0] and "export.load" not in alone
 
 
 def test_licences_are_said_as_far_as_they_are_known():
@@ -194,13 +194,13 @@ def test_licences_are_said_as_far_as_they_are_known():
             )
         )
     )
-    assert found[0].endswith("its licence stands at https://huggingface.co/datasets/owner/pets")
-    assert "nobody's images" in found[1] and "kept from training" in found[2]
-    assert found[3] == "scored on (mine): `folder/of/mine`; licence unknown"
-    assert found[4].startswith("weights that training began with (net): `timm:resnet18.a1_in1k`; timm sa") or (
-        "timm states no licence" in found[4]
+    assert found[0].endswith("licence: https://huggingface.co/datasets/owner/pets")
+    assert "without third-party images" in found[1] and "held-out split" in found[2]
+    assert found[3] == "evaluation data (mine): `folder/of/mine`; licence unknown"
+    assert found[4].startswith("initial weights (net): `timm:resnet18.a1_in1k`; licence") or (
+        "(not stated by timm)" in found[4]
     )
-    assert found[5].endswith("`run:abc`; licence unknown") and "those of the recipe `teacher.yaml`" in found[6]
+    assert found[5].endswith("`run:abc`; licence unknown") and "from the recipe `teacher.yaml`" in found[6]
 
 
 def test_scores_of_classes_and_networks_are_not_mixed_up():

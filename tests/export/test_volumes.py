@@ -60,7 +60,7 @@ def run(sets, monkeypatch):
 def test_patches_of_real_volumes_get_the_scores_of_the_run(run, tmp_path):
     done = export.export(run.name, tmp_path / "out", ("safetensors",), pictures=2)
     agreed = done.agreements["model.safetensors"]
-    assert str(agreed).startswith("2 volumes, logits within 0 of its largest value, 100 % of the same class")
+    assert str(agreed).startswith("2 volumes; largest relative difference: logits 0; same class: 100 %")
     kept = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(kept[name], tensor) for name, tensor in run.net.state_dict().items())
     split = run.opened.evaluations["val"]
@@ -93,9 +93,9 @@ def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):
 
 
 def test_what_cannot_be_is_refused(run, tmp_path):
-    with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* is of volumes"):
+    with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* is for volumes"):
         export.export(run.name, tmp_path / "out", ("hub-folder",))
-    with pytest.raises(UserError, match="--latency: a network of volumes"):
+    with pytest.raises(UserError, match="--latency: a network for volumes"):
         export.export(run.name, tmp_path / "out", ("safetensors",), latency=True)
     assert not (tmp_path / "out").exists()
 

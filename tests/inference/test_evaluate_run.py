@@ -114,7 +114,7 @@ def test_without_log_no_run_is_started(whole, home):
 def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
     file = tmp_path / "weights.safetensors"
     shutil.copy(best_weights(whole.folder.path), file)
-    with pytest.raises(UserError, match="weights of which no run is known here; expected a recipe after it"):
+    with pytest.raises(UserError, match="weights of an unknown run; expected a recipe with task"):
         evaluate_run.request_for(str(file), None, (), ("toy",))
     said = ask(str(file), str(TOY), "data.noise=2.5")
     assert f"val/accuracy {scored(whole)[best_step(whole)]!r}" in said.splitlines()
@@ -133,7 +133,7 @@ def test_score_of_run_is_the_same_command(monkeypatch):
 
 def test_mistakes_are_said(whole, home, tmp_path):
     name = whole.folder.name
-    with pytest.raises(UserError, match="has no evaluations"):
+    with pytest.raises(UserError, match="no evaluations; expected one or more"):
         evaluate_run.evaluate(RunRequest(TOY, ("evaluations={}",), ("toy",)), name)
     with pytest.raises(UserError, match=r"run 'nosuch': not in .*nearest are "):
         evaluate_run.evaluate(RunRequest(TOY, (), ("toy",)), "nosuch")
@@ -159,7 +159,7 @@ def test_data_of_other_classes_are_refused_and_searched_where_that_is_asked(cach
         shutil.copytree(tmp_path / part, tmp_path / "other" / part)
         (tmp_path / "other" / part / "down").rename(tmp_path / "other" / part / "up")
     other = (f"data.train={tmp_path}/other/train", f"data.evaluate={{val: {tmp_path}/other/val}}")
-    said = r"evaluations\.val: classes across, slanted, up; expected those that .* was trained on: across, down"
+    said = r"evaluations\.val: classes across, slanted, up; expected the classes that .* was trained on: across, down"
     with pytest.raises(UserError, match=said):
         evaluate_run.evaluate(RunRequest(mine.folder.recipe, other), mine.name, log=False)
     searched = "evaluations={found: {split: val.retrieval}}"

@@ -235,7 +235,7 @@ print(type(network).__name__, network.training, model.metadata.metadata["classes
 @pytest.fixture
 def trained(at):
     """A run of 12 steps, which has logged its models itself."""
-    pictures = f"data.train={at}/pictures/train", f"data.evaluate={{val: {at}/images/val}}"
+    pictures = f"data.train={at}/pictures/train", f"data.evaluate={{val: {at}/pictures/val}}"
     words = (
         "train.length=60 steps",
         "optim.lr=0.003",
@@ -261,7 +261,7 @@ def test_what_a_run_has_logged_is_promoted_and_loaded_by_its_alias(trained, at, 
     # As an older trainkit has logged it.
     for name in logged_model.FILES:
         (stored / name).unlink()
-    with pytest.raises(UserError, match=r"trainkit\.json: is missing.*`trainkit promote RUN` adds it"):
+    with pytest.raises(UserError, match=r"trainkit\.json: does not exist.*run `trainkit promote RUN`"):
         Predictor.from_folder(stored)
     decision = promote.promote(store, trained, Promote(name="stripes"))
     assert not decision.refused and decision.version == "1", decision.checks
@@ -375,12 +375,12 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
         "sample 1: cannot be decoded (not an image of these formats); "
         "expected JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
     )
-    assert refused("no base64!").startswith("sample 0: text that is no base64: 'no base64!'; expected an encoded file")
+    assert refused("no base64!").startswith("sample 0: text that is not base64: 'no base64!'; expected an encoded file")
     assert refused(whole[:200]).startswith("sample 0: cannot be decoded (")
     assert refused(np.zeros((2, 3, 4, 5), np.uint8)).startswith("sample 0: an array of shape (2, 3, 4, 5); expected")
     assert refused(np.full((8, 8, 3), 0.5)).startswith("sample 0: an array of float64; expected whole numbers from 0")
     assert refused(None).startswith("sample 0: a NoneType; expected an encoded image")
-    assert refused() == "predict: no samples; expected one or more"
+    assert refused() == "predict: no samples; expected one or more; pass at least one sample"
     with pytest.raises(
         MlflowException, match=r"missing inputs \['image'\]. Note that there were extra inputs: \['x'\]"
     ):
@@ -390,7 +390,7 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
     for form in (whole, np.zeros((32, 32, 3), np.uint8)):
         assert refused(form) == "sample 0: 32 x 32 pixels; expected 1 to 500 pixels"
     monkeypatch.setattr(image_decode, "BYTE_CAP", 100)
-    assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100"
+    assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100; send a smaller image"
     # Of a server alone: a program may have a table of any size.
     monkeypatch.setattr(mlflow_model, "SERVED_BYTES", 150)
     monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
@@ -411,8 +411,8 @@ def test_a_model_of_another_format_or_without_its_files_is_refused(classifier, t
         return str(caught.value).partition(f"{ABOUT}: ")[2]
 
     assert refused(format=0, made_with={"trainkit": "0.0.9"}) == (
-        f"format 0, written by trainkit 0.0.9; expected format 1, that of trainkit {__version__}; "
-        "install that trainkit, or log the model again with this one"
+        f"format 0, written by trainkit 0.0.9; expected format 1 of trainkit {__version__}; "
+        "install that version of trainkit, or log the model again with this one"
     )
     assert refused(weights="../model.safetensors").startswith("names weights '../model.safetensors'; expected a file")
     assert refused(meta=None).startswith("cannot be read: ")
@@ -430,7 +430,7 @@ def test_a_request_names_no_file_of_the_server(home, monkeypatch, tmp_path):
     file = next((home / "volumes" / "val" / "image").iterdir())
     table = pd.DataFrame({"image": [str(file)]})
     assert mlflow_model._samples(table, True, served=False) == [str(file)]
-    with pytest.raises(UserError, match="text that is no base64"):
+    with pytest.raises(UserError, match="text that is not base64"):
         mlflow_model._samples(table, True, served=True)
     encoded = pd.DataFrame({"image": [base64.b64encode(file.read_bytes())]})
     assert mlflow_model._samples(encoded, True, served=True) == [file.read_bytes()]

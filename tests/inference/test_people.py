@@ -87,9 +87,9 @@ def test_records_of_unknown_modalities_are_left_out_and_counted(sets, tmp_path):
     run = reid(sets, data__modalities="[rgb, nir]", data__sampler="{name: pk, people: 2, each: 5}")
     done = predict.predict(run.name, sets / "val", tmp_path / "out.parquet")
     assert done.rows == 15 and done.notes == (
-        "3 records of cp left out: the run knows rgb, nir",
-        "3 records of sk left out: the run knows rgb, nir",
-        "6 records of text left out: the run knows rgb, nir",
+        "3 records of cp left out: the run was trained on rgb, nir",
+        "3 records of sk left out: the run was trained on rgb, nir",
+        "6 records of text left out: the run was trained on rgb, nir",
     )
 
 
@@ -105,9 +105,9 @@ def test_plain_pictures_are_taken_for_rgb(sets, tmp_path):
 
 def test_what_cannot_be_is_refused(sets, tmp_path):
     run = reid(sets)
-    with pytest.raises(UserError, match="--mirror: a run that looks for people"):
+    with pytest.raises(UserError, match="--mirror: a run of task reid"):
         predict.predict(run.name, sets / "val", tmp_path / "out.parquet", mirror=True)
-    with pytest.raises(UserError, match="has no room for embeddings"):
+    with pytest.raises(UserError, match="CSV cannot store embeddings"):
         predict.predict(run.name, sets / "val", tmp_path / "out.csv")
     with pytest.raises(UserError, match="does not exist"):
         predict.predict(run.name, tmp_path / "nowhere", tmp_path / "out.parquet")

@@ -73,7 +73,7 @@ def test_volumes_in_memory_have_the_label_maps_of_the_command(tmp_path):
     other = model.predict([(arrays[0], (1.0, 1.0, 9.0))])["label_map"][0]
     assert other.shape == expected[0].shape
     for sample, said in (
-        (arrays[0], "sample 0: a ndarray; expected a NIfTI file by its path"),
+        (arrays[0], "sample 0: a ndarray; expected a NIfTI file as path or bytes"),
         ((arrays[0], (1.0, 0.0, 3.0)), r"sample 0: spacing \(1.0, 0.0, 3.0\); expected three numbers above 0, in mm"),
         ((arrays[0][0], (1, 1, 1)), "sample 0: an array float32 of shape"),
         (b"no volume", "sample 0: "),

@@ -156,7 +156,7 @@ def test_stretched_pictures_are_said(sets, tmp_path, monkeypatch):
     for file, size in (("wide.png", (40, 140)), ("as_it_was.jpg", (80, 144))):
         scene_sets.put(tmp_path / "in" / file, scene_sets.scene(3, size)[0])
     done = predict.predict(name, tmp_path / "in", tmp_path / "out")
-    assert done.notes == ("1 of another shape than 40 x 72 pixels, stretched to them: wide",)
+    assert done.notes == ("1 image resized to 40 x 72 pixels with another aspect ratio: wide",)
     assert [read(file).shape for file in done.written] == [(80, 144), (40, 140)]
 
 
@@ -204,10 +204,10 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
             out = tmp_path / there
             out.mkdir()
             (out / there).write_text("kept")
-            with pytest.raises(UserError, match=rf"{there}/{there}: already exists; name another folder"):
+            with pytest.raises(UserError, match=rf"{there}/{there}: exists already; name another folder"):
                 predict.predict(name, sets / "val", out)
             assert (out / there).read_text() == "kept" and len(list(out.iterdir())) == 1
-        with pytest.raises(UserError, match="already exists and 2 more"):
+        with pytest.raises(UserError, match="exists already and 2 more"):
             predict.predict(name, sets / "val", sets / "val")
     # And one that comes into being while others are predicted.
     real = image_decode.decode
@@ -218,7 +218,7 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
         return real(data, where)
 
     monkeypatch.setattr("trainkit.data.formats.image_decode.decode", slow)
-    with pytest.raises(UserError, match="is there, and was not when the work began"):
+    with pytest.raises(UserError, match="was created by another process meanwhile"):
         predict.predict(name, sets / "val", tmp_path / "late")
     assert (tmp_path / "late" / file.name).read_text() == "kept"
 
@@ -241,8 +241,8 @@ def test_what_has_no_pictures_is_refused(name, sets, tmp_path):
     for source, said in (
         (sets, "no images; expected files .*FOLDER#val"),
         (tmp_path / "nowhere", "nowhere: does not exist; expected a folder of images"),
-        (tmp_path / "notes.md", "is not an image"),
-        (tmp_path / "twice", r"a\.png: would become a\.png, and so would .*A\.jpg"),
+        (tmp_path / "notes.md", "not an image"),
+        (tmp_path / "twice", r"a\.png: the same output file as .*A\.jpg"),
         (f"{sets}#none", "none"),
     ):
         with pytest.raises(UserError, match=said):
@@ -289,7 +289,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, t
             predict.predict(name, sets / "val", out)
     assert [file.name for file in sorted(out.glob("*.png"))] == [whole[0].name]
     # Another prediction does not go on with it, and one whose note was cut short does.
-    with pytest.raises(UserError, match="holds a part of another prediction"):
+    with pytest.raises(UserError, match="contains part of another prediction"):
         predict.predict(name, sets / "val", out, mirror=True)
     with (out / output_folder.BEGUN).open("a") as file:
         file.write('"half')
@@ -301,7 +301,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_files(name, sets, t
     assert [file.name for file in done.written] == [file.name for file in whole]
     assert [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
     assert {file.name for file in out.iterdir()} == {file.name for file in whole} | {"classes.json"}
-    with pytest.raises(UserError, match="already exists and 3 more"):
+    with pytest.raises(UserError, match="exists already and 3 more"):
         predict.predict(name, sets / "val", out)
 
 
@@ -316,8 +316,8 @@ def test_files_of_others_in_an_unfinished_folder_are_not_taken_for_its_own(name,
 
     with monkeypatch.context() as patch:
         patch.setattr("trainkit.data.formats.image_decode.decode", slow)
-        with pytest.raises(UserError, match="is there, and was not when the work began"):
+        with pytest.raises(UserError, match="was created by another process meanwhile"):
             predict.predict(name, sets / "val", tmp_path / "out")
-    with pytest.raises(UserError, match=rf"{file.name}: already exists"):
+    with pytest.raises(UserError, match=rf"{file.name}: exists already"):
         predict.predict(name, sets / "val", tmp_path / "out")
     assert (tmp_path / "out" / file.name).read_text() == "kept"

@@ -167,9 +167,9 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
     out.mkdir()
     (out / image.name).write_text("kept")
     monkeypatch.setattr("trainkit.data.volumes.reader.read_image", None)
-    with pytest.raises(UserError, match=rf"{image.name}: already exists; name another folder"):
+    with pytest.raises(UserError, match=rf"{image.name}: exists already; name another folder"):
         predict.predict(name, sets / "val", out)
-    with pytest.raises(UserError, match="already exists and 1 more"):
+    with pytest.raises(UserError, match="exists already and 1 more"):
         predict.predict(name, sets / "val" / "image", sets / "val" / "image")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: is a file; expected a folder"):
@@ -214,7 +214,7 @@ def test_volumes_of_another_spacing_than_the_training_are_said(name, sets, tmp_p
     affine = image.affine @ np.diag([1, 1, 0.4, 1])
     nibabel.save(nibabel.Nifti1Image(np.asarray(image.dataobj), affine), tmp_path / "thin.nii.gz")
     done = predict.predict(name, tmp_path / "thin.nii.gz", tmp_path / "out")
-    assert done.notes == ("thin has voxels of 1.2 x 1 x 1 mm; the network was trained on 3 x 1 x 1 mm",)
+    assert done.notes == ("thin has a voxel spacing of 1.2 x 1 x 1 mm; the network was trained with 3 x 1 x 1 mm",)
     assert predict.predict(name, sets / "val", tmp_path / "same").notes == ()
 
 
@@ -223,10 +223,10 @@ def test_runs_that_write_no_label_maps_are_refused(sets, tmp_path, monkeypatch):
     other = Store.locate().new_run("toy", 0, "ab" * 32)
     shutil.copy(TOY, other.recipe)
     (other.path / "meta.json").write_text('{"classes": 4, "shape": [3, 8, 8], "digest": "train-64-1.0"}')
-    with pytest.raises(UserError, match=f"run {other.name}: writes no label maps of volumes"):
+    with pytest.raises(UserError, match=f"run {other.name}: its task or data has no predictions"):
         predict.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
     (other.path / "meta.json").unlink()
-    with pytest.raises(UserError, match=r"meta\.json: is missing"):
+    with pytest.raises(UserError, match=r"meta\.json: does not exist"):
         predict.predict(other.name, sets / "val", tmp_path / "out", plugins=("toy",))
     (other.path / "meta.json").write_text("[1]")
     with pytest.raises(UserError, match=r"meta\.json: cannot be read"):

@@ -395,11 +395,11 @@ def test_nothing_waits_for_the_device():
     ("settings", "said"),
     [
         ({"ce": -1}, "ce"),
-        ({"ce": 0}, "all of ce, dice, lovasz, boundary are 0"),
+        ({"ce": 0}, "ce, dice, lovasz, boundary are all 0"),
         ({"boundary_width": 4}, "boundary_width is 4"),
         ({"boundary_reach": 1}, "boundary_reach"),
-        ({"ce": 0, "dice": 1, "ohem": {}}, "ohem is of the cross-entropy"),
-        ({"ce": 0, "dice": 1, "near": {}}, "near is of the cross-entropy"),
+        ({"ce": 0, "dice": 1, "ohem": {}}, "ohem changes the cross-entropy"),
+        ({"ce": 0, "dice": 1, "near": {}}, "near changes the cross-entropy"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, said):

@@ -209,7 +209,7 @@ def test_labels_that_are_no_class_are_refused_by_row():
     for bad in (7, -2):
         logits, label = drawn(6)
         label[5] = bad
-        with pytest.raises(UserError, match=rf"^val: 1 of 300 labels are no class, the first is {bad} in row 5"):
+        with pytest.raises(UserError, match=rf"^val: 1 of 300 labels are not a class, the first is {bad} in row 5"):
             score_classes(logits, Classes(label, names(7)), "val")
 
 
@@ -317,5 +317,5 @@ def test_score_follows_the_protocol_of_the_split():
     for metric, protocol in named.items():
         got = score(rows, protocol, "val").metrics
         assert metric in got and "xnorm" not in got
-    with pytest.raises(ValueError, match="no score for a protocol of type str"):
+    with pytest.raises(ValueError, match="unknown evaluation protocol str"):
         score(rows, "classes", "val")

@@ -282,7 +282,7 @@ def test_what_cannot_be_inspected_is_refused_with_the_place():
         inspect(broken, label, logits, images)
     with pytest.raises(UserError, match=r"eyes\.inspection.*first in row 5"):
         inspect(embedding, label, np.where(np.arange(80)[:, None] == 5, np.inf, logits), images)
-    with pytest.raises(UserError, match="no class"):
+    with pytest.raises(UserError, match="not a class"):
         inspect(embedding, np.where(np.arange(80) == 4, 2, label), logits, images)
     with pytest.raises(ValueError, match="80 labels"):
         inspect(embedding[:40], label, logits, images)

@@ -398,7 +398,7 @@ def test_searches_that_cannot_be_scored_are_refused():
         score_search(features[:-1], protocol, mean)
     nobody = replaced(protocol, person=np.where(np.isin(np.arange(160), protocol.galleries[0]), -1, protocol.person))
     asks = {"nir": protocol.queries["nir"]}
-    with pytest.raises(UserError, match=r"^val: none of its \d+ queries has a match in the gallery"):
+    with pytest.raises(UserError, match=r"^val: none of \d+ queries has a match in the gallery"):
         score_search(features, replaced(nobody, queries=asks), mean, "val")
     two = protocol.queries["nir_text"].copy()
     two[3, 4] = next(row for row in two[:, 4] if protocol.person[row] != protocol.person[two[3, 1]])

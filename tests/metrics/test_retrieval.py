@@ -160,11 +160,11 @@ def test_a_recall_that_cannot_be_missed_is_left_out():
 
 def test_sets_in_which_nothing_can_be_retrieved_are_refused():
     embedding = np.random.default_rng(0).normal(size=(4, 3))
-    with pytest.raises(UserError, match=r"^val: none of its 4 images has another one of its class"):
+    with pytest.raises(UserError, match=r"^val: none of 4 images has another image of its class"):
         score_retrieval(embedding, Retrieval(np.arange(4)), "val")
-    with pytest.raises(UserError, match=r"^val: none of its 4 images"):
+    with pytest.raises(UserError, match=r"^val: none of 4 images"):
         score_retrieval(embedding, Retrieval(np.full(4, -1)), "val")
-    with pytest.raises(UserError, match=r"^val: its 4 images are all of one class"):
+    with pytest.raises(UserError, match=r"^val: all 4 images are of one class"):
         score_retrieval(embedding, Retrieval(np.zeros(4, int)), "val")
     with pytest.raises(ValueError, match="4 embeddings for 3 images"):
         score_retrieval(embedding, Retrieval(np.zeros(3, int)), "val")

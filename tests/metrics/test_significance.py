@@ -58,7 +58,7 @@ def test_a_row_of_two_units_counts_half_for_each():
 
 
 def test_blocks_do_not_change_what_is_drawn(monkeypatch):
-    units = Units("pictures", np.arange(11))
+    units = Units("images", np.arange(11))
     whole = all_times(units, 300)
     monkeypatch.setattr(significance, "_DRAWS_AT_ONCE", 7)
     assert (all_times(units, 300) == whole).all()
@@ -126,7 +126,7 @@ def test_of_many_pairs_the_interval_is_that_of_scipy():
     rng = np.random.default_rng(20)
     hard = rng.normal(size=400)
     one, other = (hard + rng.exponential(0.3, 400) for _ in range(2))
-    drawn = all_times(Units("pictures", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
+    drawn = all_times(Units("images", np.arange(400)), 4000) @ np.stack([one, other], 1) / 400
     found = significance.bootstrap_interval(float((other - one).mean()), drawn[:, 1] - drawn[:, 0], 400)
     expected = stats.bootstrap(
         (one, other), lambda a, b, axis: (b - a).mean(axis), paired=True, vectorized=True, n_resamples=4000,
@@ -498,7 +498,7 @@ def test_rows_of_other_samples_are_told():
     assert bootstrap.why_not_comparable(first, second) == "their rows differ in 'first'"
     short = {name: column[:-1] for name, column in first.items()}
     assert bootstrap.why_not_comparable(first, short) == "120 rows against 119"
-    assert bootstrap.why_not_comparable(first, {"hit": np.ones(120)}) == "they were scored in different ways"
+    assert bootstrap.why_not_comparable(first, {"hit": np.ones(120)}) == "they were evaluated by different protocols"
     better = first | {"distance": first["distance"] / 2}
     assert bootstrap.why_not_comparable(first, better) == "", "what came out may differ"
 

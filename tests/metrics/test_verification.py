@@ -350,7 +350,7 @@ def test_sets_that_cannot_be_scored_are_refused_with_the_reason():
     nine = Pairs(protocol.first[:9], protocol.second[:9], protocol.same[:9])
     with pytest.raises(UserError, match="lfw: 9 pairs; expected at least 10"):
         score({"embedding": torch.from_numpy(embedding)}, nine, where="lfw")
-    for value, word in ((True, "same"), (False, "different")):
+    for value, word in ((True, "genuine"), (False, "impostor")):
         with pytest.raises(UserError, match=f"all 12 pairs are {word}"):
             verification.score_pairs(embedding, Pairs(protocol.first, protocol.second, np.full(12, value)))
     embedding[17] = np.nan
@@ -527,7 +527,7 @@ def test_template_pairs_of_one_kind_are_refused():
     one = Templates(
         protocol.template, protocol.media, protocol.faceness, protocol.first, protocol.second, np.full(150, True)
     )
-    with pytest.raises(UserError, match="all are same"):
+    with pytest.raises(UserError, match="all 150 pairs are genuine pairs"):
         ijb_templates.score_templates(embedding, one)
 
 
@@ -663,7 +663,7 @@ def test_a_probe_without_a_match_is_refused():
 def test_a_picture_that_is_probe_and_gallery_is_refused():
     embedding, protocol = random_gallery(0)
     both = np.append(protocol.gallery, protocol.probe[0])
-    with pytest.raises(UserError, match="1 images are probe and gallery at once"):
+    with pytest.raises(UserError, match="1 images are both probe and gallery"):
         identification.score_identification(embedding, Identification(protocol.probe, both, protocol.label))
 
 
@@ -725,5 +725,5 @@ def test_pixels_of_real_faces_score_a_little_better_than_guessing():
 
 
 def test_an_unknown_protocol_is_a_programming_error():
-    with pytest.raises(ValueError, match="no score for a protocol of type dict"):
+    with pytest.raises(ValueError, match="unknown evaluation protocol dict"):
         score({}, {})

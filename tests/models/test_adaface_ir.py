@@ -152,7 +152,7 @@ def test_bgr_turns_the_channels_round_before_the_first_layer():
     bgr.eval()
     x = torch.randn(2, 3, SIDE, SIDE)
     assert torch.equal(bgr(x), rgb(x[:, [2, 1, 0]])) and not torch.allclose(bgr(x), rgb(x))
-    with pytest.raises(UserError, match=r"net ir18: images of 1 channels; expected 3 for bgr"):
+    with pytest.raises(UserError, match=r"net ir18: bgr with images of 1 channels; expected 3 channels"):
         build(IRSpec(name="ir18", bgr=True), (1, SIDE, SIDE))
 
 

@@ -516,5 +516,5 @@ def test_an_argument_that_a_timm_network_does_not_take_is_named(model):
 
 @pytest.mark.parametrize("name", ["checkpoint_path", "pretrained", "num_classes", "in_chans", "features_only"])
 def test_arguments_that_would_load_a_file_or_change_what_comes_out_are_refused(name):
-    with pytest.raises(ValueError, match=f"args holds {name}"):
+    with pytest.raises(ValueError, match=f"args has {name}"):
         TimmSpec(name="timm", model="test_convnext", args={name: "/a/file.pth"})

@@ -183,7 +183,7 @@ def test_a_timm_net_that_does_not_take_the_size_is_refused(side):
             r"task\.net\.model: .* no model 'convnext_ato'; did you mean .*atto",
         ),
         ("face_teacher", ["task.net={name: timm, model: resnet5}"], r"task\.net\.model: .*did you mean resnet5"),
-        ("reid", ["task.net.model=nosuchthing"], r"task\.net\.model: .*timm\.list_models\(\) lists the names"),
+        ("reid", ["task.net.model=nosuchthing"], r"task\.net\.model: .*choose a name from timm\.list_models\(\)"),
         (
             "segment",
             ["task.net={name: bisenetv1, encoder: resnet1x}"],

@@ -161,5 +161,5 @@ def test_scores_in_half_precision_are_averaged_in_float32():
 
 
 def test_half_a_window_is_refused():
-    with pytest.raises(ValueError, match="both sides are needed"):
+    with pytest.raises(ValueError, match="expected both sides or none"):
         probabilities(COARSE, pictures(1, 3, 8, 8), window=(8, 0))

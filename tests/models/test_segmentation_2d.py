@@ -82,7 +82,9 @@ def test_points_are_sampled_from_the_maps_of_the_network():
 
 def test_points_near_boundaries_need_distances_in_training_alone():
     net, image = made(FPN, POINTS), torch.randn(2, 3, 64, 64)
-    with pytest.raises(UserError, match=r"task\.points\.near: 0\.25, without distances; expected data\.distance"):
+    with pytest.raises(
+        UserError, match=r"task\.points\.near: 0\.25, but the data gives no distances; add `distance: \{\}`"
+    ):
         net(image)
     net.eval()(image)
 
@@ -138,7 +140,7 @@ def test_what_no_score_depends_on_is_frozen_and_said():
     net, notes = segmentation_2d.build(spec, None, Norm(), META, {})
     encoder = timm.create_model("resnet18")
     idle = sum(p.numel() for layer in (encoder.layer3, encoder.layer4) for p in layer.parameters())
-    assert f"{idle:,} parameters of resnet18 that pspnet does not read are frozen" in notes
+    assert f"{idle:,} parameters of resnet18 that pspnet does not use are frozen" in notes
     assert sum(p.numel() for p in net.parameters() if not p.requires_grad) == idle
     assert net.multiple == 8
 
@@ -157,7 +159,7 @@ def test_what_is_built_is_said():
     head = sum(p.numel() for p in net.point_head.parameters())
     assert notes == [
         f"bisenetv2: width 0.125, logits at stride 8, {count:,} parameters",
-        f"points: {head:,} of the parameters; 64 points an image: 16 near boundaries, 36 unsure, 12 anywhere",
+        f"point head: {head:,} of the parameters; 64 points per image: 16 near boundaries, 36 uncertain, 12 uniform",
     ]
 
 
@@ -197,7 +199,7 @@ def test_a_file_of_an_encoder_fills_the_encoder_and_one_of_a_whole_network_all(t
     classifier, file = timm.create_model("test_resnet"), tmp_path / "test_resnet.safetensors"
     safe_load.write_tensors(file, classifier.state_dict())
     net, notes = segmentation_2d.build(spec, None, Norm(name=norm), META, {"net": file})
-    assert notes[-1] == f"{spec.encoder} starts from test_resnet.safetensors, the rest at random"
+    assert notes[-1] == f"{spec.encoder} starts from test_resnet.safetensors, the rest from random weights"
     theirs = dict(classifier.named_parameters())
     inner = net.body.encoder.model if spec.name == "smp" else net.body.encoder
     own = dict(inner.named_parameters())
@@ -233,7 +235,7 @@ def test_public_files_of_both_forms_of_the_fusion_module_fill_the_network_that_h
     assert same(first, segmentation_2d.build(spec, None, Norm(), META, {"net": file})[0])
     with pytest.raises(UserError) as caught:
         made(replace(V1, fusion=other), found={"net": file})
-    assert "task.net.fusion" in str(caught.value) and f"write `fusion: {fusion}`" in str(caught.value)
+    assert "task.net.fusion" in str(caught.value) and f"set `fusion: {fusion}`" in str(caught.value)
 
 
 def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
@@ -247,7 +249,7 @@ def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
     torch.manual_seed(1)
     third, notes = segmentation_2d.build(V2, POINTS, Norm(), META, {"net": body})
     assert same(first.body, third.body)
-    assert notes[-1] == f"{body} has no head for points: it starts at random"
+    assert notes[-1] == f"{body} has no point head: it starts from random weights"
     assert not torch.equal(third.point_head.layers[0].weight, first.point_head.layers[0].weight)
     for spec, points, classes in ((FPN, POINTS, 5), (V2, None, 5), (V2, POINTS, 4)):
         with pytest.raises(UserError, match="does not fit"):
@@ -266,14 +268,18 @@ def test_weights_are_found_where_the_recipe_says():
     ("cls", "given", "said"),
     [
         (BiSeNetV1Spec, {"width": 0.0}, "width"),
-        (BiSeNetV1Spec, {"encoder": "resnet18", "weights": "pretrained"}, "need a tag, as in resnet18.tv_in1k"),
+        (BiSeNetV1Spec, {"encoder": "resnet18", "weights": "pretrained"}, "need a tag, such as resnet18.tv_in1k"),
         (BiSeNetV2Spec, {"width": 9.0}, "width"),
-        (BiSeNetV2Spec, {"weights": "pretrained"}, "no encoder with such weights"),
-        (BiSeNetV2Spec, {"weights": "timm:resnet18.a1_in1k"}, "no encoder with such weights"),
-        (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "timm:resnet18.a1_in1k"}, "those of timm"),
-        (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "pretrained"}, "those of timm"),
+        (BiSeNetV2Spec, {"weights": "pretrained"}, "has no encoder of timm"),
+        (BiSeNetV2Spec, {"weights": "timm:resnet18.a1_in1k"}, "has no encoder of timm"),
+        (
+            SmpSpec,
+            {"encoder": "resnet18", "decoder": "fpn", "weights": "timm:resnet18.a1_in1k"},
+            "need an encoder of timm",
+        ),
+        (SmpSpec, {"encoder": "resnet18", "decoder": "fpn", "weights": "pretrained"}, "need an encoder of timm"),
         (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "weights": "pretrained"}, "need a tag"),
-        (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "args": {"classes": 3}}, "args names classes"),
+        (SmpSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "args": {"classes": 3}}, "args has classes"),
     ],
 )
 def test_what_no_network_can_be_is_refused(cls, given, said):
@@ -291,7 +297,7 @@ def test_what_no_network_can_be_is_refused(cls, given, said):
         (BiSeNetV1Spec(name="bisenetv1", encoder="vit_tiny_patch16_224"), "as a context path: "),
         (
             SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn", args={"depth": 3}),
-            "depth: fpn has none; expected decoder_dropout, decoder_interpolation",
+            "depth, which fpn does not have; expected decoder_dropout, decoder_interpolation",
         ),
         (
             SmpSpec(name="smp", encoder="tu-test_resnet", decoder="unet", args={"decoder_channels": [8]}),
@@ -310,7 +316,7 @@ def test_parts_that_do_not_fit_are_refused(spec, said):
 def test_a_crop_that_cannot_be_divided_is_refused(spec, crop, near):
     with pytest.raises(UserError) as caught:
         made(spec, meta=DatasetInfo(5, (3, *crop), "x"))
-    assert "data.crop" in str(caught.value) and f"the nearest is {near}" in str(caught.value)
+    assert "data.crop" in str(caught.value) and f"use {near}" in str(caught.value)
 
 
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch):

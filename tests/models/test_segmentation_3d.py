@@ -96,7 +96,7 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
         UserError, match=r"data.patch: 18x16x16 .*multiples of 4x4x4|data.patch: 18x16x16 .*8x8x8|18x16x16"
     ):
         segmentation_3d.build(spec, DatasetInfo(3, (1, 18, 16, 16), "x", spacing=(1.0,) * 3), {})
-    with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, which leave room for 1 of the levels"):
+    with pytest.raises(UserError, match=r"data.patch: 4x4x4 voxels, enough for 1 level of"):
         segmentation_3d.build(spec, DatasetInfo(3, (1, 4, 4, 4), "x", spacing=(1.0,) * 3), {})
 
 
@@ -107,18 +107,22 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
         (UNetSpec, {"filters": [8, 0]}, "filters"),
         (UNetSpec, {"filters": [8, 8], "dropout": 1.0}, "dropout"),
         (UNetSpec, {"filters": [8, 8], "res_units": -1}, "res_units"),
-        (UNetSpec, {"filters": [8, 8], "weights": "pretrained"}, "only networks of slices"),
+        (UNetSpec, {"filters": [8, 8], "weights": "pretrained"}, "which only slices and emcad have"),
         (DynUNetSpec, {"filters": [8, 8]}, "3 levels or more"),
-        (DynUNetSpec, {"filters": [8, 8, 8], "weights": "pretrained"}, "only networks of slices"),
+        (DynUNetSpec, {"filters": [8, 8, 8], "weights": "pretrained"}, "which only slices and emcad have"),
         (SegResNetSpec, {"filters": 8, "blocks": [1]}, "two levels"),
         (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "deep_supervision": 0}, "deep_supervision"),
-        (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "weights": "pretrained"}, "only networks of slices"),
+        (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "weights": "pretrained"}, "which only slices and emcad have"),
         (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "neighbours": 3}, "neighbours"),
-        (SlicesSpec, {"encoder": "resnet18.a1", "decoder": "unet", "weights": "pretrained"}, "those of timm"),
+        (SlicesSpec, {"encoder": "resnet18.a1", "decoder": "unet", "weights": "pretrained"}, "need an encoder of timm"),
         (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "unet", "weights": "pretrained"}, "need a tag"),
-        (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "fpn", "filters": [8, 8, 8]}, "fpn does not have"),
+        (
+            SlicesSpec,
+            {"encoder": "tu-resnet18", "decoder": "fpn", "filters": [8, 8, 8]},
+            "decoder fpn has no such option",
+        ),
         (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "unet", "filters": [8, 8]}, "3 to 5 levels"),
-        (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "filters": [8, 8, 8]}, "only `tu-` encoders"),
+        (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "filters": [8, 8, 8]}, "needs a `tu-` encoder"),
         (EmcadSpec, {"kernels": [2]}, "odd"),
         (EmcadSpec, {"expansion": 0}, "expansion"),
         (EmcadSpec, {"drop_path": 1.0}, "drop_path"),
@@ -416,7 +420,7 @@ def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
 
 @pytest.mark.slow
 def test_kernels_and_strides_are_in_the_network_as_the_note_says():
-    said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, sides of a patch multiples of 2x4x4"
+    said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, patch sides multiples of 2x4x4"
     three = {(16, 64, 32): {(1, 3, 3)}, (16, 32, 16): {(3, 3, 3)}, (8, 16, 8): {(3, 3, 3)}}
     # The residual units of MONAI's U-Net begin with their stride: what follows it is of the same kernel.
     for spec, expected in [(SEGRESNET, three), (UNET, three | {(16, 32, 16): {(1, 3, 3), (3, 3, 3)}})]:
@@ -439,7 +443,7 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
 @pytest.mark.slow
 def test_levels_for_which_there_is_no_room_are_left_out_and_said():
     _, notes = segmentation_3d.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
-    assert "unet: 3 of 5 levels, for the patch has room for no more, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
+    assert "unet: 3 of 5 levels, the most that the patch allows, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
 
 
 @pytest.mark.slow

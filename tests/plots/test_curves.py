@@ -33,7 +33,15 @@ def picture(figure):
 
 
 def words(axes):
-    return [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+    return [title(axes.figure), axes.get_xlabel(), axes.get_ylabel()]
+
+
+def title(figure):
+    return figure.texts[0].get_text().replace("\n", " ")
+
+
+def about(figure):
+    return figure.texts[1].get_text()
 
 
 def test_roc_draws_each_curve_over_a_logarithmic_rate():
@@ -48,10 +56,11 @@ def test_roc_draws_each_curve_over_a_logarithmic_rate():
     assert x.tolist() == pytest.approx([0.001, 0.004, 0.2, 1])  # what has no false accept begins at the edge
     assert y.tolist() == [0.3, 0.6, 0.9, 1.0]
     assert all(line.get_drawstyle() == "steps-post" for line in axes.get_lines()[:2])
-    x, y = drawn(axes)["guessing"]
+    x, y = drawn(axes)["chance level"]
     assert x.tolist() == y.tolist()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["teacher", "student", "guessing"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["teacher", "student", "chance level"]
     assert all(words(axes))
+    assert title(axes.figure) == "True accept rate at FAR 0.001: teacher 0.300, student 0.000"
 
 
 def test_roc_of_high_curves_shows_the_top_and_hides_no_point():
@@ -91,8 +100,8 @@ def test_loss_curve_has_a_panel_for_each_kind_of_number():
     assert drawn(scores)["lfw/accuracy"][1].tolist() == [0.5, 0.7, 0.8]
     assert (next(iter(drawn(lr).values()))[1] == step / 1e5).all()
     assert lr.get_ylim()[0] == 0
-    assert lr.get_xlabel() == "optimizer step"
-    assert [axes.get_ylabel() for axes in (loss, scores, lr)] == ["training loss", "evaluations", "learning rate"]
+    assert lr.get_xlabel() == "step"
+    assert [axes.get_ylabel() for axes in (loss, scores, lr)] == ["training loss", "metrics", "learning rate"]
     assert loss.get_xlim() == scores.get_xlim() == lr.get_xlim()
 
 
@@ -113,9 +122,9 @@ def test_a_noisy_loss_is_drawn_with_its_running_mean():
     loss = rng.normal(3, 1, 400)
     loss[17] = np.nan
     lines = drawn(figures.loss_curve(np.arange(400), loss).axes[0])
-    assert set(lines) == {"as logged", "mean of 9 points"}
+    assert set(lines) == {"as logged", "running mean of 9 points"}
     np.testing.assert_array_equal(lines["as logged"][1], loss)
-    for i, got in enumerate(lines["mean of 9 points"][1]):
+    for i, got in enumerate(lines["running mean of 9 points"][1]):
         near = [v for v in loss[max(0, i - 4) : i + 5] if not np.isnan(v)]
         assert got == pytest.approx(sum(near) / len(near))
 
@@ -132,7 +141,7 @@ def test_columns_of_unequal_length_are_a_programming_error():
 def test_the_median_of_a_speed_curve_is_over_steps():
     steps, rates = [10, 20, 30, 130], [900.0, 1000.0, 1100.0, 400.0]
     (line,) = [each for each in figures.speed_curve(steps, rates).axes[0].lines if "median" in str(each.get_label())]
-    assert line.get_label() == "median 400"
+    assert line.get_label() == "median 400 samples/s"
 
 
 def test_speed_curve_starts_at_zero_and_marks_evaluations():
@@ -140,18 +149,27 @@ def test_speed_curve_starts_at_zero_and_marks_evaluations():
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylim()[1] > 1102
     lines = drawn(axes)
-    assert lines["median 1,100"][1].tolist() == [1100, 1100]
-    assert lines["evaluation (its time is not in the rate)"][0].tolist() == [15, 30]
-    assert words(axes) == ["Speed of training", "optimizer step", "samples per second"]
+    assert lines["median 1,100 samples/s"][1].tolist() == [1100, 1100]
+    assert lines["evaluation (not part of the rate)"][0].tolist() == [15, 30]
+    said = "Throughput is steady: median 1,100 samples/s (p10 1,000, p90 1,102)"
+    assert words(axes) == [said, "step", "throughput (samples/s)"]
 
 
 def test_time_shares_are_bars_from_the_largest_down():
     (axes,) = figures.time_shares({"data": 0.05, "compute": 0.9, "sync": 0.0, "log": 0.0004, "eval": 0.0496}).axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([90, 5, 4.96, 0.04])
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["compute", "data", "eval", "log"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+        "forward, backward and optimizer",
+        "data loading",
+        "evaluation",
+        "logging",
+    ]
     assert [text.get_text() for text in axes.texts] == ["90.0 %", "5.0 %", "5.0 %", "< 0.1 %"]
     assert axes.yaxis_inverted()
-    assert "%" in axes.get_xlabel()
+    assert (
+        "%" in axes.get_xlabel()
+        and title(axes.figure) == "Forward, backward and optimizer take 90 % of wall-clock time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,13 +212,14 @@ def marks(axes):
 def test_roc_of_two_classes_has_even_axes_and_names_the_class_that_is_looked_for():
     (axes,) = figures.roc({"net": ([0, 0.5, 1], [0.9, 1.0, 1.0])}, positive="open").axes
     assert axes.get_xscale() == "linear" and axes.get_xlim() == (0, 1) and axes.get_ylim()[0] == 0
+    assert title(axes.figure) == "ROC AUC: 0.975"
     x, y = drawn(axes)["net"]
     assert x.tolist() == [0, 0.5, 1] and y.tolist() == [0.9, 1, 1]
     assert "open" in axes.get_xlabel() and "open found" in axes.get_ylabel()
 
 
 def test_confusion_has_true_rows_predicted_columns_and_shares_of_rows():
-    figure = figures.confusion(np.array([[8, 2], [0, 30]]), ["closed", "open"], "Confusion on val")
+    figure = figures.confusion(np.array([[8, 2], [0, 30]]), ["closed", "open"], "Confusion matrix on val")
     axes = figure.axes[0]
     cells = {(text.get_position()[1], text.get_position()[0]): text.get_text() for text in axes.texts}
     assert cells == {(0, 0): "8\n80.0 %", (0, 1): "2\n20.0 %", (1, 1): "30\n100.0 %"}
@@ -209,16 +228,17 @@ def test_confusion_has_true_rows_predicted_columns_and_shares_of_rows():
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["closed  (10)", "open  (30)"]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["closed", "open"]
     assert axes.get_xlabel() == "predicted class" and axes.get_ylabel().startswith("true class")
-    assert figure.get_suptitle() == "Confusion on val: 0.9500 of 40 right"
+    assert title(figure) == "Accuracy 0.950; most frequent error: closed predicted as open (20 %)"
+    assert about(figure) == "Confusion matrix on val: 38 of 40 correct"
 
 
-def test_confusion_of_many_classes_names_the_most_frequent_mistakes():
+def test_confusion_of_many_classes_names_the_most_frequent_errors():
     counts = np.diag(np.full(100, 50))
     counts[3, 7], counts[9, 8], counts[0, 1], counts[2, 1] = 20, 11, 5, 4
     figure = figures.confusion(counts, [f"class {k}" for k in range(100)])
     assert not figure.axes[0].texts
-    assert len(figure.axes[0].get_yticks()) == 50
-    assert "one in 2 named" in figure.axes[0].get_ylabel()
+    assert len(figure.axes[0].get_yticks()) == 34
+    assert "1 in 3 named" in figure.axes[0].get_ylabel()
     told = figure.get_supxlabel()
     assert [told.index(word) for word in ("class 3 → class 7 20", "class 9 → class 8 11", "class 0 → class 1 5")]
     assert "class 2" not in told
@@ -233,11 +253,13 @@ def test_a_matrix_that_does_not_fit_its_names_is_a_programming_error():
 
 
 def test_reliability_shows_the_gap_and_says_its_mean():
-    figure = figures.reliability([0.35, np.nan, 0.95], [0.25, np.nan, 0.99], [10, 0, 30], "Calibration on val", bins=10)
+    figure = figures.reliability([0.35, np.nan, 0.95], [0.25, np.nan, 0.99], [10, 0, 30], "Diagram on val", bins=10)
     top, low = figure.axes
     x, y = drawn(top)["measured"]
     assert x.tolist() == [0.35, 0.95] and y.tolist() == [0.25, 0.99]
-    assert figure.get_suptitle() == "Calibration on val: expected calibration error 0.0550"
+    assert title(figure) == "No significant over- or underconfidence (ECE 0.055)"
+    assert about(figure).startswith("Diagram on val")
+    assert "perfect calibration" in drawn(top) and top.get_ylabel() == "accuracy"
     assert [bar.get_height() for bar in low.patches] == [10, 30]
     assert [bar.get_x() + bar.get_width() / 2 for bar in low.patches] == pytest.approx([0.35, 0.95])
     assert [text.get_text() for text in low.texts] == ["10", "30"]
@@ -252,10 +274,10 @@ def test_a_map_shows_classes_wrong_predictions_and_what_has_no_label():
     )
     (axes,) = figure.axes
     found = marks(axes)
-    assert set(found) == {"no label (1)", "a (1)", "b (2)", "c (1)", "predicted wrongly (1)"}
+    assert set(found) == {"no label (1)", "a (1)", "b (2)", "c (1)", "misclassified (1)"}
     assert found["b (2)"].tolist() == points[1:3].tolist()
-    assert found["predicted wrongly (1)"].tolist() == [points[2].tolist()]
-    assert words(axes) == ["t", "x", "y"]
+    assert found["misclassified (1)"].tolist() == [points[2].tolist()]
+    assert words(axes) == ["1 of 4 samples shown are misclassified (25.0 %)", "x", "y"] and about(figure) == "t"
     with pytest.raises(ValueError, match="points"):
         embeddings.scatter(points[:4], np.zeros(5, int), np.zeros(5, bool), ["a"], "t")
 
@@ -271,7 +293,7 @@ def test_classes_of_a_map_look_different_until_there_are_more_than_sixty_six():
         return len(kinds), axes.get_legend() is not None, [text.get_text() for text in axes.texts]
 
     assert looks(66) == (66, True, [])
-    assert looks(80) == (66, False, ["80 classes; looks repeat"])
+    assert looks(80) == (66, False, ["80 classes; colours and markers repeat"])
 
 
 def test_a_sheet_shows_each_picture_above_its_caption():
@@ -337,7 +359,7 @@ def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
     # A set brings its own names. Between two `$` matplotlib reads a formula, and raises for one that is none.
     bad = r"a$\bad{$"
     made = [
-        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"], title=bad),
+        figures.confusion(np.eye(2) * 5, [bad, "$b_1$"], about=bad),
         figures.roc({bad: ([0.001, 1], [0.5, 1.0])}, f"ROC on {bad}", bad),
         embeddings.scatter(np.eye(2), np.array([0, 1]), np.array([False, True]), [bad, "c"], bad),
         embeddings.sheet(np.zeros((1, 3, 8, 8), np.uint8), [bad], bad),
@@ -354,4 +376,4 @@ def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
 
 def test_every_figure_is_of_that_class():
     own = [path for path in (ROOT / "trainkit").rglob("*.py") if re.search(r"Figure\(", path.read_text())]
-    assert own == [ROOT / "trainkit" / "plots" / "curves.py"]
+    assert own == [ROOT / "trainkit" / "plots" / "style.py"]

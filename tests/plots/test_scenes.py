@@ -103,12 +103,13 @@ def test_a_picture_is_drawn_of_any_number_of_scenes(count):
     wide, tall = Image.open(out).size
     assert wide == 1200 and tall > 200 * count + 60
     texts = [text.get_text() for text in figure.texts]
-    assert texts[0] == "val, step 100" and len(figure.axes) == 4 * count
+    assert texts[0] == ("mIoU 0.500 in the 2 images shown" if count else "No mIoU for the images shown")
+    assert texts[1] == "val, step 100" and len(figure.axes) == 4 * count
     assert ("none" in texts) == (count == 0)
     if count:
         assert {"image", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
         assert {"road", "sky", "car"} <= set(texts)  # the last is predicted only
-        caption = "a/long/folder/scene0.png: mIoU 0.500, 95.6 % of the pixels right; lowest IoU: sky 0.25, road 0.75"
+        caption = "a/long/folder/scene0.png: mIoU 0.500, pixel accuracy 95.6 %; lowest IoU: sky 0.25, road 0.75"
         assert caption in texts
         expected = panels(*one(), COLOURS)
         for axes, panel in zip(figure.axes[:4], expected, strict=True):
@@ -125,7 +126,7 @@ def test_a_scene_without_labels_says_so():
     given = arrays(1)
     given["miou"][:], given["truth"] = np.nan, [np.full((20, 30), IGNORED, dtype=np.uint8)]
     figure = run_figures.picture("scenes", given, "val")
-    assert "a/long/folder/scene0.png: nothing labelled" in [text.get_text() for text in figure.texts]
+    assert "a/long/folder/scene0.png: no labels" in [text.get_text() for text in figure.texts]
     assert (figure.axes[3].images[0].get_array() == PALE).all()
 
 

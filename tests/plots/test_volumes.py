@@ -102,7 +102,8 @@ def test_a_picture_is_drawn_of_any_number_of_cases(cases):
 def test_a_picture_of_all_cases_says_so():
     few = pictures(4) | {"total": 4}
     texts = [text.get_text() for text in run_figures.picture("overlays", few, "val, step 100").texts]
-    assert texts[0] == "val, step 100: all 4 cases"
+    assert texts[0] == "Mean Dice 0.200 to 0.900 in the 4 cases shown"
+    assert texts[1] == "val, step 100: all 4 cases; tint: truth, outline: prediction"
 
 
 @pytest.mark.parametrize("names", [["SR"] * 9, ["a long name of an organ"] * 9, ["x" * 90, "y" * 90]])
@@ -136,7 +137,7 @@ def test_arrays_that_are_no_planes_are_refused():
 @pytest.mark.parametrize(("shown", "end"), [("T1w", "; channel T1w"), ("", "all 1 cases")])
 def test_the_channel_that_is_shown_is_said(monkeypatch, shown, end):
     seen = []
-    monkeypatch.setattr("trainkit.plots.volumes.overlays", lambda planes, captions, names, title: seen.append(title))
+    monkeypatch.setattr("trainkit.plots.volumes.overlays", lambda *given: seen.append(given[-1]))
     case = {"id": ["a"], "rank": ["worst"], "dice": [0.5], "organ_dice": [[0.5]], "names": ["x"], "total": 1}
     run_figures.picture("overlays", {**case, "planes": None, "shown": shown}, "val")
     assert seen[0].startswith("val: ") and seen[0].endswith(end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from runs import ROOT, _port
 from torch import nn
 
+from trainkit.plots import findings
 from trainkit.plots import timeline as pictures
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import BETWEEN, PHASES, STEP, Clock, Steps
@@ -267,14 +269,18 @@ def some_steps(n, seed=0):
 
 
 def stairs(axes):
-    """Label without its share, to (bottom, top, edges) of each phase."""
+    """Phase to (bottom, top, edges), by the label without its share."""
     from matplotlib.patches import StepPatch
 
-    found = {}
+    found, phases = {}, {name: phase for phase, name in findings.PHASES.items()}
     for patch in axes.patches:
         if isinstance(patch, StepPatch):
             values, edges, base = patch.get_data()
-            found[patch.get_label().split()[0]] = (np.broadcast_to(base, values.shape), values, edges)
+            found[phases[re.sub(r" (< )?\d+ %$", "", patch.get_label())]] = (
+                np.broadcast_to(base, values.shape),
+                values,
+                edges,
+            )
     return found
 
 
@@ -292,9 +298,9 @@ def test_phases_are_stacked_with_their_times_over_their_steps():
         np.testing.assert_allclose(values, sum_so_far)
         assert edges.tolist() == list(range(10, 71))
     bars = {c.get_label(): [(b.get_x(), b.get_height()) for b in c] for c in low.containers}
-    assert bars == {"eval 4 s": [(30, 2.0), (50, 2.0)], "checkpoint 0.5 s": [(50, 0.5)]}
-    assert any("setup, not drawn: 7 s" in text.get_text() for text in low.texts)
-    shares = [float(p.get_label().split()[1]) for p in top.patches]
+    assert bars == {"evaluation 4 s": [(30, 2.0), (50, 2.0)], "checkpoints 0.5 s": [(50, 0.5)]}
+    assert any("start-up not drawn: 7 s" in text.get_text() for text in low.texts)
+    shares = [float(p.get_label().split()[-2]) for p in top.patches]
     assert sum(shares) == pytest.approx(100, abs=3)
 
 
@@ -323,7 +329,7 @@ def test_the_evaluation_and_the_checkpoint_after_the_last_step_are_drawn(tmp_pat
     assert steps.number[0] == first and dict(zip(BETWEEN, steps.after, strict=True))["eval"] == pytest.approx(3.0)
     _, low = pictures.of_run(steps, 20, journal.path).axes
     bars = {c.get_label(): [(b.get_x(), pytest.approx(b.get_height())) for b in c] for c in low.containers}
-    assert bars == {"eval 5 s": [(10 if single_steps else 0, 2.0), (20, 3.0)], "checkpoint 0.5 s": [(20, 0.5)]}
+    assert bars == {"evaluation 5 s": [(10 if single_steps else 0, 2.0), (20, 3.0)], "checkpoints 0.5 s": [(20, 0.5)]}
     last = low.containers[0][-1]
     assert low.get_xlim()[1] >= last.get_x() + 0.99 * last.get_width(), "the bar behind the last step is not cut off"
 

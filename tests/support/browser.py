@@ -161,9 +161,10 @@ class Page:
                 last, since = now, time.monotonic()
             time.sleep(0.1)
 
-    def screenshot(self, file: Path) -> None:
-        """Write what is shown as a PNG."""
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+    def screenshot(self, file: Path, clip: tuple[int, int, int, int] | None = None) -> None:
+        """Write the page, or its part `clip` (left, top, width, height), as a PNG."""
+        part = {"clip": {**dict(zip(("x", "y", "width", "height"), clip, strict=True)), "scale": 1}} if clip else {}
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **part)["data"]))
 
 
 class _WebSocket:

@@ -45,6 +45,12 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
     versions = client.search_registered_models(max_results=1)
     taken = []
 
+    with browser(1300, 900) as page:  # without the margin: legible in the README, which shows it 860 pixels wide
+        mlflow_pages.start(page, at, "matching runs")
+        page.settle()
+        page.screenshot(out / "runs.png", (200, 0, 1100, 560))
+        taken.append((out / "runs.png", f"run table of experiment `{experiment.name}`"))
+
     with browser(1440, 900) as page:
 
         def take(file: str, what: str, visit: Callable[..., None], *given: object) -> None:
@@ -53,7 +59,6 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
             page.screenshot(out / file)
             taken.append((out / file, what))
 
-        take("runs.png", f"run table of experiment `{experiment.name}`", mlflow_pages.start, "matching runs")
         take("charts.png", f"chart view of `{experiment.name}`", mlflow_pages.charts, number)
         take("run.png", f"page of run {compared}", mlflow_pages.run, number, compared)
         take("report.png", f"`report.html` of run {compared}", mlflow_pages.report, number, compared)

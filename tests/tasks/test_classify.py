@@ -370,7 +370,7 @@ def test_an_argument_that_a_network_does_not_take_is_named():
 
 
 def test_a_weight_of_a_class_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match=r"'f'.*no class of the data"):
+    with pytest.raises(UserError, match=r"class 'f', which the data does not have"):
         made(class_weights={"f": 2.0})
 
 
@@ -444,5 +444,5 @@ def test_a_tag_that_does_not_exist_is_refused_with_the_nearest_names():
     "args", [{"pretrained": True}, {"checkpoint_path": "evil.pth"}, {"pretrained_cfg": "x"}, {"drop_path_rate": 0.1}]
 )
 def test_arguments_that_would_download_or_unpickle_are_refused(args):
-    with pytest.raises(ValueError, match="args holds"):
+    with pytest.raises(ValueError, match="args has"):
         Network(model="test_convnext3", args=args)

@@ -435,9 +435,9 @@ def test_queries_are_fused_and_scored_as_in_evaluation_though_the_network_trains
 
 def test_scoring_needs_a_search_and_a_prediction():
     task, _ = made()
-    with pytest.raises(RuntimeError, match="before anything was predicted"):
+    with pytest.raises(RuntimeError, match="score was called before predict"):
         task.score({}, held(usual()))
-    with pytest.raises(ValueError, match="no search, but Classes"):
+    with pytest.raises(ValueError, match="protocol Classes; expected Search"):
         task.score({}, SimpleNamespace(name="val", protocol=Classes(np.zeros(3), ("a",))))
 
 
@@ -508,13 +508,13 @@ def test_what_some_batches_log_is_a_mean_over_those_even_across_an_interruption(
 
 def test_blocks_that_cannot_train_are_refused():
     spec = ReidSpec(model="test_resnet")
-    with pytest.raises(ValueError, match="all null; one loss at least"):
+    with pytest.raises(ValueError, match="all null; set at least one"):
         Reid(net=spec, identity=None)
-    with pytest.raises(ValueError, match="norms is '2 epochs'; a number of steps"):
+    with pytest.raises(ValueError, match="norms is '2 epochs'; expected a number of steps"):
         Reid(net=spec, norms=Span(2, "epochs"))
     with pytest.raises(UserError, match="data block `people`"):
         Reid(net=spec).build(DatasetInfo(3, (3, 32, 16), "toy"), {}, 0)
-    with pytest.raises(UserError, match="nothing else asks for it"):
+    with pytest.raises(UserError, match="only RGB records"):
         Reid(net=spec, sdm=Matching()).build(RGB_ALONE, {}, 0)
 
 
@@ -531,11 +531,11 @@ def test_parameters_that_are_split_over_processes_are_refused(monkeypatch):
     split.weight = nn.Parameter(torch.zeros(2))
     split.weight.to_local = lambda: split.weight
     for act in (lambda: task.predict(split, usual()), lambda: task.loss(split, networks, usual(), at())):
-        with pytest.raises(UserError, match="split over processes"):
+        with pytest.raises(UserError, match="sharded over processes"):
             act()
 
 
 def test_the_plan_says_what_is_compared():
     _, networks = made(**ALL)
-    said = "loss: 0.7 identity + 1.5 triplet + 0.4 sdm + 0.01 circle + 0.2 contrast; compared are the records of all"
+    said = "loss: 0.7 identity + 1.5 triplet + 0.4 sdm + 0.01 circle + 0.2 contrast; compared: records of all"
     assert networks.notes[-1].startswith(said)

@@ -361,7 +361,7 @@ def test_without_distances_what_needs_them_is_refused(made, asks, place):
 
 
 def test_classes_that_the_data_does_not_have_are_named(made):
-    with pytest.raises(UserError, match=r"task\.objective\.class_weights: 'carr'.*car"):
+    with pytest.raises(UserError, match=r"task\.objective\.class_weights: class 'carr'.*car"):
         made(Sees(), objective=PixelLoss(class_weights={"carr": 2.0}))
 
 

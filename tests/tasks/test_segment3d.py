@@ -265,11 +265,11 @@ def test_mixed_precision_changes_a_label_map_hardly(made):
 
 
 def test_organs_that_the_data_does_not_have_are_named(made):
-    with pytest.raises(UserError, match=r"task.tolerance: 'bal', which is no organ of the data; expected ball"):
+    with pytest.raises(UserError, match=r"task.tolerance: organ 'bal', which the data does not have; expected ball"):
         made(tolerance={"bal": 1.0})
-    with pytest.raises(UserError, match=r"task.tolerance: 'background'"):
+    with pytest.raises(UserError, match=r"task.tolerance: organ 'background'"):
         made(tolerance={"background": 1.0})
-    with pytest.raises(UserError, match=r"task.objective.class_weights: 'boxx'"):
+    with pytest.raises(UserError, match=r"task.objective.class_weights: class 'boxx'"):
         made(objective=SegmentationLoss(class_weights={"boxx": 2.0}))
 
 

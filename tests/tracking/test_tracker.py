@@ -1102,10 +1102,10 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     shown = {call[1:3] for call in tracker.calls if call[0] == "image"}
     assert shown == {(f"eyes/{kind}", 30) for kind in pictures()}
     figures = {call[1][5:]: call[3] for call in tracker.calls if call[0] == "image"}
-    assert figures["tsne"].axes[0].get_title() == "t-SNE of eyes, step 30 (2 of 9 samples)"
-    assert "25.0 % of the variance" in figures["pca"].axes[0].get_ylabel()
-    assert figures["hard"].texts[1].get_text() == "x\na\n→ b 0.90"
-    assert figures["outliers"].texts[1].get_text() == "x\na, 4.0 sd\n→ b 0.90"
+    assert figures["tsne"].texts[1].get_text() == "t-SNE of embeddings, eyes, step 30 (2 of 9 samples)"
+    assert "25.0 % of variance" in figures["pca"].axes[0].get_ylabel()
+    assert figures["hard"].texts[2].get_text() == "x\na\n→ b 0.90"
+    assert figures["outliers"].texts[2].get_text() == "x\na, 4.0 sd\n→ b 0.90"
     tracker.calls.clear()
     witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True, elapsed=0.0)
     assert {call[1] for call in tracker.calls if call[0] == "table"} == {
@@ -1148,10 +1148,10 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
         "roc_lfw.png",
         *(f"{kind}_val{who}.png" for kind in ("confusion", "calibration") for who in ("", "_ema")),
     }
-    assert drawn["confusion_val_ema.png"].get_suptitle().startswith("Confusion on val, EMA weights: 1.0000")
-    assert "taken for open" in drawn["roc_val.png"].axes[0].get_xlabel()
+    assert "Confusion matrix on val, EMA weights" in drawn["confusion_val_ema.png"].texts[1].get_text()
+    assert "predicted as open" in drawn["roc_val.png"].axes[0].get_xlabel()
     assert "false accept" in drawn["roc_lfw.png"].axes[0].get_xlabel()
-    assert drawn["roc_val.png"].axes[0].get_legend().get_texts()[0].get_text() == "this run"
+    assert drawn["roc_val.png"].axes[0].get_legend().get_texts()[0].get_text() == "model"
 
 
 def test_other_threads_get_the_interpreter_back_sooner_beside_a_sender():

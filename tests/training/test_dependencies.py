@@ -64,7 +64,7 @@ def test_files_and_exported_folders_begin_at_the_folder_of_data(store, tmp_path,
         ("pretrained/gone", r"pretrained/gone does not exist; expected a file, run:NAME"),
         ("nobody", "nobody does not exist, and as a run not in .*the nearest are toy"),
         ("run:nobody", "run 'nobody': not in"),
-        ("timm:resnet18.a1_in1k", r"`trainkit download my\.yaml`, or give a file"),
+        ("timm:resnet18.a1_in1k", r"`trainkit download my\.yaml`, or use a file"),
         ("timm:resnet18.a1_in1", "resnet18.a1_in1k"),
     ],
 )
@@ -92,7 +92,7 @@ def test_a_file_without_a_last_layer_fills_the_rest_and_says_so(tmp_path):
         META, {"net": tmp_path / "m.safetensors"}, 0
     )
     assert torch.equal(networks.model.net.conv1[0].weight, net.conv1[0].weight)
-    said = "its last layer (fc) is not there, and left out; a new one for 3 is trained"
+    said = "no last layer (fc); a new one for 3 classes is trained"
     assert networks.notes == (f"{tmp_path}/m.safetensors: {said}",)
 
 

@@ -138,7 +138,7 @@ def test_two_processes_train_it_too(pictures):
             r"micro-batches of 5 images.*even",
         ),
         ({"task__net": "{model: convnxt_atto}"}, r"timm .* has no model 'convnxt_atto'.*convnext_atto"),
-        ({"task__class_weights": "{upwards: 2.0}"}, r"'upwards', which is no class of the data"),
+        ({"task__class_weights": "{upwards: 2.0}"}, r"class 'upwards', which the data does not have"),
         ({"data__sampling": "{upwards: 2.0}"}, r"upwards"),
         ({"evaluations": "{far: {split: val.seperation}}", "best": "null"}, r"'val.seperation'.*val.separation"),
     ],

@@ -75,8 +75,8 @@ def tags(ran: Ran) -> dict[str, str]:
 @pytest.mark.parametrize(("id", "damage"), [("C1", cut), ("C2", flip)])
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(promise, again, whole, capsys, id, damage):
     """To the same bits and the same history, having said which one it left aside."""
-    said = {"C1": "a truncated file in the newest checkpoint", "C2": "a flipped bit in the newest checkpoint"}[id]
-    for seed in promise.trials(id, f"{said}: resumed from the one before, same bits", few=1, many=60):
+    said = {"C1": "a file of the newest checkpoint truncated", "C2": "a bit of the newest checkpoint flipped"}[id]
+    for seed in promise.trials(id, f"{said}: resumed from the one before, to the same bits", few=1, many=60):
         with promise.trial(seed):
             rng, path = random.Random(seed), again() / "checkpoints" / "step-000000008"
             file = rng.choice(sorted(path.iterdir()))
@@ -94,7 +94,7 @@ def test_a_run_none_of_whose_checkpoints_is_whole_is_refused_and_they_stay(again
     folder = again()
     for path in folder.glob("checkpoints/step-*"):
         flip(path / "model.safetensors", random.Random(0))
-    with pytest.raises(UserError, match=r"all of its checkpoints are damaged: .*model\.safetensors: its content has"):
+    with pytest.raises(UserError, match=r"none of its checkpoints is whole: .*model\.safetensors: content has"):
         run(*WORDS, resume="")
     assert len(list(folder.glob("checkpoints/step-*"))) == 3
 
@@ -116,7 +116,7 @@ def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog
     assert best_weights(folder) == best / "model.safetensors" and not caplog.records
     flip(best / "model.safetensors", random.Random(0))
     assert best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
-    assert f"left aside: {best}/model.safetensors: its content has changed" in caplog.text
+    assert f"left aside: {best}/model.safetensors: content has changed" in caplog.text
     assert "model.safetensors of step-000000008 takes its place" in caplog.text
 
 
@@ -165,7 +165,7 @@ def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):
         kept = (path / name).read_bytes()
         for _ in range(20):
             flip(path / name, rng)
-            with pytest.raises(UserError, match=rf"step-000000006/{name}: its content has changed"):
+            with pytest.raises(UserError, match=rf"step-000000006/{name}: content has changed"):
                 safe_load.read_tensors(path / name)
             (path / name).write_bytes(kept)
     (path / "mine.safetensors").write_bytes(kept)
@@ -200,9 +200,7 @@ def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch)
     monkeypatch.setattr(Runtime, "describe", lambda self, plain=Runtime.describe: {**plain(self), "cpu": "another"})
     monkeypatch.setattr("trainkit.training.state._versions", lambda: {"torch": "9.9", "trainkit": "x", "python": "3"})
     ran = run(*WORDS, resume="")
-    line = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed in another environment")
-    )
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed elsewhere"))
     assert f"torch {torch.__version__} -> 9.9" in line and "cpu " in line and "no longer promised" in line
     assert "trainkit " not in line and len(ran.events("elsewhere")) == 1
     assert tags(ran)["trainkit.elsewhere"].startswith("step 8: ") and ran.code == 0
@@ -270,7 +268,7 @@ def test_folders_of_two_checkpoints_that_were_swapped_are_told_apart(again, whol
     os.rename(folder / "x", folder / "step-000000008")
     ran = run(*WORDS, resume="")
     said = capsys.readouterr().out
-    assert "the folder's name says 8" in said and "the folder's name says 6" in said
+    assert "the folder is named for step 8" in said and "the folder is named for step 6" in said
     assert all_same(ran, whole), "it went on from step 3"
 
 

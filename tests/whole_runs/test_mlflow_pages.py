@@ -14,7 +14,7 @@ from browser import Page, browser, installed
 from runs import _port, own_store
 from safetensors.numpy import save_file
 
-from trainkit.plots import curves
+from trainkit.plots import style
 from trainkit.tracking import ui
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
@@ -72,7 +72,7 @@ def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
         tracker.log(step, {"train/loss": 2.0 / (step + 1 + seed)})
         if step % 10 == 0:
             tracker.log(step, {"val/accuracy": score * (step + 10) / 30})
-            tracker.image("val.inspection/hard", step, curves.blank(1.0)[0])
+            tracker.image("val.inspection/hard", step, style.blank(1.0)[0])
     tracker.log(30, {"best/val/accuracy": score, "final/val/accuracy": score, "final/time/total_s": 12.0 + seed})
     save_file({"w": np.arange(3.0)}, home / "model.safetensors")
     tracker.model("best", home / "model.safetensors", 20, {"val/accuracy": score})
@@ -101,6 +101,16 @@ def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
     assert name == "faces"
     site.page.open(address)
     site.page.until_shown(*SCORES, "best/val/accuracy")
+
+
+def test_the_address_without_a_page_opens_that_table(site):
+    mlflow_pages.start(site.page, site.at, *SCORES, "best/val/accuracy")
+
+
+def test_the_charts_of_a_run_begin_with_loss_and_score(site):
+    mlflow_pages.run_charts(site.page, site.at, site.experiment, site.runs["best"], "At a glance")
+    text = site.page.text()
+    assert text.index("At a glance") < text.index("train/loss") < text.index("val/accuracy")
 
 
 def test_which_run_is_better_and_what_differs_is_drawn_above_all_other_charts(site):

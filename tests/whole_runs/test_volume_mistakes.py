@@ -167,9 +167,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], object] | None, tuple[str, ...], str]
     "patch that cannot be divided": (
         None,
         ("data.patch=[8, 17, 16]",),
-        r"8x17x16 voxels.*the nearest is \[8, 16, 16\]",
+        r"8x17x16 voxels.*use \[8, 16, 16\]",
     ),
-    "patch too small": (None, ("data.patch=[2, 4, 4]",), "room for 1 of the levels"),
+    "patch too small": (None, ("data.patch=[2, 4, 4]",), "enough for 1 level of unet"),
     "patch of two": (None, ("data.patch=[16, 16]",), r"data\.patch"),
     "patch of billions": (None, ("data.patch=[4096, 4096, 4096]",), r"data.*patch is \[4096, 4096, 4096\]"),
     "folds without patients": (None, ("data.fold=0", "data.folds=10"), "10 folds of 4 patients"),

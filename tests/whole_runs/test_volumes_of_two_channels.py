@@ -93,9 +93,7 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     example = base64.b64decode(described.example["data"][0][0])
     table = mlflow_model.LoadedModel(predictor).predict(pd.DataFrame({"image": [example]}))
     assert np.shape(table["label_map"][0]) == (16, 16, 16)
-    with pytest.raises(
-        UserError, match="sample 0: 1 channel; expected 2, as in the network's pretraining on: MRI, edges"
-    ):
+    with pytest.raises(UserError, match="sample 0: 1 channel; expected 2, as in training: MRI, edges"):
         predictor.predict([(array[..., 0], (1.0, 1.0, 1.0))])
 
     done = export.export(ran.folder.name, tmp_path / "out", ("safetensors", "onnx"), pictures=2)

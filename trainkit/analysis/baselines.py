@@ -1,9 +1,8 @@
 """Compare a training with its trivial baselines: predictions from labels and pixels alone (`Task.baselines`).
 
-They are scored on the evaluation that decides, once for each data set and way of scoring, and kept in
-`<store>/baselines/`. That is done when the training is over and saved, on rank 0 and on the CPU, so that no step waits
-for it. A baseline for which `BUDGET_S` is too short learns from a part of the training set, or is left out; the report
-says so.
+They are evaluated on the evaluation of the primary metric, once per data set and protocol, and stored in
+`<store>/baselines/`. This happens after training, on rank 0 and on the CPU, so that no step waits for it. A baseline
+that exceeds `BUDGET_S` is fitted to a part of the training set, or is left out; the report says which.
 """
 
 from __future__ import annotations
@@ -40,17 +39,16 @@ from trainkit.training.state import TrainState
 from trainkit.training.trainer import Trainer
 
 BUDGET_S = 30.0
-"""Seconds that the baselines of an evaluation may take, once for its data: a quarter of them to read training samples,
-the rest to predict and score."""
+"""Seconds for the baselines of an evaluation, once for its data: a quarter to read training samples, the rest to
+predict and evaluate."""
 MOST_BYTES = 2e9
-"""Of predictions that are kept until they are scored; pixels as embeddings are large."""
+"""Largest size of the predictions kept in memory; pixels as embeddings are large."""
 FOLDER = "baselines"
-"""Of the store, where scores are kept."""
+"""Folder of the store for the scores."""
 _READING = 0.25
 _AT_ONCE = 256
 _DRAWS, _FEWEST, _DRAWN = 500, 100, 5_000_000
-"""Draws of the bootstrap, fewer where that would be more than so many rows in all: of 2,000 images 500 take 0.26 s of
-CPU time."""
+"""Bootstrap resamples, at least, and most rows in all: 500 resamples of 2,000 images take 0.26 s of CPU time."""
 _VERSION = 1
 
 
@@ -61,41 +59,41 @@ class Scored:
     name: str
     metrics: dict[str, float]
     rows: dict[str, np.ndarray]
-    """Per-sample columns, as a run keeps them of its evaluations."""
+    """Per-sample columns, as a run saves them of its evaluations."""
     learned: str = ""
-    """`2,000 of 10,000 training images`, where there was no time for all of them."""
+    """`2,000 of 10,000 training samples`, where the time was too short for all of them."""
 
     @property
     def title(self) -> str:
-        """Name of what it predicts by, and from how much."""
+        """Name, and the number of training samples it was fitted to if not all."""
         return f"{self.name}, over {self.learned}" if self.learned else self.name
 
 
 @dataclass
 class Comparison:
-    """The primary score of a training beside those of its baselines."""
+    """The primary metric of a run and those of its baselines."""
 
     evaluation: str
-    """Name of the evaluation that decides."""
+    """Name of the evaluation of the primary metric."""
     metric: str
-    """The score that decides, by its full name: `val/ema/top1`."""
+    """The primary metric, by its full name: `val/ema/top1`."""
     scored: list[Scored] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """Baselines that were not computed, and why, in words."""
+    """Baselines that were not computed, with the reasons."""
     warning: str = ""
-    """Set where the primary score is not significantly better than the best baseline: by what, and what to change."""
+    """Set where the primary metric is not significantly better than the best baseline: difference and advice."""
 
     @property
     def score(self) -> str:
-        """Name of the deciding score without its evaluation: `top1`."""
+        """The primary metric without its evaluation: `top1`."""
         return self.metric.rpartition("/")[2]
 
 
 def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Comparison | None:
-    """Score the baselines of a training that has finished, and judge its primary score against the best of them.
+    """Evaluate the baselines of a finished training, and test its primary metric against the best of them.
 
-    `folder` keeps their scores. None where the recipe does not want it, and where the task or the evaluation has none.
-    Whatever goes wrong is among `left_out` and not raised: the training is done. A signal to stop leaves out the rest.
+    `folder` stores their scores. None where the recipe disables it, and where the task or the evaluation has none.
+    Errors are listed in `left_out` and not raised, since training is done. A signal to stop leaves out the rest.
     """
     task, splits = recipe.task, trainer.evaluator.splits
     found = _primary(recipe, splits) if recipe.log.baseline else None
@@ -120,29 +118,29 @@ def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Compa
 
 
 class _LeftOut(Exception):
-    """A baseline is not computed: why."""
+    """A baseline is not computed; the message is the reason."""
 
 
 @dataclass
 class _Budget:
-    """How long a baseline may take, and in which portions samples are read."""
+    """Time budget of the baselines, and the batch size for reading samples."""
 
     ends: float
-    """By `time.monotonic`."""
+    """End of the budget, by `time.monotonic`."""
     batch_size: int
     stop: Stop
 
     def left(self) -> float:
-        """Return the seconds that are left. Raises `_LeftOut` where the run is told to stop."""
+        """Return the seconds left. Raises `_LeftOut` after a signal to stop."""
         if self.stop.told:
-            raise _LeftOut("told to stop")
+            raise _LeftOut("not computed: the run received a signal to stop")
         return self.ends - time.monotonic()
 
 
 def ensure(
     task: Any, baseline: Baseline, split: Split, train: Split | None, folder: Path | None, budget: _Budget
 ) -> Scored:
-    """Find the scores of a baseline in the store, or compute them. Raises `_LeftOut` where that takes too long."""
+    """Read the scores of a baseline from the store, or compute them. Raises `_LeftOut` where that takes too long."""
     began = time.monotonic()
     first = _samples(baseline, split, np.arange(min(budget.batch_size, split.at_once or split.size, split.size)))
     file = None if folder is None else folder / f"{_key(task, baseline, split, train, first)}.json"
@@ -159,7 +157,7 @@ def ensure(
 
 @torch.no_grad()
 def compute(task: Any, baseline: Baseline, split: Split, train: Split | None, budget: _Budget) -> Scored:
-    """Let a baseline learn and predict, and score it. Raises `_LeftOut` where that takes too long."""
+    """Fit a baseline, predict and evaluate. Raises `_LeftOut` where that takes too long."""
     reading = _Training(baseline, train, budget)
     predict, rows = baseline.fit(iter(reading)), []
     began = time.monotonic()
@@ -181,7 +179,7 @@ def _bytes(rows: Rows) -> int:
 
 
 class _Training:
-    """Training samples without augmentation, in an order that is always the same, for a part of the time."""
+    """Training samples without augmentation, in a fixed order, until their part of the budget is spent."""
 
     def __init__(self, baseline: Baseline, train: Split | None, budget: _Budget):
         self._baseline, self._train, self._budget, self._read = baseline, train, budget, 0
@@ -202,7 +200,7 @@ class _Training:
             yield batch
 
     def said(self) -> str:
-        """Return how many were read, where it was a part."""
+        """Return how many samples were read, where it was not all of them."""
         total = 0 if self._train is None else self._train.size
         return f"{self._read:,} of {total:,} training samples" if 0 < self._read < total else ""
 
@@ -215,7 +213,7 @@ def _samples(baseline: Baseline, split: Split, indices: np.ndarray) -> Batch:
 
 
 def _key(task: Any, baseline: Baseline, split: Split, train: Split | None, first: Batch) -> str:
-    """Name what a score depends on: both sets, how samples are prepared, the protocol, settings of the task."""
+    """Return the digest of all that a score depends on: both sets, preparation, protocol, settings of the task."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -243,7 +241,7 @@ def _key(task: Any, baseline: Baseline, split: Split, train: Split | None, first
 
 
 def columns(rows: Columns) -> dict[str, np.ndarray]:
-    """Return per-sample columns as arrays, those that no score is computed from left out."""
+    """Return the per-sample columns from which metrics are computed, as arrays."""
     return {name: _column(values) for name, values in rows.items() if name not in bootstrap.NEVER_READ}
 
 
@@ -265,7 +263,7 @@ def _write(file: Path, scored: Scored) -> None:
 
 
 def _read(file: Path) -> Scored | None:
-    """Read what `_write` wrote; None where there is nothing, or something else."""
+    """Read a file of `_write`; None where it is missing or malformed."""
     try:
         about = json.loads(file.read_bytes())
         rows = {name: np.array(values, dtype=np.dtype(kind)) for name, (kind, values) in about["rows"].items()}
@@ -275,11 +273,11 @@ def _read(file: Path) -> Scored | None:
         return None
 
 
-# ---- The primary score beside them
+# ---- Comparison with the primary metric
 
 
 def _primary(recipe: Recipe, splits: Mapping[str, Split]) -> Comparison | None:
-    """Return the score by which the recipe chooses, else the first headline score of the first evaluation."""
+    """Return the metric of the recipe's `best`, else the first headline metric of the first evaluation."""
     if recipe.best is not None:
         head = recipe.best.metric.rpartition("/")[0]
         name = head.removesuffix("/ema")
@@ -289,7 +287,7 @@ def _primary(recipe: Recipe, splits: Mapping[str, Split]) -> Comparison | None:
 
 
 def _judge(found: Comparison, recipe: Recipe, evaluator: Evaluator, state: TrainState) -> None:
-    """Order baselines by the primary score, the best first, and warn where that is not significantly exceeded."""
+    """Sort baselines by the primary metric, best first; warn where the run is not significantly better."""
     less = recipe.best.mode == "min" if recipe.best else bootstrap.lower_is_better(found.score)
     sign = -1.0 if less else 1.0
 
@@ -321,7 +319,7 @@ def _warning(
     side = "below" if less else "above"
     how = "not" if beaten else "not significantly"
     reference = other.metrics[found.score]
-    ends = "" if interval is None else f", difference {interval.low:+.2g} to {interval.high:+.2g} (95 %)"
+    ends = "" if interval is None else f", 95 % CI of the difference {interval.low:+.2g} to {interval.high:+.2g}"
     scratch = loader.flat(recipe).get("task.net.weights", "") is None
     advice = "start from pretrained weights (task.net.weights), or train longer" if scratch else "train longer"
     return (
@@ -331,7 +329,7 @@ def _warning(
 
 
 def log(found: Comparison, outcome: Outcome, logger: RunLogger) -> None:
-    """Write down the best baseline as a metric, all of them as a table, and a warning as the first of the verdict."""
+    """Log the best baseline as a metric, all of them as a table, and put a warning before the verdict."""
     tracker = logger.tracker
     if found.left_out:
         logger.say("\n".join(f"trivial baseline, {reason}" for reason in found.left_out))

@@ -1,8 +1,8 @@
-"""Runs side by side: what was changed, the difference of every score, its significance, speed and cost.
+"""Compare runs: changed keys, the difference of every metric, its significance, speed and cost.
 
-Each run is compared with the first. A difference is judged on the rows that runs keep of their evaluations
-(`metrics.significance`, `metrics.bootstrap`), where both were scored on the same data; of a run with repeats beneath
-it, the repeats are compared, and their spread is judged too. Nothing is trained or scored again.
+Each run is compared with the first. The significance of a difference comes from the rows that runs save of their
+evaluations (`metrics.significance`, `metrics.bootstrap`), where both were evaluated on the same data. For a parent run
+of repeats, the repeats are compared, and their spread counts too. Nothing is trained or evaluated again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _PLACE = {
     "trainkit.world_size": "processes",
 }
 _DIGITS = 12
-"""Shown of commits and digests."""
+"""Digits shown of commits and digests."""
 _SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
-"""Measured in windows: of the first two the median over their steps is compared, of memory the most."""
+"""Measured in windows: compared are the medians over steps of the first two, and the maximum of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,32 +51,32 @@ class Score:
     """One score of two sides."""
 
     run: str
-    """What is compared with the first side."""
+    """The run that is compared with the first side."""
     evaluation: str
-    """`val`: as it ended; `best/val`: at its best; `val/ema`: of EMA weights; `pooled/val`: of all folds."""
+    """`val`: final; `best/val`: at the best step; `val/ema`: of EMA weights; `pooled/val`: of all folds."""
     metric: str
     values: tuple[float, float]
     """Of the first side and of this one; means, where a side has several runs."""
     difference: float | None = None
-    """Second less first; None where they were not scored on the same data."""
+    """Second minus first; None where they were not evaluated on the same data."""
     low: float | None = None
-    """Ends of the interval by the paired bootstrap; None where there is none."""
+    """Ends of the paired bootstrap interval; None where there is none."""
     high: float | None = None
     draws: int = 0
     units: str = ""
-    """What was drawn, and how many: `120 patients`."""
+    """Units of the bootstrap, with their number: `120 patients`."""
     seeds: Interval | None = None
     """Welch's interval over the runs of both sides, where both have several."""
     verdict: Verdict = "not decided"
     why: str = ""
-    """What keeps a difference from being judged; empty where it is."""
+    """Reason why a difference has no verdict; empty where it has one."""
     primary: bool = False
-    """True where the first run, or else the other, chose its best by this score."""
+    """True for the metric by which the first run, or else the other, chose its best step."""
     lower_is_better: bool = False
 
     @property
     def name(self) -> str:
-        """As MLflow has it: at the best of a run `best/` is of the score that decides, `at_best/` of the others."""
+        """Its name in MLflow: at the best step, `best/` for the primary metric and `at_best/` for the others."""
         others = self.evaluation.startswith("best/") and not self.primary
         return f"{'at_' if others else ''}{self.evaluation}/{self.metric}"
 
@@ -87,35 +87,35 @@ class Side:
 
     folder: RunFolder
     runs: tuple[RunFolder, ...]
-    """The run itself, or the repeats beneath it."""
+    """The run itself, or its child runs with other seeds."""
     folds: tuple[RunFolder, ...] = ()
-    """Of a cross-validation the runs of its folds."""
+    """Child runs of a cross-validation."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Of the run that was named, in MLflow."""
-    told: tuple[Mapping[str, str], ...] = ()
-    """Tags of each run that was scored: of the repeats, of the folds, or of the run itself."""
+    """Tags of the named run in MLflow."""
+    run_tags: tuple[Mapping[str, str], ...] = ()
+    """Tags of each evaluated run: of the repeats, of the folds, or of the run itself."""
 
     @property
     def name(self) -> str:
-        """Name of the run that was named."""
+        """Name of the named run."""
         return self.folder.name
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """Resolved, of the first run."""
+        """Resolved recipe of the first run."""
         return diff.read(self.runs[0].recipe)
 
     @cached_property
     def metrics(self) -> list[dict[str, list[Point]]]:
-        """The journal of each run, all scores at its best under `best/`."""
+        """The journal of each run, with all metrics of the best step under `best/`."""
         return [journal.at_best(journal.read(run.journal).metrics) for run in self.runs]
 
     def digest(self, evaluation: str, of: str = DATA) -> tuple[str, ...] | None:
-        """Of the data of an evaluation: one, or that of each fold; None where it is not known or runs differ in it.
+        """Return the data digest of an evaluation, or that of each fold; None where it is unknown or runs differ.
 
-        With `CONTENT` that of its files and labels, however they were prepared.
+        With `CONTENT`, that of its files and labels, however they were prepared.
         """
-        found = [tags.get(f"{of}.{evaluation}") for tags in self.told]
+        found = [tags.get(f"{of}.{evaluation}") for tags in self.run_tags]
         digests = tuple(digest for digest in found if digest)
         if not digests or len(digests) < len(found) or (not self.folds and len(set(digests)) > 1):
             return None
@@ -123,7 +123,7 @@ class Side:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, list[float]]]:
-        """Evaluation, as in `Score`, to metric to the value of each run; what a run lacks is left out."""
+        """Value of each run by evaluation, as in `Score`, and metric; metrics that a run lacks are left out."""
         known = self.recipe.get("evaluations") or {}
         heads = {
             f"{when}{name}{average}" for name in known for when in ("", "best/", "pooled/") for average in ("", "/ema")
@@ -138,7 +138,7 @@ class Side:
 
 
 def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str, str], float]:
-    """The last value of every score under one of `heads`; what a run says of its end counts first."""
+    """Return the last value of every metric under one of `heads`; `final/` values take precedence."""
     found: dict[tuple[str, str], float] = {}
     ended = set()
     for name, points in metrics.items():
@@ -154,7 +154,7 @@ def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str
 
 @dataclass(frozen=True)
 class Speed:
-    """Something measured of every side: a rate, a time, a share, a cost."""
+    """A measurement of every side: a rate, a time, a share, a cost."""
 
     name: str
     values: tuple[float | None, ...]
@@ -168,13 +168,13 @@ class Pair:
     run: str
     """Name of the other."""
     changes: list[Change]
-    """What its recipe changes."""
+    """Changes of its recipe."""
     place: list[Change]
-    """What else differed: versions, hardware, source, training data."""
+    """Other differences: versions, hardware, source, training data."""
     same_data: dict[str, bool]
-    """For every evaluation that both have: whether both were scored on the same data."""
+    """True for each evaluation of both that ran on the same data."""
     prepared: tuple[str, ...]
-    """Those of them whose data was prepared in another way: its size, its normalisation."""
+    """Those of them whose data was prepared in another way, such as another size or normalisation."""
     scores: list[Score]
 
 
@@ -186,10 +186,9 @@ class Comparison:
     pairs: tuple[Pair, ...]
     speed: tuple[Speed, ...]
     notes: tuple[str, ...]
-    """What has to be known before anything is read off: other tasks, other data, runs that did not finish."""
+    """Facts that limit the comparison: different tasks, different data, runs that did not finish."""
     level: float
-    """Of every interval: 0.95; more where several sides are compared with the first, so that all of them together are
-    wrong no more often."""
+    """Level of every interval: 0.95, or more where several sides are compared with the first (Bonferroni)."""
 
     @property
     def changes(self) -> list[Change]:
@@ -198,7 +197,7 @@ class Comparison:
 
     @property
     def same_data(self) -> dict[str, bool]:
-        """True for every evaluation of the first two sides that was scored on the same data."""
+        """True for each evaluation of the first two sides that ran on the same data."""
         return self.pairs[0].same_data
 
     @property
@@ -208,17 +207,17 @@ class Comparison:
 
     @property
     def primary(self) -> Score | None:
-        """The score that decides, of the second side: at their best where both have it, else at the end."""
+        """The primary metric of the second side: at the best step where both have it, else the final one."""
         return next((score for score in self.pairs[0].scores if score.primary), None)
 
 
 def resolve(store: Store, words: Sequence[str]) -> list[RunFolder]:
-    """The runs that words stand for. `best` is looked for in the experiment of the first other run that is named.
+    """Return the runs that words name. `best` is the best run in the experiment of the first other run named.
 
-    Raises UserError for a word that names no run, for fewer than two, and for two that are the same.
+    Raises UserError for a word that names no run, for fewer than two runs, and for two that are the same.
     """
     if len(words) < 2:
-        raise UserError("runs", f"{len(words)} named", "two at least", "`last` and `best` are words for runs too")
+        raise UserError("runs", f"{len(words)} given", "at least two", "`last` and `best` name runs too")
     found = {word: store.find(word) for word in words if word != "best"}
     beside = next(iter(found.values()), None)
     runs = [found[word] if word in found else store.find(word, beside) for word in words]
@@ -245,19 +244,19 @@ def _side(run: RunFolder, store: Store, client: Any) -> Side:
     tags, titles = _tags(run, store, client), run_folder.members(run)
     kind = next(iter(titles), "").partition(" ")[0]
     if kind == "trial":
-        found, expected = "is a sweep, whose settings are runs of their own", "two of its runs"
-        remedy = f"its best is {tags['trainkit.best']}" if "trainkit.best" in tags else ""
+        found, expected = "is the parent run of a sweep", "two of its child runs"
+        remedy = f"its best child run is {tags['trainkit.best']}" if "trainkit.best" in tags else ""
         raise UserError(f"run {run.name}", found, expected, remedy)
     beneath = tuple(store.find(name) for name in titles.values())
     if kind == "fold":
         return Side(run, (run,), beneath, tags, tuple(_tags(child, store, client) for child in beneath))
     beneath = tuple(child for child in beneath if child.info().status == "FINISHED")
-    told = tuple(_tags(child, store, client) for child in beneath)
-    return Side(run, beneath or (run,), (), tags, told or (tags,))
+    run_tags = tuple(_tags(child, store, client) for child in beneath)
+    return Side(run, beneath or (run,), (), tags, run_tags or (tags,))
 
 
 def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
-    """The tags of a run in MLflow, after what it had yet to send; none of a run that it has not got."""
+    """Return the tags of a run in MLflow, after its upload queue was sent; none where MLflow lacks the run."""
     from mlflow.exceptions import MlflowException
 
     if not run.alive() and waits(run):
@@ -299,12 +298,12 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
         if same[name]:
             drawn = _bootstrap(first, second, head, shared, reader, level)
             if not drawn.comparable and _label_map_size(first.recipe) != _label_map_size(second.recipe):
-                drawn = replace(drawn, why="label maps were scored at different sizes")
+                drawn = replace(drawn, why="label maps were evaluated at different sizes")
         else:
             unknown = [side.name for side in (first, second) if side.digest(name) is None]
-            why = "scored on other data"
+            why = "evaluated on different data"
             if unknown:
-                why = f"the data of {unknown[0]} is not known, or not the same in all its runs"
+                why = f"the data digest of {unknown[0]} is unknown, or differs between its runs"
             drawn = _Bootstrap({}, "", why, comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
@@ -330,17 +329,17 @@ def _same(first: Side, second: Side, evaluation: str, of: str) -> bool:
 
 
 def _evaluation(head: str) -> str:
-    """The recipe's name of an evaluation."""
+    """Return the recipe's name of an evaluation."""
     return _plain(head).removesuffix("/ema")
 
 
 def _plain(head: str) -> str:
-    """Without the word for when it was held."""
+    """Return an evaluation without `best/` or `pooled/`."""
     return head.removeprefix("best/").removeprefix("pooled/")
 
 
 def _deciding(metric: str, first: Side, second: Side) -> tuple[str, str] | None:
-    """The score that decides: of all folds together, else at their best, else at the end; None without one."""
+    """Return the primary metric: of all folds pooled, else at the best step, else final; None without one."""
     head, _, name = metric.rpartition("/")
     for when in ("pooled/", "best/", ""):
         if all(name in side.scores.get(f"{when}{head}", {}) for side in (first, second)):
@@ -355,13 +354,13 @@ class _Bootstrap:
     intervals: Mapping[str, Interval | None]
     units: str
     why: str
-    """Reason why there is none."""
+    """Reason why there are none."""
     comparable: bool = True
-    """Both sides were scored on the same rows."""
+    """True where both sides were evaluated on the same rows."""
 
 
 def _judged(score: Score, drawn: _Bootstrap, seeds: Interval | None) -> Score:
-    """With its difference, intervals and verdict."""
+    """Return a score with its difference, intervals and verdict."""
     if not drawn.comparable:
         return replace(score, verdict="not comparable", why=drawn.why)
     own = drawn.intervals.get(score.metric)
@@ -369,21 +368,21 @@ def _judged(score: Score, drawn: _Bootstrap, seeds: Interval | None) -> Score:
     found: dict[str, Any] = {"difference": score.values[1] - score.values[0], "seeds": seeds}
     if own is not None:
         found |= {"low": own.low, "high": own.high, "draws": significance.DRAWS, "units": drawn.units}
-        found["why"] = "" if own.decides else f"{drawn.units} are too few"
+        found["why"] = "" if own.decides else f"too few units: {drawn.units}"
     else:
-        found["why"] = drawn.why or "the rows that were kept do not give this score"
+        found["why"] = drawn.why or "the saved rows do not reproduce this metric"
     return replace(score, **found, verdict=significance.verdict(both, score.lower_is_better))
 
 
 def _bootstrap(
     first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float
 ) -> _Bootstrap:
-    """The paired bootstrap of the scores of an evaluation; of repeats, of their mean."""
+    """Run the paired bootstrap for the metrics of an evaluation; for repeats, for their mean."""
     sides: list[list[Columns]] = []
     for side in (first, second):
         kept = {run.name: reader.rows(run, head) for run in side.runs}
         if lacking := [name for name, rows in kept.items() if rows is None]:
-            return _Bootstrap({}, "", f"{lacking[0]} kept no rows of it")
+            return _Bootstrap({}, "", f"{lacking[0]} saved no rows of it")
         sides.append([rows for rows in kept.values() if rows is not None])
     one = sides[0][0]
     for rows in (*sides[0], *sides[1]):
@@ -391,7 +390,7 @@ def _bootstrap(
             return _Bootstrap({}, "", differing, comparable=False)
     kind, size = bootstrap.kind(one), len(next(iter(one.values()), ()))
     if not size:
-        return _Bootstrap({}, "", "there are no rows")
+        return _Bootstrap({}, "", "no rows were saved")
     same = (*(id(rows) for rows in (*sides[0], *sides[1])), *metrics)
     if same in reader.drawn:
         return reader.drawn[same]
@@ -400,7 +399,7 @@ def _bootstrap(
         [_ResampledRun(kind, rows, list(side.scores[head])) for rows in found]
         for side, found in zip((first, second), sides, strict=True)
     ]
-    # Only of what the rows give is anything drawn: all of them together must score what the run has logged.
+    # Only metrics that the rows reproduce are resampled: computed from all rows they must equal the logged values.
     known = set(metrics)
     for side, own in zip((first, second), runs, strict=True):
         for k, run in enumerate(own):
@@ -421,22 +420,22 @@ def _bootstrap(
 
 
 class _ResampledRun:
-    """Scores of a run whose rows are drawn again."""
+    """Scores of a run on resampled rows."""
 
     def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
         self._kind, self._rows, self._names = kind, rows, names
         self._whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
 
     def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Metrics by the names that the run has logged, (draws,) each, where row i is there `times[:, i]` times."""
+        """Return metrics by the names that the run has logged, (draws,) each, with row i `times[:, i]` times."""
         return bootstrap.by_class_name(self._kind.resampled(self._rows, times), self._whole, self._names)
 
 
 class _Reader:
-    """Rows that runs kept of their evaluations."""
+    """Rows that runs saved of their evaluations."""
 
     drawn: dict[tuple[int | str, ...], _Bootstrap]
-    """What was found already, by the rows of all runs and the metrics: a run may be at its best at its end."""
+    """Intervals found so far, by the rows of all runs and the metrics: the final step may be the best one."""
 
     def __init__(self, client: Any):
         self._client, self.drawn = client, {}
@@ -444,22 +443,24 @@ class _Reader:
         self._files: dict[str, Columns] = {}
 
     def rows(self, run: RunFolder, head: str) -> Columns | None:
-        """Columns of an evaluation, as `Score` names it; None for a run that kept none."""
+        """Return the columns of an evaluation, as `Score` names it; None for a run that saved none."""
         when = "best" if head.startswith("best/") else "folds" if head.startswith("pooled/") else "final"
         key = (run.name, f"{_plain(head).replace('/', '_')}_{when}")
         if key not in self._found:
             found = saved_rows.read(self._client, run.info().run_id, key[1])
-            # Equal files are one object: what was drawn of them is known by it.
+            # Equal files are one object, which identifies the intervals found with them.
             self._found[key] = found and self._files.setdefault(found[1], found[0])
         return self._found[key]
 
 
 def _elsewhere(first: Side, second: Side) -> list[Change]:
-    """List what differed beside the recipe: versions, hardware, source, training data."""
+    """List the differences outside the recipe: versions, hardware, source, training data."""
     places = []
     for side in (first, second):
-        place: dict[str, Any] = {label: side.told[0][tag] for tag, label in _PLACE.items() if tag in side.told[0]}
-        place |= {name: version for name, version in versions(side.told[0]).items() if name != "mlflow"}
+        place: dict[str, Any] = {
+            label: side.run_tags[0][tag] for tag, label in _PLACE.items() if tag in side.run_tags[0]
+        }
+        place |= {name: version for name, version in versions(side.run_tags[0]).items() if name != "mlflow"}
         if "git commit" in place:
             place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
@@ -471,7 +472,7 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
 
 
 def _speed(sides: Sequence[Side]) -> Iterator[Speed]:
-    """Rates, times, shares and costs that any side has, the rates first."""
+    """Yield rates, times, shares and costs that any side has, the rates first."""
     measured = [_measured(side) for side in sides]
     names = sorted({name for found in measured for name in found}, key=_order)
     for name in names:
@@ -487,7 +488,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _measured(side: Side) -> dict[str, float]:
-    """Means over the runs of a side, of what all of them have."""
+    """Return means over the runs of a side, of the measurements that all of them have."""
     each = []
     for metrics in side.metrics:
         own = {}
@@ -510,7 +511,7 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
         for run in dict.fromkeys((side.folder, *side.runs, *side.folds)):
             info = run.info()
             if info.status != "FINISHED":
-                yield f"{run.name} did not finish ({info.status}, step {info.last_step}): its scores are its last"
+                yield f"{run.name} did not finish ({info.status}, step {info.last_step}); its last metrics are compared"
     first = sides[0]
     for side, pair in zip(sides[1:], pairs, strict=True):
         tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
@@ -518,12 +519,12 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
             if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
-                yield f"{name}: the data of {few(unknown)} is not known, or not the same in all its runs"
+                yield f"{name}: the data digest of {few(unknown)} is unknown, or differs between its runs"
             elif not same:
                 why = ""
                 if older := [one.name for one in (first, side) if one.digest(name, CONTENT) is None]:
-                    why = f"; of {few(older)} only the digest of the prepared data is known"
-                yield f"{name}: {first.name} and {side.name} were scored on different data; no difference is told{why}"
+                    why = f"; only the digest of the prepared data is known for {few(older)}"
+                yield f"{name}: {first.name} and {side.name} were evaluated on different data; not compared{why}"
         if pair.prepared:
             how = [str(change) for change in pair.changes if change.key.startswith("data.")]
             said = f" ({'; '.join(how)})" if how else ""
@@ -531,15 +532,15 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
             sizes = [_label_map_size(one.recipe) for one in (first, side)]
             if sizes[0] != sizes[1]:
                 yield (
-                    f"{', '.join(pair.prepared)}: label maps are scored at {sizes[0]} in {first.name}, at {sizes[1]} "
-                    f"in {side.name}; data.score_at: file in both has the same pixels scored"
+                    f"{', '.join(pair.prepared)}: label maps are evaluated at {sizes[0]} in {first.name}, "
+                    f"at {sizes[1]} in {side.name}; with data.score_at: file in both, the same pixels are evaluated"
                 )
         if not pair.scores:
-            yield f"{first.name} and {side.name} have no score of the same name"
+            yield f"{first.name} and {side.name} have no metric in common"
 
 
 def _label_map_size(recipe: Mapping[str, Any]) -> str:
-    """Return the size at which label maps of scenes are scored, in words; empty for other data."""
+    """Return the size at which label maps of scenes are evaluated, in words; empty for other data."""
     data = recipe.get("data") or {}
     if data.get("name") != "scenes":
         return ""

@@ -1,10 +1,10 @@
-"""Checks of the data of a run: train/test leakage, and odd samples.
+"""Check the data of a run for train/test leakage and suspicious samples.
 
-Looked at once for each data digest, before the training, and kept in `<store>/integrity/`. What is found is said, and
-is among the artifacts of every run: `tables/integrity.json` and `.csv`. `integrity.policy` of the recipe says
-what follows from it. `trainkit data check` does the same without a training.
+Each data digest is checked once, before training; the report is kept in `<store>/integrity/`. Findings are printed and
+logged with every run: `tables/integrity.json` and `.csv`. The recipe's `integrity.policy` decides whether they
+stop the run. `trainkit data check` runs the same checks without training.
 
-A split takes part by its method `held()`: see `trainkit.data.leakage`, where sets are compared.
+A split takes part through its method `held()`; `trainkit.data.leakage` compares sets.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 FOLDER = "integrity"
-"""Of the store, where reports and what images look like are kept."""
+"""Folder of the store for reports and thumbnails."""
 ARTIFACT = "tables/integrity.json"
 FIGURE = "figures/look_alikes.png"
 UNEVEN = 100
-"""How many times as many samples the largest class has as the smallest, from which that is odd."""
+"""Ratio of the largest class to the smallest from which the imbalance is reported."""
 _VERSION = 1
 _EXAMPLES = 20
 _TILE = 128
 
 Verdict = Literal["ok", "odd", "leak", "wrong", "unknown"]
-"""What a check came to: nothing found; something to look at; what is scored was trained on; what no training should
-begin with; it could not be told."""
+"""Outcome of a check: nothing found; worth a look; leakage between training and evaluation; an error that should stop
+training; not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +60,20 @@ class Finding:
     """Result of one check of one set."""
 
     where: str
-    """The key of the recipe that names the set."""
+    """Recipe key of the set."""
     check: str
-    """`subjects`, `copies`, `look-alikes`: what is in data.train too; `scored twice`: what is in another set that is
-    scored; `classes`, `unlabelled`; `two classes`, and these `by look`: images of several; `damaged`."""
+    """`subjects`, `copies`, `look-alikes`: also in data.train; `scored twice`: also in another evaluation set;
+    `classes`, `unlabelled`; `two classes`, also `by look`: equal images with two labels; `damaged`."""
     verdict: Verdict
     count: int
-    """How many there are of what was looked for."""
+    """Number of samples found."""
     of: int
-    """How many were compared."""
+    """Number of samples compared."""
     said: str
-    """A sentence."""
+    """The finding as a sentence."""
     examples: list[str] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
-    """Of examples that look the same, the place of each of the two in its set."""
+    """Positions of both images of each pair of look-alikes, each in its own set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,59 +81,60 @@ class Report:
     """Findings in the sets of a run."""
 
     mark: str
-    """Names the data: equal marks, equal findings."""
+    """Identity of the data: equal marks have equal findings."""
     whole: bool
-    """Whether all images were looked at, however many there are."""
+    """True if all images were compared, regardless of their number."""
     seconds: float
     sets: dict[str, dict[str, Any]]
-    """By the key that names a set: its digest, samples, and how many images were looked at."""
+    """By recipe key: digest, samples, and number of images compared."""
     findings: list[Finding]
 
     @property
     def bad(self) -> list[Finding]:
-        """Those that no training should begin with."""
+        """Findings that should stop training."""
         return [one for one in self.findings if one.verdict in ("leak", "wrong")]
 
     @property
     def summary(self) -> str:
-        """In a few words: `clean`, or `2 leaks, 1 odd`."""
+        """Summary: `clean`, or `2 leaks, 1 odd`."""
         many = {verdict: sum(one.verdict == verdict for one in self.findings) for verdict in ("leak", "wrong", "odd")}
         words = [number_of(many["leak"], "leaks")] if many["leak"] else []
         words += [f"{many[verdict]} {verdict}" for verdict in ("wrong", "odd") if many[verdict]]
         return ", ".join(words) or "clean"
 
     def json(self) -> str:
-        """As it is kept."""
+        """Return the report as it is stored."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def columns(self) -> dict[str, list[Any]]:
-        """The findings as columns of a table."""
+        """Return the findings as columns of a table."""
         return {key: [getattr(one, key) for one in self.findings] for key in _COLUMNS}
 
     def sentences(self) -> list[str]:
-        """Return the lines for the terminal when a run begins: what is bad, and how much more there is to look at."""
-        scores = {"subjects": "; scores on it are too good", "copies": "; scores on it are too good"}
-        scores["look-alikes"] = f"; where they are one image, scores on it are too good: look at {FIGURE}"
+        """Return the lines for the start of a run: leaks and errors, and the number of other findings."""
+        scores: dict[str, str] = dict.fromkeys(("subjects", "copies"), "; its metrics are too optimistic")
+        scores["look-alikes"] = f"; if they are the same image, its metrics are too optimistic: look at {FIGURE}"
         said = [f"{one.where}: {one.said}{scores.get(one.check, '')}" for one in self.bad]
         odd = sum(one.verdict == "odd" for one in self.findings)
-        return said + ([f"{odd} more to look at in {ARTIFACT}"] if odd and said else [])
+        return said + ([f"{number_of(odd, 'more findings', 'more finding')} in {ARTIFACT}"] if odd and said else [])
 
     def refuse(self) -> None:
-        """Raise UserError where something is bad."""
+        """Raise UserError if a finding should stop training."""
         if self.bad:
             listing = "".join(f"\n  {one.where}: {one.said}" for one in self.bad)
-            remedy = "mend the sets (trainkit data check lists more), or go on with integrity.policy=warn"
-            found = f"not to be trained on, by integrity.policy:{listing}\n"
-            raise UserError("data", found, "each sample in one split, and whole", remedy)
+            remedy = "fix the sets (trainkit data check lists more), or continue with integrity.policy=warn"
+            found = f"integrity.policy=refuse stops this run:{listing}\n"
+            raise UserError("data", found, "each sample in one split only, and readable", remedy)
 
 
 _COLUMNS = ("where", "check", "verdict", "count", "of", "said")
 
 
 def ensure(recipe: Recipe, data: Dataset, runtime: Runtime, store: Store) -> Report | None:
-    """The report on the data of a run, by its policy: on rank 0 alone, and None where nothing is looked at.
+    """Return the report on the data of a run, on rank 0 only; None where its policy is `off`.
 
-    Called on every process. Raises UserError on all of them where the policy is to refuse, and something is bad.
+    Call it on every process. Raises UserError on all of them if the policy is `refuse` and a finding should stop
+    training.
     """
     found: list[Report] = []
 
@@ -150,7 +151,7 @@ def ensure(recipe: Recipe, data: Dataset, runtime: Runtime, store: Store) -> Rep
 
 
 def note(report: Report | None, data: Dataset, tracker: Tracker | Silent, say: Callable[[str], None]) -> None:
-    """Keep a report on data among the artifacts of a run, and say what is bad."""
+    """Log a report on data as artifacts of a run, and print leaks and errors."""
     if report is None:
         return
     if (drawn := pictures(report, data)) is not None:
@@ -163,9 +164,9 @@ def note(report: Report | None, data: Dataset, tracker: Tracker | Silent, say: C
 
 
 def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
-    """The report on the data of a recipe, and these, without a training. Raises UserError where they cannot be opened.
+    """Return the report on the data of a recipe, and the data. Raises UserError where they cannot be opened.
 
-    What `data.leakage` would refuse is part of it, as all else.
+    Findings for which `data.leakage` would stop a run are part of the report.
     """
     recipe = load(request)
     if isinstance(recipe.data, ChecksLeakage):
@@ -175,16 +176,16 @@ def check(request: RunRequest, whole: bool = False) -> tuple[Report, Dataset]:
     if report is None:
         raise UserError(
             str(request.path),
-            f"data {kinds.name(recipe.data)}, which does not say what it holds",
+            f"data {kinds.name(recipe.data)} cannot be checked",
             "splits with `held()`",
         )
     return report, data
 
 
 def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report | None:
-    """The report on opened data, as it is kept in the folder `cache`, or made and kept now.
+    """Return the report on opened data: from the folder `cache`, or made and stored there now.
 
-    `whole`: all images are looked at, however many there are. None where no split says what it holds.
+    `whole`: compare all images, regardless of their number. None where no split has the method `held()`.
     """
     sets = held(data)
     if not sets:
@@ -202,8 +203,8 @@ def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report 
     seconds = time.perf_counter() - begin
     report = Report(mark=_mark(sets, whole), whole=whole, seconds=seconds, sets=described, findings=findings)
     if many := sum(looked.values()):
-        _log.info("looked at %d images in %.1f s, once for this data", many, seconds)
-    # A damaged set may be mended, and has the same digest then.
+        _log.info("compared %d images in %.1f s, once for this data", many, seconds)
+    # A repaired set may have the same digest, so a report of damaged files is not stored.
     if cache is not None and all(one.check != "damaged" for one in findings):
         with contextlib.suppress(OSError):
             make_private(cache)
@@ -212,9 +213,9 @@ def of(data: Dataset, cache: Path | None = None, whole: bool = False) -> Report 
 
 
 def held(data: Dataset) -> dict[str, tuple[str, Held]]:
-    """Digest and content of the training set and of each set that is scored, by name, as far as they say.
+    """Return digest and content of the training set and of each evaluation set that has `held()`, by name.
 
-    Ways of scoring a set (`val.retrieval`) are that set. Empty where the training set does not say.
+    Other protocols on a set (`val.retrieval`) count as that set. Empty where the training set has no `held()`.
     """
     splits = {"train": data.train}
     for name, split in data.evaluations.items():
@@ -224,16 +225,16 @@ def held(data: Dataset) -> dict[str, tuple[str, Held]]:
 
 
 def lines(report: Report) -> list[str]:
-    """A report for the terminal: a table of all checks, and sentences about what is not well."""
+    """Return a report for the terminal: a table of all checks, and a sentence for each that is not `ok`."""
     from trainkit.text_table import aligned
 
-    rows = [["set", "check", "found", "of", ""]]
+    rows = [["set", "check", "found", "of", "verdict"]]
     rows += [[one.where, one.check, str(one.count), str(one.of), one.verdict] for one in report.findings]
     width = max(len(row[1]) for row in rows)
     table = aligned([[row[0], row[1].ljust(width), *row[2:]] for row in rows])
     told = [f"{one.where}: {one.said}" for one in report.findings if one.verdict != "ok"]
     part = [
-        f"{key}: {one['looked_at']} of {one['samples']} images were looked at; --all looks at all"
+        f"{key}: {one['looked_at']} of {one['samples']} images were compared; --all compares all"
         for key, one in report.sets.items()
         if one["looked_at"] and one["looked_at"] < one["samples"] and not report.whole
     ]
@@ -241,7 +242,7 @@ def lines(report: Report) -> list[str]:
 
 
 def pictures(report: Report, data: Dataset) -> Figure | None:
-    """The examples of what looks the same, side by side; None where there are none, or one cannot be read."""
+    """Draw the pairs of look-alikes side by side; None where there are none, or an image cannot be read."""
     sets = {_key(name): one for name, (_, one) in held(data).items()}
     tiles, captions = [], []
     for one in report.findings:
@@ -265,12 +266,12 @@ def pictures(report: Report, data: Dataset) -> Figure | None:
     room = np.full((len(tiles), tallest, 2 * _TILE, 3), 255, np.uint8)
     for k, tile in enumerate(tiles):
         room[k, : len(tile)] = tile
-    return sheet(room.transpose(0, 3, 1, 2), captions, "Images that look the same")
+    return sheet(room.transpose(0, 3, 1, 2), captions, f"{number_of(len(captions), 'pairs')} of images look the same")
 
 
 def _picture(one: Held, place: int) -> np.ndarray:
     if one.packed is None or one.rows is None:
-        raise UserError("data", f"its {one.noun} cannot be looked at")
+        raise UserError("data", f"its {one.noun} cannot be compared")
     return one.packed.picture(int(one.rows[place]))
 
 
@@ -281,7 +282,7 @@ def _key(name: str) -> str:
 def _mark(sets: Mapping[str, tuple[str, Held]], whole: bool) -> str:
     settings = [_VERSION, leakage.VERSION, leakage.ALIKE, leakage.PLAIN, UNEVEN, whole]
     settings += [] if whole else [leakage.PICTURES, leakage.BYTES, leakage.PAIRS]
-    # Whether what subjects there are count is no part of a digest.
+    # A digest does not cover which subjects are known.
     content = [[name, digest, len(one.subjects)] for name, (digest, one) in sets.items()]
     return hashlib.sha256(json.dumps([settings, content]).encode()).hexdigest()[:32]
 
@@ -301,7 +302,7 @@ def _read(cache: Path | None, mark: str) -> Report | None:
 def _examined(
     sets: Mapping[str, tuple[str, Held]], cache: Path | None, whole: bool
 ) -> tuple[list[Finding], dict[str, int]]:
-    """The findings in all sets, and how many images of each were looked at."""
+    """Return the findings in all sets, and the number of images compared in each."""
     looks: dict[str, Thumbnails] = {}
     for _, one in sets.values():
         if one.packed is not None and one.packed.digest not in looks:
@@ -324,7 +325,7 @@ def _examined(
 
 @dataclass(frozen=True)
 class _Seen:
-    """The samples of a set that were looked at."""
+    """The compared samples of a set."""
 
     places: np.ndarray
     cells: np.ndarray
@@ -337,20 +338,20 @@ class _Seen:
 
 
 def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
-    """Find samples that are in data.train too, by name and by content."""
+    """Find samples that are also in data.train, by name and by content."""
     found = {shared.what: shared for shared in leakage.leaks(train, one)}
     for check, many, what in (("subjects", len(one.subjects), one.kind), ("copies", len(one), one.noun)):
         if shared := found.get(check):
             yield _finding(where, check, "leak", shared.count, many, shared.said, shared.examples[:_EXAMPLES])
         elif check == "subjects" and not (one.subjects and train.subjects):
-            said = f"nothing says which {what} its {one.noun} are of, or those of data.train"
+            said = f"the {what} of its {one.noun} or of those of data.train are unknown"
             yield _finding(where, check, "unknown", 0, 0, said)
         else:
             yield _finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
 
 
 def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
-    """Find samples that are in the sets named before, by name and by content: both are optimistically biased."""
+    """Find samples that are also in an earlier evaluation set, by name and by content."""
     shared = [some for whose, other in others.items() for some in leakage.leaks(other, one, whose)]
     said, examples = "; ".join(some.said for some in shared), [word for some in shared for word in some.examples]
     if others:
@@ -360,19 +361,19 @@ def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator
 
 
 def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
-    """Find images that look like one in data.train; those of the same content are named already."""
+    """Find images that look like one in data.train; equal content is a finding of its own."""
     if not (len(seen.places) and len(trained.places)):
-        said = f"its {one.noun} were not looked at, only compared by their content"
+        said = f"its {one.noun} were compared by content only"
         return _finding(where, "look-alikes", "unknown", 0, 0, said)
     twins = leakage.look_alikes(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
     other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
     pairs, of = pairs[other], f"{twins.compared} {one.noun}"
     if twins.plain:
-        of += f" ({twins.plain} too plain to be compared)"
+        of += f" ({twins.plain} too uniform to compare)"
     whose = "data.train"
     if len(trained.places) < len(train):
-        whose += f" ({len(trained.places)} of its {len(train)} were looked at)"
+        whose += f" ({len(trained.places)} of its {len(train)} were compared)"
     if not len(pairs):
         said = f"none of {of} looks like one in {whose}"
         return _finding(where, "look-alikes", "ok", 0, twins.compared, said)
@@ -384,7 +385,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
 
 
 def _classes(where: str, one: Held) -> Iterator[Finding]:
-    """How many classes there are, how evenly they are filled, and what is of none."""
+    """Report the number of classes, their balance, and samples without a class."""
     if one.counts is None or not len(one.counts):
         return
     counts, pictures = np.asarray(one.counts), one.unit == "images"
@@ -392,36 +393,36 @@ def _classes(where: str, one: Held) -> Iterator[Finding]:
     said, uneven = f"{len(counts)} classes", False
     if len(filled):
         least, middle, most = (_number(value) for value in (filled.min(), np.median(filled), filled.max()))
-        said += f" of {least} to {most} {one.unit}, {middle} in the median"
+        said += f" with {least} to {most} {one.unit} each, median {middle}"
         uneven = pictures and filled.max() >= UNEVEN * filled.min()
     if uneven:
         fewest = int(np.where(counts > 0, counts, np.inf).argmin())
-        said += f"; fewest of {one.classes[fewest]}, most of {one.classes[int(counts.argmax())]}"
+        said += f"; smallest: {one.classes[fewest]}, largest: {one.classes[int(counts.argmax())]}"
     if len(empty):
-        said += f"; {len(empty)} have none: {few(one.classes[k] for k in empty.tolist())}"
+        said += f"; {len(empty)} empty: {few(one.classes[k] for k in empty.tolist())}"
     yield _finding(where, "classes", "odd" if uneven or len(empty) else "ok", len(empty), len(counts), said)
-    # Pixels and voxels may well be of no class, and so may people whom nobody looks for; what is trained on may not.
+    # Pixels, voxels and gallery people may have no class; training images may not.
     total = float(counts.sum()) + one.unlabelled
     wrong = pictures and one.unlabelled and where == _key("train")
-    said = f"{_number(one.unlabelled)} of {_number(total)} {one.unit} are of no class"
+    said = f"{_number(one.unlabelled)} of {_number(total)} {one.unit} have no class"
     yield _finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
 
 
 def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Finding]:
-    """Images that stand under two classes: of the same content, and of the same look."""
+    """Find equal images, and look-alikes, that are labelled with two classes."""
     if one.label is None:
         return
     label = one.label[seen.places]
     twins = leakage.look_alikes(seen.cells, seen.cells, (label, label), whole=whole)
     alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
     alike = alike[one.prints[alike[:, 0]] != one.prints[alike[:, 1]]]
-    alike = np.unique(np.sort(alike, 1), axis=0)  # each of two is found for the other
+    alike = np.unique(np.sort(alike, 1), axis=0)  # each pair is found twice
     same = leakage.label_conflicts(one.prints, one.label)
     for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):
         words = leakage.sample_names(one, one, pairs[:_EXAMPLES])
         listed = f": {_listed(words, len(pairs))}" if words else ""
-        said = f"{len(pairs)} pairs of {one.noun} that {'are' if pairs is same else 'look'} the same "
-        said += f"stand under two classes{listed}"
+        said = f"{number_of(len(pairs), 'pairs')} of {one.noun} that {'are' if pairs is same else 'look'} the same "
+        said += f"with two different classes{listed}"
         places = pairs if pairs is alike else ()
         yield _finding(where, check, "odd" if words else "ok", len(pairs), of, said, words, places)
 
@@ -441,7 +442,7 @@ def _finding(
 
 
 def _listed(words: Sequence[str], many: int) -> str:
-    """The first of so many, as `few` lists them."""
+    """Return the first five, and the number of the others."""
     return ", ".join(words[:5]) + (f" and {many - 5} more" if many > 5 else "")
 
 

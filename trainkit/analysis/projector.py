@@ -1,8 +1,8 @@
-"""The embeddings of a run for TensorBoard's Embedding Projector, from the rows that its inspections left behind.
+"""Export the embeddings of a run to TensorBoard's Embedding Projector, from the saved rows of its inspections.
 
-TensorBoard itself is not needed to write them: a folder for each inspection with `tensors.tsv`, `metadata.tsv` and
-`sprite.png`, and `projector_config.pbtxt` (a ProjectorConfig in protobuf's text form) above them. `tensorboard
---logdir OUT` shows them; https://projector.tensorflow.org takes the first two.
+Writing does not need TensorBoard. The output has a folder for each inspection with `tensors.tsv`, `metadata.tsv` and
+`sprite.png`, and `projector_config.pbtxt` (a ProjectorConfig in protobuf's text format) above them. `tensorboard
+--logdir OUT` shows them; https://projector.tensorflow.org loads the first two.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from trainkit.errors import UserError
 if TYPE_CHECKING:
     from trainkit.tracking.store import Store
 
-_REMEDY = "name NAME.inspection among the recipe's evaluations, with log.rows: true"
+_REMEDY = "add an evaluation NAME.inspection to the recipe, with log.rows: true"
 _WHENS = ("final", "best")
-"""Rows of a run's end are taken before those of its best evaluation."""
+"""Rows of the final evaluation take precedence over those of the best one."""
 _SHOWN = ("id", "label", "prediction", "probability", "margin", "outlier_distance", "hard", "mislabelled", "outlier")
 _LARGEST_SPRITE = 8192
-"""Side in pixels above which browsers refuse a texture."""
+"""Side in pixels above which browsers reject a texture."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One inspection that was written."""
+    """An exported inspection."""
 
     name: str
     samples: int
@@ -40,20 +40,20 @@ class Exported:
 
 
 def export(store: Store, run: str, out: Path) -> list[Exported]:
-    """Write the inspections of a run, named as `Store.find` takes it, to the folder `out`.
+    """Write the inspections of a run, named as for `Store.find`, to the folder `out`.
 
-    Raises UserError for a run without any, a store that does not answer, and a folder that cannot be written.
+    Raises UserError for a run without inspections, a store that does not answer, and a folder that cannot be written.
     """
     folder = store.find(run)
     run_id = folder.info().run_id
     where = f"run {folder.name}"
     if run_id is None:
-        raise UserError(where, "is not in MLflow", remedy="resume it, or take another run")
+        raise UserError(where, "is not in MLflow", remedy="resume it, or choose another run")
     with tempfile.TemporaryDirectory() as aside:
         files = _rows_of(store, run_id, Path(aside), where)
         tables = {name: columns for name, file in files.items() if (columns := _read(file, f"{where}, {name}"))}
         if not tables:
-            raise UserError(where, "has no rows of an inspection", remedy=_REMEDY)
+            raise UserError(where, "has no saved rows of an inspection", remedy=_REMEDY)
         try:
             return write(tables, out)
         except OSError as error:
@@ -61,7 +61,7 @@ def export(store: Store, run: str, out: Path) -> list[Exported]:
 
 
 def write(tables: dict[str, dict[str, list[Any]]], out: Path) -> list[Exported]:
-    """Write inspections, by name, to the folder `out`: columns of `Scores.rows`, of which samples with `embedding`."""
+    """Write inspections, by name, to the folder `out`: columns of `Scores.rows`, of samples with an `embedding`."""
     done, config = [], []
     for name, columns in tables.items():
         has = [k for k, value in enumerate(columns["embedding"]) if value is not None]
@@ -69,7 +69,7 @@ def write(tables: dict[str, dict[str, list[Any]]], out: Path) -> list[Exported]:
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tensors.tsv").write_text("".join(_line(vector) for vector in columns["embedding"]), encoding="utf-8")
-        # Of several columns the first line is the heading.
+        # With several columns the first line is the header.
         shown = [key for key in _SHOWN if key in columns]
         lines = [_line(shown), *map(_line, zip(*(columns[key] for key in shown), strict=True))]
         (folder / "metadata.tsv").write_text("".join(lines), encoding="utf-8")
@@ -87,7 +87,7 @@ def write(tables: dict[str, dict[str, list[Any]]], out: Path) -> list[Exported]:
 
 
 def _rows_of(store: Store, run_id: str, aside: Path, where: str) -> dict[str, Path]:
-    """Parquet files of a run's rows, by evaluation: of the end where there are any, else of the best."""
+    """Fetch the parquet files of a run's rows, by evaluation: the final ones if there are any, else the best."""
     from trainkit.redact import without_secrets
 
     client = store.client()
@@ -107,7 +107,7 @@ def _rows_of(store: Store, run_id: str, aside: Path, where: str) -> dict[str, Pa
 
 
 def _read(file: Path, where: str) -> dict[str, list[Any]] | None:
-    """Columns of an inspection's rows; None for rows of another kind."""
+    """Return the columns of an inspection's rows; None for rows of another kind."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -127,12 +127,12 @@ def _line(values: Any) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float | np.floating):
         return f"{value:.7g}"
-    # A tab or an end of line inside a name would begin another column or row.
+    # A tab or a line break inside a name would start another column or row.
     return "" if value is None else " ".join(str(value).split())
 
 
 def _sprite(thumbnails: list[bytes | None], file: Path) -> int:
-    """Write small square images as one, row by row in a square; returns the side of one, 0 where there are none."""
+    """Write square thumbnails as one image, row by row; returns the side of a thumbnail, 0 without any."""
     tiles = [np.frombuffer(thumbnail, np.uint8) for thumbnail in thumbnails if thumbnail is not None]
     if not tiles or len(tiles) < len(thumbnails):
         return 0

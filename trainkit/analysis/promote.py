@@ -1,9 +1,9 @@
-"""`trainkit promote`: an alias of MLflow's model registry moves to a run that beats the one that has it.
+"""`trainkit promote`: move an alias of MLflow's model registry to a run that is significantly better.
 
-Checked are, in this order: that the deciding score was taken of the same data, that it is better beyond chance, and
-that the training is not slower by more than is allowed, where both ran on the same hardware. The first run of a name
-has to beat the chance level alone. The decision and its numbers become an artifact and tags of the run, and of the
-model version where one is made: a refused run is not registered.
+The checks, in this order: the primary metric was measured on the same data, it is significantly better, and training
+throughput is not lower by more than allowed, where both ran on the same hardware. The first run under a model name only
+has to exceed the chance level. The decision and its numbers become an artifact and tags of the run, and of the model
+version if there is one: a refused run is not registered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainkit.tracking.tracker import send_rest
 from trainkit.tracking.upload_queue import left
 
 HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
-"""Parameters `machine.*` that two runs must share for their speeds to be compared."""
+"""Parameters `machine.*` that two runs must share for their throughput to be compared."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,29 @@ class Check:
     name: str
     """`data`, `score`, `chance` or `speed`."""
     passed: bool | None
-    """None where it could not be made, which refuses no run."""
+    """None where it was not possible, which refuses no run."""
     why: str
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Decision on a run that asked for an alias."""
+    """Decision on the promotion of a run."""
 
     run: str
     model: str
     alias: str
     weights: str
-    """Which of the run's: `best of step 400`."""
+    """Weights of the run: `best of step 400`."""
     held: str = ""
-    """Who had the alias: `version 3, of run RUN`; empty where no one had."""
+    """Version that had the alias: `version 3, of run RUN`; empty where there was none."""
     checks: tuple[Check, ...] = ()
-    """Empty where the run has the alias already."""
+    """Empty where the run already has the alias."""
     version: str = ""
-    """Of the model, where the run has the alias now."""
+    """Model version, where the run now has the alias."""
 
     @property
     def refused(self) -> bool:
-        """True where the alias stays where it is."""
+        """True where the alias does not move."""
         return any(check.passed is False for check in self.checks)
 
     @property
@@ -73,21 +73,21 @@ class Decision:
         """The decision in one line."""
         what = f"{self.model}@{self.alias}"
         if not self.checks:
-            return f"{what} is version {self.version}, of this run, already"
+            return f"{what} is already version {self.version}, of this run"
         if self.refused:
-            return f"{what}: run {self.run} is refused; " + (f"it stays {self.held}" if self.held else "no one has it")
+            return f"{what}: run {self.run} is refused; " + (f"it stays {self.held}" if self.held else "it is not set")
         before = f"; it was {self.held}" if self.held else ""
         return f"{what} is now version {self.version}, of run {self.run}, {self.weights}{before}"
 
     def lines(self) -> list[str]:
-        """The decision, and why."""
+        """The decision and its checks."""
         marks = {True: "  ", False: "! ", None: "- "}
         return [self.headline, *(f"{marks[check.passed]}{check.name:8}{check.why}" for check in self.checks)]
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A run as the gate sees it."""
+    """A run that is to be promoted."""
 
     folder: RunFolder
     run_id: str
@@ -100,16 +100,16 @@ class _Candidate:
 
     @property
     def score(self) -> str:
-        """Evaluation and name under which a comparison has the deciding score of these weights."""
+        """Evaluation and name of the primary metric of these weights in a comparison."""
         return f"best/{self.metric}" if self.weights == "best" else self.metric
 
     def value(self, name: str) -> float | None:
-        """A score of the weights that are to be promoted."""
+        """Return a metric of the weights that are to be promoted."""
         return next((p.value for p in self.history.metrics.get(name, []) if p.step == self.step), None)
 
     @property
     def rank(self) -> float:
-        """Its deciding score, turned so that more is better; what is no number is worst."""
+        """Its primary metric, turned so that higher is better; NaN is worst."""
         from trainkit.metrics.bootstrap import lower_is_better
 
         value = self.value(self.metric)
@@ -134,13 +134,13 @@ def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
 
 
 def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
-    """Move the alias to a run if it beats the run that has it, and write down what was decided.
+    """Move the alias to a run if it is significantly better than the run that has it, and record the decision.
 
-    Of a run above the seeds of a recipe, the weights of the best seed stand for all: asked is whether the seeds
-    together beat those of the run that has the alias, or that run.
+    For a parent run of several seeds, the weights of the best seed are registered: the check is whether the seeds
+    together are better than those of the run that has the alias, or than that run.
 
-    Raises UserError for what cannot be decided: a run that did not finish or has no models, a score that it does not
-    have, an alias that belongs to a model of no run here, a store that does not answer.
+    Raises UserError where no decision is possible: a run that did not finish or has no models, a metric that it lacks,
+    an alias on a model of no run in this store, a store that does not answer.
     """
     seeds = _seeds(store, run)
     candidates = [_candidate(store, one, asked) for one in seeds or [run]]
@@ -172,8 +172,8 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
         if not decision.refused:
             now = _holder(client, name, asked.alias)
             if (now and str(now.version)) != (held and str(held.version)):
-                raise UserError(f"{name}@{asked.alias}", "moved while it was decided", remedy="promote again")
-            # Last: an alias never stands at a version whose evidence is not there.
+                raise UserError(f"{name}@{asked.alias}", "moved during the decision", remedy="run the command again")
+            # Last: an alias never points to a version whose evidence is missing.
             client.set_registered_model_alias(name, asked.alias, decision.version)
         client.set_tag(run_id, "trainkit.promotion", decision.headline)
         client.set_tag(run_id, "trainkit.promotion.evidence", path)
@@ -181,18 +181,18 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
 
 
 def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
-    """Promote a run that has just finished: what was decided, in lines. Whatever goes wrong is said, not raised."""
+    """Promote a run that has just finished, and return the decision as lines. Errors are returned, not raised."""
     try:
         return "\n".join(promote(store, run, asked).lines())
     except Away as error:
-        return f"not promoted: {error.where} {error.found}; later: trainkit promote {run.name}"
+        return f"not promoted: {error.where} {error.found}; run later: trainkit promote {run.name}"
     except UserError as error:
         return f"not promoted: {error}"
     except Exception as error:  # the training is done, and nothing of it is lost
         return f"not promoted: {type(error).__name__}: {without_secrets(str(error))[:300]}"
 
 
-# ---- Who asks, and who has it ----------------------------------------------------------------------------------------
+# ---- The run, and the holder of the alias ----------------------------------------------------------------------------
 
 
 def _finished(run: RunFolder) -> None:
@@ -208,7 +208,7 @@ def _run_id(run: RunFolder) -> str:
 
 
 def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
-    """The runs beneath one that repeats a recipe with several seeds; none of another run."""
+    """Return the child runs of a run that repeats a recipe with several seeds; none of another run."""
     titles = run_folder.members(run)
     if not titles or not all(title.startswith("seed ") for title in titles):
         return []
@@ -223,27 +223,29 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     best = (recipe.get("best") or {}).get("metric")
     metric = asked.metric or best
     if metric is None:
-        raise UserError(where, "its recipe names no best score", remedy="name one with --metric")
+        raise UserError(where, "its recipe has no best.metric", remedy="name a metric with --metric")
     history = journal.read(run.journal)
     if metric not in history.metrics:
         sets = tuple(f"{name}/" for name in recipe.get("evaluations") or {})
         known = [name for name in history.metrics if name.startswith(sets)] if sets else []
         near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
-        raise UserError(where, f"has no score {metric!r}", remedy=f"the nearest are {', '.join(near)}" if near else "")
-    if run.info().unsent or left(run)[1]:  # among it may be its models
+        raise UserError(where, f"has no metric {metric!r}", remedy=f"similar names: {', '.join(near)}" if near else "")
+    if run.info().unsent or left(run)[1]:  # its models may be among it
         send_rest(run, store)
     weights, step, model_id = _model(run)
     candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history)
     chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
     if _title(metric) != chosen:
-        raise UserError(where, f"{metric} is not of the weights that would be promoted", f"a score {chosen}/...")
+        raise UserError(
+            where, f"{metric} is not a metric of the weights that would be promoted", f"a metric {chosen}/..."
+        )
     if candidate.value(metric) is None:
         raise UserError(where, f"{metric} was not measured at step {step}, whose weights would be promoted")
     return candidate
 
 
 def _model(run: RunFolder) -> tuple[str, int, str]:
-    """Name, step and id of the LoggedModel that a run hands on: its best, or its last where there is no best."""
+    """Return name, step and id of the LoggedModel of a run that is promoted: its best, or its last without a best."""
     try:
         made = json.loads((run.path / "models.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -251,17 +253,17 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(str(run.path / "models.json"), f"cannot be read: {error}") from None
     for name in ("best", "last"):
-        # Of a run that was interrupted there may be earlier ones.
+        # An interrupted run may have earlier ones.
         steps = [int(key.removeprefix(f"{name}@")) for key in made if key.startswith(f"{name}@")]
         if steps:
             return name, max(steps), made[f"{name}@{max(steps)}"]
     raise UserError(
-        f"run {run.name}", "has no model", remedy="of a run above folds or settings, promote one beneath it"
+        f"run {run.name}", "has no model", remedy="of a run with folds or a sweep, promote one of its child runs"
     )
 
 
 def _holder(client: Any, name: str, alias: str) -> Any:
-    """The model version that has an alias, or None."""
+    """Return the model version that has an alias, or None."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -274,48 +276,49 @@ def _holder(client: Any, name: str, alias: str) -> Any:
 
 
 def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
-    """The run that a model version is of, or that above its seeds, whose folder must be here: rows are compared."""
+    """Return the run of a model version, or the parent of its seeds; its folder must be here to be compared."""
     for word in filter(None, (held.tags.get("trainkit.above"), held.run_id)):
         with contextlib.suppress(UserError):
             return store.find(word)
-    found = f"version {held.version} is of no run in {store.home / 'runs'}, so that nothing can be compared with it"
-    remedy = "promote where the folder of its run is, or take the alias off it in the MLflow page"
+    found = f"version {held.version} has no run in {store.home / 'runs'}, so no comparison is possible"
+    remedy = "promote where the folder of its run is, or remove the alias on the MLflow page"
     raise UserError(f"{held.name}@{alias}", found, remedy=remedy)
 
 
-# ---- What is asked ---------------------------------------------------------------------------------------------------
+# ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
 def _above_chance_level(candidate: _Candidate) -> Check:
-    """Check that the scores of the weights are above the chance level, where that is known.
+    """Check that the metrics of the weights are above the chance level, where that is known.
 
-    Where it is not known of the deciding score, as of an accuracy with a threshold, the others of its evaluation are
-    checked: an AUC.
+    Where it is unknown for the primary metric, such as an accuracy with a threshold, the others of its evaluation are
+    checked, such as an AUC.
     """
     metric, value = candidate.metric, candidate.value(candidate.metric)
     if value is None or not math.isfinite(value):
-        return Check("chance", False, f"{metric} is {value}, no number")
+        return Check("chance", False, f"{metric} is {value}, not a finite number")
     kept = [event.data for event in candidate.history.events if event.name == "chance"]
     bounds = {name: float(bound) for each in kept for name, bound in each.items()}
     names = [metric] if metric in bounds else [name for name in bounds if _title(name) == _title(metric)]
     if not names:
-        return Check("chance", None, f"{metric} {value:.4f}; what guessing could reach is not known, and no one has it")
+        return Check("chance", None, f"{metric} {value:.4f}; its chance level is unknown, and the alias is not set")
     scores = {name: candidate.value(name) for name in names}
     above = {name: score is not None and score > bounds[name] for name, score in scores.items()}
-    said = [f"{name} {_said(score)}, guessing stays below {bounds[name]:.4f}" for name, score in scores.items()]
-    return Check("chance", all(above.values()), "; ".join(said) + " in 999 of 1,000 cases")
+    said = [f"{name} {_said(score)}, upper bound of chance level {bounds[name]:.4f}" for name, score in scores.items()]
+    return Check("chance", all(above.values()), "; ".join(said) + " (99.9 %)")
 
 
 def _against(
     store: Store, client: Any, holder: RunFolder, run: RunFolder, candidate: _Candidate, asked: Promote
 ) -> tuple[list[Check], dict[str, Any]]:
-    """Check a run against the one that has the alias; return the checks and the numbers behind them."""
+    """Check a run against the one that has the alias; return the checks and their numbers."""
     from trainkit.analysis.compare import compare
+    from trainkit.analysis.compare_words import method, percent, verdict
 
     theirs = (diff.read(holder.recipe).get("best") or {}).get("metric") or ""
     if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
-        which = f"those that {theirs} chose" if theirs else "its last"
-        return [Check("score", False, f"of run {holder.name} other weights have it, {which}")], {}
+        which = f"those with the best {theirs}" if theirs else "its last"
+        return [Check("score", False, f"the alias is on other weights of run {holder.name}: {which}")], {}
     found = compare(store, [holder, run])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
     score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.score), None)
@@ -332,15 +335,15 @@ def _against(
     evaluation = candidate.metric.partition("/")[0]
     evidence["digests"] = [side.digest(evaluation) for side in found.sides]
     same = found.same_data.get(evaluation, False) and score.verdict != "not comparable"
-    data = Check("data", same, f"{evaluation} is the same for both" if same else f"{evaluation}: {score.why}")
+    data = Check("data", same, f"{evaluation}: same data in both" if same else f"{evaluation}: {score.why}")
     if not same:
         return [data], evidence
     one, other = (_said(value) for value in score.values)
     said = f"{candidate.metric} {one} -> {other}, {score.difference:+.4f}"
     if score.low is not None and score.high is not None:
-        said += f" ({score.low:+.4f} to {score.high:+.4f}; {score.draws} draws of {score.units})"
+        said += f" ({percent(found.level)} CI {score.low:+.4f} to {score.high:+.4f}; {method(score)})"
     why = f" ({score.why})" if score.why else ""
-    better = Check("score", score.verdict == "better", f"{said}: {score.verdict}{why}")
+    better = Check("score", score.verdict == "better", f"{said}: {verdict(score)}{why}")
     sides = [_seeds(store, one) or [one] for one in (holder, run)]
     speeds, hardware = [_throughput(side) for side in sides], [_shared(client, side) for side in sides]
     evidence["speed"] = {"samples_per_s": speeds, "hardware": hardware}
@@ -348,30 +351,30 @@ def _against(
 
 
 def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], max_slower: float | None) -> Check:
-    """Check that a training is not slower than another by more than a share.
+    """Check that training throughput is not lower by more than a fraction.
 
-    `rates` are samples/s and `hardware` the machines, of the one before and of the new one; where machines differ, or
-    are not known, nothing is checked.
+    `rates` are samples/s and `hardware` the machines, of the current holder and of the new run; where machines differ
+    or are unknown, nothing is checked.
     """
     before, after = rates
     if max_slower is None:
-        return Check("speed", None, "not asked: max_slower is null")
+        return Check("speed", None, "not checked: max_slower is null")
     if before is None or after is None or not before > 0:
-        return Check("speed", None, "not asked: not known of both")
+        return Check("speed", None, "not checked: throughput is not known for both")
     if not all(hardware):
-        return Check("speed", None, "not asked: one of them was continued on other hardware, or does not say on which")
+        return Check("speed", None, "not checked: hardware unknown, or changed on resume")
     other = [key for key in HARDWARE if hardware[0].get(key) != hardware[1].get(key)]
     if other:
         words = ", ".join(f"{key} {hardware[0].get(key)} -> {hardware[1].get(key)}" for key in other)
-        return Check("speed", None, f"not asked: other hardware ({words})")
+        return Check("speed", None, f"not checked: different hardware ({words})")
     slower = 1 - after / before
     change = f"{100 * abs(slower):.1f} % {'slower' if slower > 0 else 'faster'}"
-    allowed = f"{100 * max_slower:g} % slower is allowed"
+    allowed = f"at most {100 * max_slower:g} % slower allowed"
     return Check("speed", slower <= max_slower, f"{before:.4g} -> {after:.4g} samples/s, {change}; {allowed}")
 
 
 def _throughput(runs: Sequence[RunFolder]) -> float | None:
-    """Mean of their samples/s; None where one has none."""
+    """Return their mean samples/s; None where one has none."""
     rates = [rate for run in runs if (rate := _speed(journal.read(run.journal))) is not None]
     return sum(rates) / len(rates) if len(rates) == len(runs) else None
 
@@ -382,32 +385,32 @@ def _speed(history: journal.History) -> float | None:
 
 
 def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:
-    """Return the hardware of all of them; empty where that differs, or is not known of one."""
+    """Return the hardware of all runs; empty where it differs, or is unknown for one."""
     first, *others = [_hardware(client.get_run(run.info().run_id)) for run in runs]
     return first if all(other == first for other in others) else {}
 
 
 def _hardware(run: Any) -> dict[str, str]:
-    """Return the hardware of a run, by its parameters; empty where that changed on resume, or is not known."""
+    """Return the hardware of a run from its parameters; empty where it changed on resume, or is unknown."""
     if '"machine.' in run.data.tags.get("trainkit.changed_params", ""):
         return {}
     named = {key: run.data.params.get(f"machine.{key}") for key in HARDWARE}
     return {key: value for key, value in named.items() if value is not None}
 
 
-# ---- What is written -------------------------------------------------------------------------------------------------
+# ---- Registry and artifacts ------------------------------------------------------------------------------------------
 
 
 def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -> str:
-    """The version of the model that is of the candidate's weights, made where it is not there yet.
+    """Return the model version of the candidate's weights, and create it if it does not exist.
 
-    `run` is that which asked: the candidate's, or that above it, whose name the version then has as a tag.
+    `run` is the run to promote: the candidate's, or its parent run, whose name the version then has as a tag.
     """
     from mlflow.exceptions import MlflowException
 
     model = client.get_logged_model(candidate.model_id)
     _complete(client, candidate, model)
-    # Of an attempt that was cut short there is one already.
+    # An interrupted attempt has already created one.
     for made in client.search_model_versions(f"run_id = '{candidate.run_id}'"):
         if made.name == name and made.tags.get("trainkit.model") == candidate.model_id:
             return str(made.version)
@@ -418,7 +421,7 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
             raise
     version = client.create_model_version(
         name,
-        # Where its files are. `models:/<id>` MLflow 3.17 would look up in the store of its global settings.
+        # Path of its files: MLflow 3.17 would look up `models:/<id>` in the store of its global settings.
         source=model.artifact_location,
         run_id=candidate.run_id,
         model_id=candidate.model_id,
@@ -432,14 +435,14 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
     )
     known = json.loads(model.tags.get("mlflow.modelVersions", "[]"))
     if not any(entry["name"] == name and str(entry["version"]) == str(version.version) for entry in known):
-        # The page of the model names its versions by this tag; only a server sets it by itself.
+        # The page of the model lists its versions from this tag, which only a server sets on its own.
         known.append({"name": name, "version": version.version})
         client.set_logged_model_tags(candidate.model_id, {"mlflow.modelVersions": json.dumps(known)})
     return str(version.version)
 
 
 def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
-    """Add what MLflow loads a model by to one that an older trainkit logged as weights alone."""
+    """Add the files by which MLflow loads a model to one that an older trainkit logged as weights only."""
     from trainkit.inference import mlflow_model
 
     files = {file.path: file.file_size for file in client.list_logged_model_artifacts(model.model_id)}
@@ -449,7 +452,7 @@ def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
     scores = {metric.key: metric.value for metric in model.metrics or []}
     try:
         recipe = loader.load(candidate.folder.recipe)
-    except UserError:  # a plug-in's: it stays a file of weights
+    except UserError:  # of a plug-in: it stays a file of weights
         return
     described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)
     if described is not None:
@@ -461,7 +464,7 @@ def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
 
 
 def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[str, Any]) -> str:
-    """Keep a decision and its evidence as an artifact of the run and with the version; returns where it is."""
+    """Log a decision and its evidence as an artifact of the run, and in the version; returns the artifact's path."""
     now = time.gmtime()
     word = re.sub(r"[^\w.-]", "-", f"{decision.model}-{decision.alias}")
     path = f"promotion/{word}-{time.strftime('%Y%m%d-%H%M%S', now)}.json"
@@ -482,7 +485,7 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
 
 
 def _title(metric: str) -> str:
-    """Return the part before the score: an evaluation, or EMA weights on it (`val/ema`)."""
+    """Return the part before the metric: an evaluation, or that of EMA weights (`val/ema`)."""
     return metric.rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""The rows that a run kept of its evaluations, and what other samples might have scored."""
+"""Read the rows that a run saved of its evaluations, and compute bootstrap intervals of its scores from them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Columns = dict[str, np.ndarray]
 def read(
     client: Any, run_id: str | None, name: str, without: Collection[str] = bootstrap.NEVER_READ
 ) -> tuple[Columns, str] | None:
-    """The columns of `rows/NAME.parquet` of a run in MLflow, and the SHA-256 of the file.
+    """Return the columns of `rows/NAME.parquet` of a run in MLflow, and the SHA-256 of the file.
 
-    Those that no score is computed from are left out. None where the run has no such rows, or they cannot be read.
+    Columns from which no metric is computed are left out. None where the rows are missing or cannot be read.
     """
     from mlflow.exceptions import MlflowException
 
@@ -38,9 +38,9 @@ def read(
 
 
 def unsent(run: RunFolder, name: str, without: Collection[str] = bootstrap.NEVER_READ) -> tuple[Columns, str] | None:
-    """As `read`, of what a run has yet to send. None where that is not among it."""
+    """As `read`, from the upload queue of a run. None where the rows are not in it."""
     for file in sorted((run.path / "outbox").glob(f"*/file/{name}.parquet"), reverse=True):
-        with contextlib.suppress(OSError, ValueError):  # it is being sent at this moment
+        with contextlib.suppress(OSError, ValueError):  # it is being uploaded at this moment
             if json.loads((file.parents[1] / "job.json").read_bytes()).get("folder") == "rows":
                 return _read(file, without)
     return None
@@ -62,9 +62,9 @@ def _read(file: Path, without: Collection[str]) -> tuple[Columns, str] | None:
 def intervals(
     rows: Columns, scores: Mapping[str, float], draws: int = significance.DRAWS
 ) -> tuple[dict[str, Interval], str]:
-    """Between what `scores` may lie, by the bootstrap over the units of `rows`, and these units in words.
+    """Return bootstrap intervals of `scores` over the units of `rows`, and the units in words.
 
-    Only of scores that the rows give to six digits: of others, or of rows of another step, nothing is known.
+    Only scores that the rows reproduce to six digits get one: not others, nor those of another step.
     """
     size = len(next(iter(rows.values()), ()))
     if not size:
@@ -95,7 +95,7 @@ def intervals(
 
 
 def _column(values: Any) -> np.ndarray:
-    """A column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
+    """Return a column of parquet: numbers, texts (objects), or lists of one length as rows of a matrix."""
     plain = values.to_numpy()
     if plain.dtype == object and len(plain) and all(isinstance(value, np.ndarray) for value in plain):
         return np.stack(list(plain))

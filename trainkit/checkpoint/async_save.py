@@ -1,8 +1,8 @@
-"""Write a checkpoint in a thread beside the training.
+"""Write a checkpoint in a thread during the training.
 
-The training goes on as soon as what a forward changes is copied. What only an update changes is copied while the next
-forward and backward run, and the update waits for that; hashing, writing and syncing go on behind it. One checkpoint is
-under way at a time (after CheckFreq, Mohan et al., FAST 2021: snapshot and persist, each beside the computation).
+The training continues as soon as the tensors that a forward pass changes are copied. Tensors that only the optimizer
+step changes are copied during the next forward and backward pass, and the step waits for that; hashing, writing and
+syncing continue in the background. One checkpoint is written at a time (after CheckFreq, Mohan et al., FAST 2021).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainkit.checkpoint.verification import CheckpointError
 class Commit(threading.Thread):
     """Copies tensors and then writes them: `write` gets the copies by file and name.
 
-    `required`: the training does not go on without it.
+    `required`: the training ends if it fails.
     """
 
     def __init__(
@@ -30,19 +30,19 @@ class Commit(threading.Thread):
         self._work, self._required = (copies, write), required
         self._copied = threading.Event()
         self.failure: BaseException | None = None
-        """Why there is no checkpoint; settled when the thread has ended."""
+        """The error, if the checkpoint failed; valid after the thread has ended."""
 
     def run(self) -> None:
         """Copy, then write."""
         copies, write = self._work
-        del self._work  # the copies go when they are written, and not when somebody asks what became of them
+        del self._work  # free the copies as soon as they are written
         try:
             try:
                 files = copies.make()
             except MemoryError as error:
-                remedy = "free some memory; older checkpoints are intact"
+                remedy = "free memory; older checkpoints are intact"
                 raise CheckpointError(
-                    f"checkpoint of step {self.step}", "no memory for its copies", "", remedy
+                    f"checkpoint of step {self.step}", "out of memory while copying tensors", "", remedy
                 ) from error
             finally:
                 self._copied.set()
@@ -52,7 +52,7 @@ class Commit(threading.Thread):
 
     @property
     def ends(self) -> bool:
-        """Return True where the training must end with the failure: one of the disk may pass, others do not."""
+        """Return True if the training must end with the failure; failures of the disk may be temporary."""
         return self.failure is not None and (self._required or not isinstance(self.failure, CheckpointError))
 
     @property

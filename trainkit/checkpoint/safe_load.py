@@ -1,8 +1,8 @@
-"""Read tensors of others: safetensors, and PyTorch's files without running what is pickled in them.
+"""Read tensors from untrusted files: safetensors, and PyTorch files without running the code pickled in them.
 
-A `.pth` file is a program for the pickle machine. Before PyTorch sees it, its instructions are read as data and
-compared with a list of what a dictionary of tensors needs; anything else is refused, and named. PyTorch's restricted
-loader (`weights_only=True`) is the second wall. There is no switch that takes either down.
+A `.pth` file is a program for the pickle machine. Before PyTorch reads it, its instructions are scanned as data and
+compared with a list of those that a dictionary of tensors needs; any other is refused and named. PyTorch's restricted
+loader (`weights_only=True`) is the second barrier. Neither can be disabled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainkit.checkpoint.verification import check_file
 from trainkit.errors import UserError, few
 
 MAX_BYTES = 8 * 2**30
-"""Largest file that is read; iResNet-100 has 0.26 GB."""
+"""Largest file size in bytes; iResNet-100 has 0.26 GB."""
 MAX_PICKLE_BYTES = 32 * 2**20
 """Largest table of contents of a PyTorch file; ten thousand tensors take about 2 MB."""
 
@@ -47,7 +47,7 @@ GLOBALS = frozenset(
         "torch ShortStorage",
     }
 )
-"""`module name` of everything a file may call for."""
+"""`module name` of every callable that a file may use."""
 # fmt: off
 _OPCODES = frozenset({
     "PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT",
@@ -60,8 +60,8 @@ _LEGACY = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 """How PyTorch before 1.6 began its files: its magic number, pickled."""
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_backbone")
 _RESAVE = (
-    "have its source write it again as safetensors, or as torch.save(net.state_dict(), ...); "
-    "files that need more than tensors are never run"
+    "convert it where it came from: to safetensors, or with torch.save(net.state_dict(), ...); "
+    "trainkit runs no code from files of weights"
 )
 
 
@@ -69,18 +69,18 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
     """Read named tensors, on the CPU, from safetensors or a PyTorch file.
 
     Wrappers (`state_dict`, `model`, ...) are opened; the prefixes of DataParallel (`module.`), torch.compile
-    (`_orig_mod.`) and CVLface's safetensors (`model.net.`) are taken off. Raises UserError for whatever is missing,
-    damaged, not tensors, or calls for code; of a file in a checkpoint's folder also where it is not what was written.
+    (`_orig_mod.`) and CVLface's safetensors (`model.net.`) are removed. Raises UserError for a file that is missing,
+    damaged, not of tensors, or needs code; for a file of a checkpoint also if it differs from its manifest.
     """
     path = Path(path)
     where = str(path)
     try:
         if not path.is_file():
-            found = "is a folder" if path.is_dir() else "no such file"
+            found = "is a folder" if path.is_dir() else "does not exist"
             raise UserError(where, found, "a file of weights", "check the path")
         size = path.stat().st_size
         if size > max_bytes:
-            raise UserError(where, f"{size:,} bytes", f"at most {max_bytes:,} bytes of weights")
+            raise UserError(where, f"{size:,} bytes", f"at most {max_bytes:,} bytes", "use a file with weights only")
         check_file(path)
         with path.open("rb") as file:
             start = file.read(16)
@@ -93,19 +93,21 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
             else:
                 raise _unknown(file, where, size)
     except OSError as error:
-        raise UserError(where, f"cannot be read ({error.strerror or error})", remedy="check the file") from error
+        raise UserError(
+            where, f"cannot be read ({error.strerror or error})", remedy="check the file and its permissions"
+        ) from error
     return _plain_names(_checked(tensors, where, size), where)
 
 
 def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
-    # Imported when files are read, which checking a recipe is not: 50 ms.
+    # Imported only when files are read: 50 ms.
     from safetensors import SafetensorError
     from safetensors import torch as by_torch
 
     try:
         return by_torch.load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(where, f"is no whole safetensors file ({error})") from error
+        raise _damaged(where, f"not a complete safetensors file ({error})") from error
 
 
 def _read_zip(file: BinaryIO, where: str) -> object:
@@ -115,28 +117,28 @@ def _read_zip(file: BinaryIO, where: str) -> object:
             names = [member.filename for member in members]
             tables = [name for name in names if name.endswith(".pkl")]
             if any(name.endswith("/constants.pkl") or "/code/" in name for name in names):
-                raise UserError(where, "is a TorchScript archive, which is a program", "named tensors", _RESAVE)
-            # PyTorch and Python must see the same file: one root, no name twice, nothing packed.
+                raise UserError(where, "a TorchScript archive, which is a program", "named tensors", _RESAVE)
+            # PyTorch and Python must read the same content: one root, no duplicate names, no compression.
             roots = {name.partition("/")[0] for name in names}
             packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
             if len(tables) != 1 or not tables[0].endswith("/data.pkl") or tables[0].count("/") != 1:
-                raise UserError(where, "is a zip archive but no PyTorch file", "one data.pkl inside", _RESAVE)
+                raise UserError(where, "a zip archive that is not a PyTorch file", "one data.pkl inside", _RESAVE)
             if len(roots) != 1 or len(set(names)) != len(names) or packed:
-                raise UserError(where, "is a zip archive that PyTorch did not write", "a plain PyTorch file", _RESAVE)
+                raise UserError(where, "a zip archive that PyTorch did not write", "a plain PyTorch file", _RESAVE)
             if archive.getinfo(tables[0]).file_size > MAX_PICKLE_BYTES:
-                raise UserError(where, "has a table of contents that is too large", f"up to {MAX_PICKLE_BYTES:,} bytes")
+                raise UserError(where, "table of contents too large", f"at most {MAX_PICKLE_BYTES:,} bytes", _RESAVE)
             broken = archive.testzip()
             if broken:
-                raise _damaged(where, f"its part {broken} does not match its checksum")
+                raise _damaged(where, f"part {broken} does not match its checksum")
             _scan(io.BytesIO(archive.read(tables[0])), where)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise _damaged(where, f"is no whole PyTorch file ({error})") from error
+        raise _damaged(where, f"not a complete PyTorch file ({error})") from error
     file.seek(0)
     return _load(file, where)
 
 
 def _read_legacy(path: Path, where: str) -> object:
-    # Read once: what was scanned is what is loaded. And PyTorch would also try a real file as a tar archive.
+    # Read once, so that the scanned bytes are loaded. PyTorch would also try a real file as a tar archive.
     content = io.BytesIO(path.read_bytes())
     # Magic number, protocol, machine, the object itself, names of its storages; then raw numbers.
     for _ in range(5):
@@ -148,13 +150,13 @@ def _read_legacy(path: Path, where: str) -> object:
 def _load(file: BinaryIO, where: str) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=False)
-    except Exception as error:  # A damaged file can end in any of them; none may become a traceback.
+    except Exception as error:  # A damaged file can raise any exception; none may become a traceback.
         reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise _damaged(where, f"PyTorch cannot read it ({reason})") from error
 
 
 def _scan(pickle: BinaryIO, where: str) -> None:
-    """Read the instructions of one pickle up to its end. Raises UserError for one that tensors do not need."""
+    """Scan the instructions of one pickle. Raises UserError for one that tensors do not need."""
     surplus = ""
     strings: list[str] = []
     try:
@@ -163,40 +165,41 @@ def _scan(pickle: BinaryIO, where: str) -> None:
                 raise _refused(where, str(argument).replace(" ", "."))
             if isinstance(argument, str):
                 strings = [*strings[-1:], argument]
-            # The names of this one are made while loading: those read last are good for the message and nothing else.
+            # The names of this instruction are computed while loading: the last strings are only for the message.
             if opcode.name == "STACK_GLOBAL" and " ".join(strings) not in GLOBALS:
                 raise _refused(where, ".".join(strings))
             if not surplus and opcode.name == "PROTO" and argument != 2:
                 surplus = f"pickle protocol {argument} (PyTorch writes 2)"
-            # Going on after the first of these finds the function it is there for: a better thing to name.
+            # Continue after the first of these, to name the function that it is used for.
             if not surplus and opcode.name not in _OPCODES:
                 surplus = f"the pickle instruction {opcode.name}"
     except (ValueError, IndexError, EOFError, OverflowError) as error:
         if not surplus:
-            raise _damaged(where, f"its table of contents cannot be read ({error})") from error
+            raise _damaged(where, f"table of contents cannot be read ({error})") from error
     if surplus:
         raise _refused(where, surplus)
 
 
 def _unknown(file: BinaryIO, where: str, size: int) -> UserError:
-    """Return the error for a file that is neither safetensors nor of PyTorch; a plain pickle is named by its calls."""
+    """Return the error for a file that is neither safetensors nor of PyTorch; for a pickle it names the calls."""
     file.seek(0)
     if size and file.read(1) in b"\x80(]}c":
         file.seek(0)
         try:
             _scan(io.BytesIO(file.read(MAX_PICKLE_BYTES)), where)
         except UserError as error:
-            if "calls for" in error.found:
+            if "needs" in error.found:
                 return error
-    return UserError(where, "is empty" if not size else "is neither safetensors nor a PyTorch file", remedy=_RESAVE)
+    found = "is empty" if not size else "neither a safetensors nor a PyTorch file"
+    return UserError(where, found, remedy=_RESAVE)
 
 
 def _refused(where: str, what: str) -> UserError:
-    return UserError(where, f"calls for {what} while loading", "tensors alone", f"it was not opened: {_RESAVE}")
+    return UserError(where, f"needs {what} to load, and was not opened", "only tensors", _RESAVE)
 
 
 def _damaged(where: str, how: str) -> UserError:
-    return UserError(where, how, remedy="the file is damaged or incomplete: fetch or copy it again")
+    return UserError(where, how, remedy="download or copy the file again: it is damaged or incomplete")
 
 
 def _checked(content: object, where: str, size: int) -> dict[str, Tensor]:
@@ -208,18 +211,19 @@ def _checked(content: object, where: str, size: int) -> dict[str, Tensor]:
         content = inner
     if not isinstance(content, dict) or not content:
         found = "an empty dictionary" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise UserError(where, f"holds {found}", "tensors by name", _RESAVE)
+        raise UserError(where, f"contains {found}", "tensors by name", _RESAVE)
     other = [
         str(name) for name, tensor in content.items() if not isinstance(name, str) or not isinstance(tensor, Tensor)
     ]
     if other:
-        raise UserError(where, f"holds what is no tensor under {few(other, 10)}", "tensors by name", _RESAVE)
+        raise UserError(where, f"entries that are not tensors: {few(other, 10)}", "tensors by name", _RESAVE)
     unpacked = 0
     for name, tensor in content.items():
-        # A view can claim any number of elements of a storage of one; in memory it would become as large as it claims.
+        # A view can claim many elements of a storage with one element; copied, it would become that large.
         unpacked += 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
         if tensor.layout != torch.strided or tensor.is_quantized or unpacked > size:
-            raise UserError(where, f"{name!r} of shape {tuple(tensor.shape)} is not stored in full", "plain tensors")
+            found = f"{name!r} of shape {tuple(tensor.shape)} is not stored in full"
+            raise UserError(where, found, "plain dense tensors", _RESAVE)
     return {name: tensor.detach().contiguous() for name, tensor in content.items()}
 
 
@@ -228,12 +232,12 @@ def _plain_names(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
     everywhere = all(name.startswith("module.") for name in tensors)
     cvlface = all(name.startswith("model.net.") for name in tensors)
     for name, tensor in tensors.items():
-        # `module` can be a name of the net's own, unless all begin with it; `_orig_mod` never is.
+        # `module` can be part of the network's own names, unless all names begin with it; `_orig_mod` never is.
         parts = [part for part in name.split(".") if part != "_orig_mod"]
         short = ".".join(parts[1:] if everywhere and parts[0] == "module" else parts)
         short = short.removeprefix("model.net.") if cvlface else short
         if not short or short in plain:
-            raise UserError(where, f"names {short or name!r} twice", "each tensor once")
+            raise UserError(where, f"two tensors named {short or name!r}", "each name once", _RESAVE)
         plain[short] = tensor
     return plain
 
@@ -241,8 +245,8 @@ def _plain_names(tensors: dict[str, Tensor], where: str) -> dict[str, Tensor]:
 def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore: Iterable[str] = ()) -> None:
     """Copy tensors into a network by name, all or nothing; half precision is widened to the network's own.
 
-    `ignore` are patterns (`head.*`) of names that are left alone, missing or not. Raises UserError with up to ten names
-    each that are missing, unexpected or of another shape, or that hold values which are not finite.
+    `ignore` are patterns (`head.*`) of names to skip, missing or not. Raises UserError with up to ten names each that
+    are missing, unexpected or of another shape, or that have values which are not finite.
     """
     own = net.state_dict()
     patterns = tuple(ignore)
@@ -250,7 +254,7 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore:
     def counts(name: str) -> bool:
         return not any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    # Batch norm only counts batches when it has no momentum; converted checkpoints leave the counter out.
+    # Batch norm uses its counter only without momentum; converted checkpoints leave it out.
     missing = [name for name in own if name not in tensors and not name.endswith("num_batches_tracked")]
     missing = [name for name in missing if counts(name)]
     unexpected = [name for name in tensors if name not in own and counts(name)]
@@ -271,11 +275,11 @@ def load_into(net: nn.Module, tensors: Mapping[str, Tensor], where: str, ignore:
         raise UserError(
             where,
             f"does not fit {type(net).__name__}; " + "; ".join(problems),
-            remedy="the file is of another network, width, embedding or image size: change the net or the file",
+            remedy="use weights of the same network, width, embedding and image size, or change task.net",
         )
     broken = [name for name, t in shared.items() if t.is_floating_point() and not torch.isfinite(t).all()]
     if broken:
-        raise UserError(where, f"holds values that are not finite: {few(broken, 10)}", remedy="take another file")
+        raise UserError(where, f"values that are not finite in {few(broken, 10)}", remedy="use another file")
     net.load_state_dict(shared, strict=False)
 
 
@@ -285,7 +289,10 @@ def read_centres(path: Path | str, classes: int, dim: int) -> Tensor:
     found = [name for name in tensors if name in ("weight", "kernel", "head.weight", "head.kernel")]
     if len(found) != 1:
         raise UserError(
-            str(path), f"holds {few(tensors, 10)}", "one table `weight` (C, D) or `kernel` (D, C) of class centres"
+            str(path),
+            f"contains {few(tensors, 10)}",
+            "one table of class centres, `weight` (C, D) or `kernel` (D, C)",
+            "use another file",
         )
     table = tensors[found[0]]
     wanted = (dim, classes) if found[0].endswith("kernel") else (classes, dim)
@@ -294,10 +301,10 @@ def read_centres(path: Path | str, classes: int, dim: int) -> Tensor:
             str(path),
             f"{found[0]} {tuple(table.shape)} {_kind(table)}",
             f"{wanted} for {classes} classes and embeddings of {dim}",
-            "the file is of another data set or embedding",
+            "use class centres of the same data set and embedding",
         )
     if not torch.isfinite(table).all():
-        raise UserError(str(path), f"{found[0]} holds values that are not finite", remedy="take another file")
+        raise UserError(str(path), f"values that are not finite in {found[0]}", remedy="use another file")
     return (table.T if found[0].endswith("kernel") else table).float().contiguous()
 
 
@@ -317,7 +324,7 @@ def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], metadata: Map
         by_torch.save_file(plain, str(path), dict(metadata) if metadata else None)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            str(path), f"cannot be written ({error})", remedy="check the folder and the space left"
+            str(path), f"cannot be written ({error})", remedy="check the folder and the free space"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Convert networks and optimizers to plain tensors by name and back, bit for bit.
 
-Names are those of the parameters, whatever DDP, FSDP2 and torch.compile have wrapped around, and tensors are whole even
-where they are sharded: what is saved on eight processes loads on one.
+Names are those of the parameters without the wrappers of DDP, FSDP2 and torch.compile, and sharded tensors are
+gathered: a checkpoint saved on eight processes loads on one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NamedParameters = Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]
 _LISTED = 10
 _ALIGNED = 64
 _SPARE = 4
-"""Memory is allocated ahead where so many times as much is free: checkpoints that are being written need some, too."""
+"""Memory is allocated ahead if this many times as much is free: writing a checkpoint needs memory, too."""
 _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
-"""Options of an optimizer that say how it computes on this machine, not what: never taken from a file."""
+"""Options of an optimizer that depend on the machine and not on the result: never read from a file."""
 
 
 class CopyBuffers:
-    """Memory on the CPU that is used for one set of copies after the other.
+    """Reusable memory on the CPU for copies of tensors.
 
     Fresh memory takes longer to allocate than to fill: 300 MB 0.20 s of processor time against 0.07.
     """
@@ -50,7 +50,7 @@ class CopyBuffers:
         made = list(tensors)
         for device, size in sizes(tensors).items():
             memory, cuda, start = self._held(device, size), device.type == "cuda", 0
-            # On a stream of its own: on the training's it would stand in line behind kernels, and hold up others.
+            # On a separate stream: on the training's it would wait for kernels and delay others.
             with torch.cuda.stream(torch.cuda.Stream(device)) if cuda else contextlib.nullcontext():
                 for at, tensor in enumerate(tensors):
                     if tensor.device == device:
@@ -64,14 +64,14 @@ class CopyBuffers:
     def allocate(self, wanted: Mapping[torch.device, int]) -> None:
         """Allocate memory for copies ahead, bytes by device, page by page, where there is none yet.
 
-        Copies that are asked for meanwhile wait for it. Where memory is short nothing is allocated.
+        Concurrent copies wait for it. If memory is short, nothing is allocated.
         """
         for device, size in wanted.items():
             with self._getting:
                 if device not in self._memory and psutil.virtual_memory().available > _SPARE * size:
                     self._memory[device] = _fresh(device, size)
-                    if device.type != "cuda":  # page-locked, it is there
-                        self._memory[device].numpy()[:: mmap.PAGESIZE] = 0  # lets other threads go on meanwhile
+                    if device.type != "cuda":  # page-locked memory is present already
+                        self._memory[device].numpy()[:: mmap.PAGESIZE] = 0  # releases the interpreter lock
 
     def _held(self, device: torch.device, size: int) -> Tensor:
         with self._getting:
@@ -155,16 +155,16 @@ class Copies:
                 if id(tensor) in copied and tensor._version != self._versions[id(tensor)]:
                     raise UserError(
                         f"{name} ({file})",
-                        "it changed while it was copied for a checkpoint",
-                        "a trained parameter that nothing but the optimizer's step changes",
-                        "make what a forward changes a buffer (register_buffer), or its parameter one that is not "
-                        "trained (requires_grad_(False)): these are copied before the training goes on",
+                        "changed while it was copied for a checkpoint",
+                        "a trained parameter that only the optimizer step changes",
+                        "register tensors that a forward pass changes as buffers (register_buffer), or freeze the "
+                        "parameter (requires_grad_(False)): both are copied before the training continues",
                     )
         tensors.clear()
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by the names they have in files, whatever DDP and torch.compile have wrapped around."""
+    """Return parameters by their names in files, without the wrappers of DDP and torch.compile."""
     return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
 
 
@@ -174,8 +174,8 @@ def module_tensors(
     """Return copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
 
     With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
-    `keep=False` and get an empty dict, which spares their memory. Where there are `copies`, they get the tensors: the
-    promise of parameters that are trained if the module `learns`, and all else to be taken.
+    `keep=False` and get an empty dict, which saves their memory. With `copies`, trained parameters are promised to them
+    if the module `learns`, and all other tensors are taken.
     """
     if copies is None:
         tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
@@ -200,15 +200,15 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) ->
 def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy tensors into those of the same names in place; as `load_module` for what is no module."""
     problems = [f"{name} is missing" for name in live.keys() - tensors.keys()]
-    problems += [f"{name} is not in the network" for name in tensors.keys() - live.keys()]
+    problems += [f"{name} is unexpected" for name in tensors.keys() - live.keys()]
     for name in live.keys() & tensors.keys():
         file, own = tensors[name], live[name]
         if own.is_meta:
             raise ValueError(f"{name} has no memory yet (meta device)")
         if (file.shape, file.dtype) != (own.shape, own.dtype):
-            problems.append(f"{name} is {_kind(file)}, the network has {_kind(own)}")
+            problems.append(f"{name} is {_kind(file)} instead of {_kind(own)}")
     if problems:
-        raise UserError(where, _listed(problems), remedy="these tensors are of another network or recipe")
+        raise UserError(where, _listed(problems), remedy="use tensors of the same network and recipe")
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(sharded_like(tensors[name], tensor))
@@ -243,7 +243,7 @@ def optimizer_tensors(
                 state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep, copy)
     own = optimizer.state_dict()
     if sum(map(len, state.values())) < sum(map(len, own["state"].values())):
-        raise ValueError(f"{kind} keeps state elsewhere than in its `state`; it cannot be saved")
+        raise ValueError(f"{kind} keeps state outside `state`; it cannot be saved")
     # A few optimizers draw random numbers, and hold a generator of their own.
     extra = {
         key: _pack(own[key], f"extra/{key}", tensors, keep, copy) for key in own.keys() - {"state", "param_groups"}
@@ -259,10 +259,10 @@ def load_optimizer(
     scalars: Mapping[str, Json],
     where: str = "optimizer",
 ) -> None:
-    """Put back what `optimizer_tensors` gave, bit for bit, into an optimizer over the same parameters.
+    """Restore the result of `optimizer_tensors`, bit for bit, into an optimizer over the same parameters.
 
-    Options that say how this machine computes (fused, foreach ...) stay as they are. Raises `UserError` naming what
-    does not fit: another optimizer, other groups, other parameters, tensors left over or missing.
+    Options that depend on the machine (fused, foreach ...) are kept. Raises `UserError` naming what does not fit:
+    another optimizer, other groups, other parameters, unexpected or missing tensors.
     """
     kind, optimizer = _bare_optimizer(optimizer)
     names = _names_by_parameter(parameters)
@@ -360,7 +360,7 @@ def _names_by_parameter(parameters: NamedParameters) -> dict[nn.Parameter, str]:
 
 def _name_of(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:
     if parameter not in names:
-        raise ValueError(f"the optimizer holds a parameter of shape {tuple(parameter.shape)} that bears no name")
+        raise ValueError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} without a name")
     return names[parameter]
 
 
@@ -427,21 +427,22 @@ def _check_optimizer(
     where: str,
 ) -> None:
     if scalars["class"] != kind:
-        raise UserError(where, f"state of {scalars['class']}", kind, "resume with the recipe it was made with")
+        raise UserError(where, f"state of {scalars['class']}", kind, "resume with the recipe of the run")
     own = [[_name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups]
     saved = [group["parameters"] for group in scalars["groups"]]
     if own != saved:
         flat_own, flat_saved = {n for group in own for n in group}, {n for group in saved for n in group}
         problems = [f"{name} is missing" for name in flat_own - flat_saved]
-        problems += [f"{name} is not trained here" for name in flat_saved - flat_own]
+        problems += [f"{name} is unexpected" for name in flat_saved - flat_own]
         problems = problems or [f"{len(saved)} groups of {[len(g) for g in saved]} parameters in another order"]
-        raise UserError(where, _listed(problems), f"{len(own)} groups of {[len(g) for g in own]} parameters")
+        expected = f"{len(own)} groups of {[len(g) for g in own]} parameters"
+        raise UserError(where, _listed(problems), expected, "resume with the recipe of the run")
     holders = [scalars["extra"], *(group["options"] for group in scalars["groups"]), *scalars["state"].values()]
     used = [reference for entries in holders for packed in entries.values() for reference in _references(packed)]
     problems = [f"{name} is missing" for name in set(used) - tensors.keys()]
-    problems += [f"{name} belongs to nothing" for name in tensors.keys() - set(used)]
+    problems += [f"{name} is unexpected" for name in tensors.keys() - set(used)]
     if problems:
-        raise UserError(where, _listed(problems))
+        raise UserError(where, _listed(problems), remedy="resume from an older checkpoint")
 
 
 def _kind(tensor: Tensor) -> str:

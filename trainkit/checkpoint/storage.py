@@ -1,16 +1,16 @@
-"""Store checkpoints on disk: written aside, hashed, renamed into place, verified before use, and free of pickle.
+"""Store checkpoints on disk: written to a temporary folder, hashed, renamed, verified before use, without pickle.
 
 A checkpoint is a folder `step-000000123/` that holds
 
 | file                  | content                                                                            |
 |-----------------------|------------------------------------------------------------------------------------|
 | `<group>.safetensors` | tensors by name: `model`, `memory`, `ema`, `optimizer` (`<parameter>/<state key>`)  |
-| `state.json`          | all else that is needed to go on: step, gates, best records, recipe, data, versions |
+| `state.json`          | the rest of the state: step, gates, best records, recipe, data, versions           |
 | `recipe.yaml`         | the resolved recipe                                                                |
 | `MANIFEST.json`       | written last: format version, and size and SHA-256 of each file above              |
 
-After the first commit there is at every moment at least one complete checkpoint, whichever system call the process dies
-in; and a checkpoint whose bytes are not those of its manifest is never used.
+After the first commit there is always at least one complete checkpoint, even if the process is killed in any system
+call; and a checkpoint that differs from its manifest is never used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from trainkit.files import Json, sync_folder, through_no_link
 _ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 _HEADROOM = 1.2
-_FREE = "free some space; older checkpoints are intact"
+_FREE = "free disk space; older checkpoints are intact"
 _CHUNK = 8 << 20
 _JOINED = 1 << 20
 _TYPES = {
@@ -85,20 +85,21 @@ class Loaded:
 def write(
     folder: Path, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Json], recipe_text: str
 ) -> Path:
-    """Commit a checkpoint of `step` under `folder`, which is made where it is missing, and return its path.
+    """Commit a checkpoint of `step` under `folder`, which is created if missing, and return its path.
 
     `tensors` is group to tensors by name, on any device; `state` is plain JSON data (tuples come back as lists) and
-    gets the key `step`. A valid checkpoint of the same step is replaced without a moment in which neither exists.
+    gets the key `step`. While a valid checkpoint of the same step is replaced, one of the two
+    always exists.
 
-    Raises `CheckpointError` when the disk is full or fails: nothing half-written stays, older checkpoints are intact,
-    and training may go on. Raises ValueError for states that JSON would not give back unchanged.
+    Raises `CheckpointError` if the disk is full or fails: partial files are removed, older checkpoints are intact, and
+    training may continue. Raises ValueError for states that would change in JSON.
     """
     folder = Path(folder)
     if state.get("step", step) != step:
-        raise ValueError(f"state says step {state['step']}, the checkpoint is of step {step}")
+        raise ValueError(f"the state is of step {state['step']}, the checkpoint of step {step}")
     for group in tensors:
         if not _GROUP.fullmatch(group):
-            raise ValueError(f"{group!r} is no name for a group of tensors")
+            raise ValueError(f"{group!r} is not a valid name for a group of tensors")
     texts = {STATE: encoded({**state, "step": step}), RECIPE: recipe_text.encode()}
     needed = int(_HEADROOM * (sum(map(_bytes_of, tensors.values())) + sum(map(len, texts.values()))))
     target = folder / f"step-{step:09d}"
@@ -106,7 +107,7 @@ def write(
     try:
         if not os.path.isdir(folder):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)  # not what it lies in: of a run that was deleted meanwhile nothing is made again
+                os.mkdir(folder)  # not its parents: a run deleted meanwhile is not recreated
             sync_folder(folder.parent)
         if shutil.disk_usage(folder).free < needed:
             raise CheckpointError(str(folder), _room(folder, step, needed), remedy=_FREE)
@@ -119,19 +120,19 @@ def write(
         sync_folder(aside)
         superseded = _make_room(target)
         os.rename(aside, target)
-        aside = target  # from here on, a failure withdraws the committed folder
+        aside = target  # from here on, a failure removes the committed folder
         sync_folder(folder)
         _read_back(target, contents)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        room = f"; {_room(folder, step, needed)}" if full else ""  # of what others have taken meanwhile, before it goes
+        room = f"; {_room(folder, step, needed)}" if full else ""  # before partial files are removed
         _withdraw(aside, target)
         remedy = _FREE if full else "older checkpoints are intact"
-        found = f"could not be written: {error.strerror or error}{room}"
+        found = f"cannot be written: {error.strerror or error}{room}"
         raise CheckpointError(str(target), found, remedy=remedy) from error
-    except (MemoryError, RuntimeError) as error:  # PyTorch's own, where a tensor cannot be brought to the CPU
+    except (MemoryError, RuntimeError) as error:  # of PyTorch, if a tensor cannot be copied to the CPU
         _withdraw(aside, target)
-        found = f"could not be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        found = f"cannot be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
         raise CheckpointError(str(target), found, remedy="older checkpoints are intact") from error
     except BaseException:
         _withdraw(aside, target)
@@ -154,7 +155,7 @@ def _make_room(target: Path) -> Path | None:
     """Rename an existing checkpoint of the same step, to a name that still counts as a checkpoint."""
     old = target.with_name(target.name + ".old")
     if os.path.lexists(target) and os.path.lexists(old):
-        # An earlier replacement was cut short. Only the loser of the two goes, so that one is left whatever happens.
+        # An earlier replacement was interrupted. Remove only the invalid one of the two, so that one always remains.
         _discard(target if verify(target) else old)
     if os.path.lexists(target):
         os.rename(target, old)
@@ -162,14 +163,14 @@ def _make_room(target: Path) -> Path | None:
 
 
 def _withdraw(aside: Path, target: Path) -> None:
-    """Delete what came of a checkpoint that could not be written, and give the one that it replaced its name again."""
+    """Delete a checkpoint that could not be written, and restore the name of the one that it replaced."""
     _discard(aside)
     with contextlib.suppress(OSError):
         _put_back(target)
 
 
 def _put_back(target: Path) -> None:
-    """Give a checkpoint that was moved aside its name again, by which the best is found, if nothing else has it."""
+    """Restore the name of a checkpoint that was moved aside, if no other has it."""
     old = target.with_name(target.name + ".old")
     if os.path.lexists(old) and not os.path.lexists(target):
         os.rename(old, target)
@@ -185,9 +186,9 @@ def _write_file(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
             digest.update(chunk)
             size += len(chunk)
             while chunk:
-                taken = os.write(descriptor, chunk)  # the system may take less than it is given
+                taken = os.write(descriptor, chunk)  # the system may write fewer bytes than requested
                 if not taken:
-                    raise OSError(errno.EIO, f"{path.name}: the system takes nothing more")
+                    raise OSError(errno.EIO, f"{path.name}: the system writes no more bytes")
                 chunk = chunk[taken:]
         os.fsync(descriptor)
     finally:
@@ -221,11 +222,11 @@ def _read_back(path: Path, contents: Mapping[str, Iterable[memoryview]]) -> None
         with open(path / name, "rb", opener=through_no_link) as file:
             for chunk in _chunks(pieces):
                 part = buffer[: len(chunk)]
-                # Arrays, since these are compared without holding the interpreter: a training goes on beside this.
+                # Arrays, because their comparison releases the interpreter lock: the training runs in parallel.
                 if file.readinto(part) != len(part) or not np.array_equal(np.asarray(part), np.asarray(chunk)):
-                    raise OSError(errno.EIO, f"{name} was read back differently from what was written")
+                    raise OSError(errno.EIO, f"{name} differs when it is read back")
             if file.read(1):
-                raise OSError(errno.EIO, f"{name} was read back longer than it was written")
+                raise OSError(errno.EIO, f"{name} is longer when it is read back")
 
 
 def _serialised(members: Mapping[str, Tensor]) -> list[memoryview]:
@@ -239,7 +240,7 @@ def _serialised(members: Mapping[str, Tensor]) -> list[memoryview]:
     entries, end = {}, 0
     for name, tensor in plain.items():
         if tensor.dtype not in _TYPES:
-            raise ValueError(f"{name} is of {tensor.dtype}, which a safetensors file cannot hold")
+            raise ValueError(f"{name} has type {tensor.dtype}, which safetensors does not support")
         begin, end = end, end + tensor.numel() * tensor.element_size()
         entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
@@ -253,9 +254,9 @@ def _bytes_of(members: Mapping[str, Tensor]) -> int:
 
 
 def read(path: Path) -> Loaded:
-    """Read a checkpoint. Raises `CheckpointError` naming the file when a byte differs from its manifest.
+    """Read a checkpoint. Raises `CheckpointError` naming the file if a byte differs from its manifest.
 
-    Each file is read once and the very bytes that were hashed are parsed: nothing can change in between.
+    Each file is read once, and the hashed bytes themselves are parsed: nothing can change in between.
     """
     path = Path(path)
     try:
@@ -280,12 +281,12 @@ def read(path: Path) -> Loaded:
     except OSError as error:
         raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
-        raise damaged(path, f"{RECIPE}: is no text") from error
+        raise damaged(path, f"{RECIPE}: not UTF-8 text") from error
     return Loaded(path, state["step"], tensors, state, recipe_text)
 
 
 def state_of(path: Path) -> dict[str, Json]:
-    """Return the state of a checkpoint alone. Raises `CheckpointError` where a byte of it is not what was written."""
+    """Return only the state of a checkpoint. Raises `CheckpointError` if a byte of it has changed."""
     return parsed_state(Path(path), verified(Path(path), STATE))
 
 
@@ -293,7 +294,7 @@ def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(content)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise damaged(path.parent, f"{path.name}: is no safetensors file: {error}") from error
+        raise damaged(path.parent, f"{path.name}: not a safetensors file: {error}") from error
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -325,16 +326,16 @@ def _first_valid(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
 def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[Path]:
     """Delete all but the newest `keep_last` complete checkpoints and those of the steps `keep_best`.
 
-    Call it after a commit. The checkpoint written last is kept in any case, also where later steps lie about that a
-    run had to go back behind. Returns what was deleted; raises `CheckpointError`.
+    Call it after a commit. The checkpoint written last is always kept, even if later steps exist that a run went back
+    behind. Returns the deleted paths; raises `CheckpointError`.
     """
     if keep_last < 1:
-        raise ValueError(f"keep_last is {keep_last}; the last checkpoint is always kept")
+        raise ValueError(f"keep_last is {keep_last}; expected 1 or more")
     folder, best = Path(folder), set(keep_best)
     complete = {path: written for path in _checkpoints(folder) if (written := _completed_at(path)) is not None}
     kept = {*list(complete)[-keep_last:], *sorted(complete, key=complete.__getitem__)[-1:]}
     deleted = [path for path in _checkpoints(folder) if path not in kept and _step_of(path) not in best]
-    # What is later than all that is kept is damaged, and of use to whoever wants to know why.
+    # Checkpoints later than all kept ones are damaged; keep them for diagnosis.
     newest = max(map(_step_of, kept), default=-1)
     deleted = [path for path in deleted if _step_of(path) <= newest]
     _delete(deleted)
@@ -342,14 +343,14 @@ def prune(folder: Path, keep_last: int, keep_best: Iterable[int] = ()) -> list[P
 
 
 def drop_after(folder: Path, step: int) -> list[Path]:
-    """Delete checkpoints later than `step`: the future that a run gives up when it goes back to `step`."""
+    """Delete checkpoints later than `step`, for a run that goes back to `step`."""
     later = [path for path in _checkpoints(Path(folder)) if _step_of(path) > step]
     _delete(later)
     return later
 
 
 def clean(folder: Path) -> list[Path]:
-    """Remove what processes that are dead left half-written or half-deleted. Returns what was removed.
+    """Remove partial files of dead processes. Returns what was removed.
 
     Call it at the start of a run, with the lock held.
     """
@@ -369,7 +370,9 @@ def clean(folder: Path) -> list[Path]:
 def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
         if (error := _discard(path)) is not None:
-            raise CheckpointError(str(path), f"could not be deleted: {error.strerror}") from error
+            raise CheckpointError(
+                str(path), f"cannot be deleted: {error.strerror}", remedy="check the permissions"
+            ) from error
 
 
 def _step_of(path: Path) -> int:
@@ -390,7 +393,7 @@ def _listing(folder: Path) -> list[str]:
 
 
 def _completed_at(path: Path) -> float | None:
-    """Return the time at which a checkpoint was written; None unless all files are there with their sizes."""
+    """Return the time at which a checkpoint was written; None unless all files are present with their sizes."""
     try:
         manifest, names = listed(path)
         files = files_of(manifest)
@@ -403,7 +406,7 @@ def _completed_at(path: Path) -> float | None:
 
 
 def _discard(path: Path) -> OSError | None:
-    """Delete a folder; one that counts as a checkpoint first loses its name, so that no half of it is ever found."""
+    """Delete a folder; a checkpoint is renamed first, so that it is never found partially deleted."""
     try:
         if not os.path.lexists(path):
             return None
@@ -426,7 +429,7 @@ def _discard(path: Path) -> OSError | None:
 
 
 def _aside(folder: Path, kind: str, step: int) -> Path:
-    """Return a unique name that holds process id and its start, since ids come round."""
+    """Return a unique name with process id and start time, because ids are reused."""
     return folder / f".{kind}-{step}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:12]}"
 
 

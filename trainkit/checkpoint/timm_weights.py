@@ -1,4 +1,4 @@
-"""Find timm's pretrained weights: downloaded by `trainkit download`, never by a training."""
+"""Find timm's pretrained weights, which only `trainkit download` downloads, never a training run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ _BY_FILE = "task.net.weights=FILE.safetensors"
 def find(word: str, *, network: bool = False, recipe: str = "RECIPE") -> Path:
     """Return the safetensors file behind `timm:NAME.TAG`, in the cache of the Hugging Face hub.
 
-    Without `network` it is found if an earlier call brought it; `recipe` is what the message of its absence names.
-    Raises UserError when there are no such weights, or
-    they cannot be had.
+    Without `network` only the cache is used; `recipe` is named in the error message. Raises UserError if there are no
+    such weights, or they are unavailable.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -26,15 +25,15 @@ def find(word: str, *, network: bool = False, recipe: str = "RECIPE") -> Path:
         return Path(hf_hub_download(repository, "model.safetensors", local_files_only=not network))
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if not network:
-            remedy = f"download them with `trainkit download {recipe}`, or give a file: {_BY_FILE}"
-            raise UserError(f"pretrained weights of {name}", "are not here yet", remedy=remedy) from None
+            remedy = f"run `trainkit download {recipe}`, or use a file: {_BY_FILE}"
+            raise UserError(f"pretrained weights of {name}", "not downloaded yet", remedy=remedy) from None
         text = " ".join(str(error).split())[:200]
-        found, remedy = f"cannot be downloaded ({text})", f"or give a file: {_BY_FILE}"
-        raise UserError(f"pretrained weights of {name}", found, "a network", remedy) from None
+        found, remedy = f"download failed ({text})", f"check the connection, or use a file: {_BY_FILE}"
+        raise UserError(f"pretrained weights of {name}", found, remedy=remedy) from None
 
 
 def is_here(word: str) -> bool:
-    """Return True where the weights were downloaded. Raises UserError for a name that does not exist."""
+    """Return True if the weights were downloaded. Raises UserError for a name that does not exist."""
     _repository(word.removeprefix(PREFIX))
     try:
         find(word)
@@ -56,6 +55,6 @@ def _repository(name: str) -> str:
     found = timm.get_pretrained_cfg(name)
     repository = found.hf_hub_id if found is not None else None
     if not repository:
-        remedy = "take its file as `weights: PATH`"
+        remedy = "download its file by hand and set weights to its path"
         raise UserError("task.net.model", f"the weights {name!r} are not on the hub", remedy=remedy)
     return repository

@@ -1,4 +1,4 @@
-"""Verify checkpoints: the manifest of a folder, its hashes, and files that are damaged or do not belong there."""
+"""Verify checkpoints: manifest, hashes, damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainkit.errors import UserError
 from trainkit.files import Json, through_no_link
 
 FORMAT = 1
-"""Version of the folder's layout. Raised whenever an older reader would misunderstand a newer folder."""
+"""Version of the folder's layout; raised for changes that an older version would misread."""
 MANIFEST = "MANIFEST.json"
 STATE = "state.json"
 RECIPE = "recipe.yaml"
@@ -27,11 +27,11 @@ _CHUNK = 8 << 20
 
 
 class CheckpointError(UserError):
-    """A checkpoint could not be written, or what lies on disk is not one. Older checkpoints are untouched."""
+    """A checkpoint could not be written or is not valid. Older checkpoints are untouched."""
 
 
 def verify(path: Path) -> list[str]:
-    """Return the problems of the checkpoint at `path`, a sentence each; none when every byte is as it was written."""
+    """Return the problems of the checkpoint at `path`, a sentence each; none if every byte is intact."""
     path = Path(path)
     try:
         manifest, names = listed(path)
@@ -46,9 +46,9 @@ def verify(path: Path) -> list[str]:
 
 
 def check_file(path: Path) -> None:
-    """Raise `CheckpointError` for a file that lies in a checkpoint and is not what was written there.
+    """Raise `CheckpointError` for a file of a checkpoint that differs from its manifest.
 
-    One that lies in no checkpoint is left alone: nothing says what it was.
+    A file outside a checkpoint has no manifest and is not checked.
     """
     path = Path(path)
     if not STEP.fullmatch(path.absolute().parent.name) and not (path.parent / MANIFEST).is_file():
@@ -57,7 +57,7 @@ def check_file(path: Path) -> None:
 
 
 def verified(path: Path, name: str) -> bytes:
-    """Return the bytes of one file of a checkpoint, compared with the manifest; of the others only their presence is.
+    """Return the bytes of one file of a checkpoint after comparing them with the manifest; others must be present.
 
     Raises `CheckpointError`.
     """
@@ -76,7 +76,7 @@ def verified(path: Path, name: str) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """Return the error of a checkpoint that the system does not let read."""
+    """Return the error for a checkpoint that the system cannot read."""
     return CheckpointError(str(error.filename or path), f"cannot be read: {error.strerror}")
 
 
@@ -96,7 +96,7 @@ def describe(path: Path) -> str:
                 lines.append(f"  {name:<24} {count} tensors, {os.path.getsize(path / name) / 1e6:.2f} MB")
     except (OSError, ValueError, KeyError, struct.error, AttributeError, TypeError, RecursionError) as error:
         lines.append(f"  cannot be read further: {error}")
-    lines += [f"  DAMAGED: {problem}" for problem in problems] or ["  every file is as it was written"]
+    lines += [f"  DAMAGED: {problem}" for problem in problems] or ["  valid: every file matches its SHA-256"]
     return "\n".join(lines)
 
 
@@ -118,40 +118,44 @@ def _count_tensors(path: Path) -> int:
 
 
 def parsed_state(path: Path, content: bytes) -> dict[str, Json]:
-    """Parse the state. Raises `CheckpointError` where it is none, or not of the step in the folder's name."""
+    """Parse the state. Raises `CheckpointError` if it is damaged, or of another step than the folder's name."""
     try:
         state = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise damaged(path, f"{STATE}: is no JSON") from error
+        raise damaged(path, f"{STATE}: not JSON") from error
     if not isinstance(state, dict) or type(state.get("step")) is not int:
-        raise damaged(path, f"{STATE}: says no step")
+        raise damaged(path, f"{STATE}: no step in it")
     named = STEP.fullmatch(path.name)
     if named and int(named[1]) != state["step"]:
-        raise damaged(path, f"{STATE}: is of step {state['step']}, the folder's name says {int(named[1])}")
+        raise damaged(path, f"{STATE}: of step {state['step']}, but the folder is named for step {int(named[1])}")
     return state
 
 
 def damaged(path: Path, problem: str) -> CheckpointError:
     """Return the error of a checkpoint with a problem."""
     where, _, found = problem.partition(": ")
-    return CheckpointError(f"{path}/{where}", found, remedy="the checkpoint is not used; resume from an older one")
+    return CheckpointError(f"{path}/{where}", found, remedy="resume from an older checkpoint; this one is not used")
 
 
 def listed(path: Path) -> tuple[bytes, list[str]]:
     """Return the bytes of the manifest and the names of all other files.
 
-    Raises `CheckpointError` where anything but plain files lies in the folder, or no manifest; and OSError.
+    Raises `CheckpointError` for anything but plain files in the folder, or without a manifest; and OSError.
     """
     if not stat.S_ISDIR(os.lstat(path).st_mode):
-        raise CheckpointError(str(path), "not a folder", "a checkpoint is a folder, and not a link to one")
+        raise CheckpointError(str(path), "not a folder", "the folder of a checkpoint, not a link to it")
     names = sorted(os.listdir(path))
     for name in names:
         if not stat.S_ISREG(os.lstat(path / name).st_mode):
-            raise CheckpointError(str(path / name), "not a plain file", "links and folders are refused")
+            raise CheckpointError(str(path / name), "not a plain file", "no links, folders or pipes", "remove it")
     if MANIFEST not in names:
-        raise CheckpointError(str(path / MANIFEST), "missing", remedy="without it a checkpoint was never completed")
+        raise CheckpointError(
+            str(path / MANIFEST),
+            "missing, so the checkpoint was never completed",
+            remedy="resume from an older checkpoint",
+        )
     if os.path.getsize(path / MANIFEST) > _MANIFEST_LIMIT:
-        raise CheckpointError(str(path / MANIFEST), "too large to be a manifest")
+        raise CheckpointError(str(path / MANIFEST), f"larger than {_MANIFEST_LIMIT:,} bytes", "a manifest")
     names.remove(MANIFEST)
     return read_file(path / MANIFEST), names
 
@@ -168,10 +172,10 @@ def differences(manifest: bytes, found: Mapping[str, tuple[int, str]]) -> list[s
         elif name not in expected:
             problems.append(f"{name}: not in the manifest")
         elif found[name][0] != expected[name][0]:
-            problems.append(f"{name}: {found[name][0]} bytes, {expected[name][0]} were written")
+            problems.append(f"{name}: {found[name][0]} bytes; {expected[name][0]} were written")
         elif found[name][1] != expected[name][1]:
             problems.append(
-                f"{name}: its content has changed (SHA-256 {found[name][1][:12]}..., not {expected[name][1][:12]}...)"
+                f"{name}: content has changed (SHA-256 {found[name][1][:12]}..., not {expected[name][1][:12]}...)"
             )
     return problems
 
@@ -182,20 +186,20 @@ def files_of(manifest: bytes) -> dict[str, tuple[int, str]] | str:
         content = json.loads(manifest)
         version = content["format"]
         if type(version) is int and version > FORMAT:
-            return f"{MANIFEST}: format {version}, written by a newer trainkit; this one reads {FORMAT}"
+            return f"{MANIFEST}: format {version} of a newer trainkit; this version reads format {FORMAT}"
         if version != FORMAT:
-            return f"{MANIFEST}: format {version!r}, this trainkit reads {FORMAT}"
+            return f"{MANIFEST}: format {version!r}; this version of trainkit reads format {FORMAT}"
         files = {name: (entry["size"], entry["sha256"]) for name, entry in content["files"].items()}
-        # Whatever parses but was not written so (spaces, doubled keys, more fields) is damage as well.
+        # A manifest that parses but was written differently (spaces, doubled keys, more fields) is damaged as well.
         canonical = encoded_manifest(files)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST}: damaged"
     if canonical != manifest:
         return f"{MANIFEST}: damaged"
     if any("/" in name or "\\" in name or name in ("", ".", "..", MANIFEST) for name in files):
-        return f"{MANIFEST}: lists a name that no checkpoint has"
+        return f"{MANIFEST}: lists an invalid file name"
     if not {STATE, RECIPE} <= files.keys():
-        return f"{MANIFEST}: lists no {STATE} or no {RECIPE}"
+        return f"{MANIFEST}: {STATE} or {RECIPE} is not listed"
     return files
 
 
@@ -206,13 +210,13 @@ def encoded_manifest(files: Mapping[str, tuple[int, str]]) -> bytes:
 
 
 def encoded(value: Mapping[str, Json]) -> bytes:
-    """Return a state as JSON. Raises ValueError for values that JSON would not give back unchanged."""
+    """Return a state as JSON. Raises ValueError for values that would change in JSON."""
     refuse_unfaithful(value, "state")
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def refuse_unfaithful(value: object, where: str) -> None:
-    """Raise ValueError for what JSON would refuse, or silently change (1 as a key becomes "1")."""
+    """Raise ValueError for values that JSON refuses or silently changes (1 as a key becomes "1")."""
     if isinstance(value, Mapping):
         for key, member in value.items():
             if not isinstance(key, str):

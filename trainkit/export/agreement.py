@@ -1,4 +1,4 @@
-"""Compare exported files with the trained network on real samples, and write ONNX files that stand the comparison."""
+"""Compare exported files with the trained network on real samples, and write verified ONNX files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo, Task
 
 CLOSE = 1e-3
-"""How far a number may be off, as a share of the largest; 1e-5 is usual. Where points of a segmentation are refined,
-the share 1 - `LEAST_SAME` of the pixels may be off by more: which points are least sure may turn on rounding."""
+"""Largest difference of a number, as a share of the largest value; 1e-5 is usual. With refined points a share of
+1 - `LEAST_SAME` of the pixels may differ by more: rounding may change which points are least certain."""
+_NOT_KEPT = "no file was kept: report it with the versions of torch and onnxruntime, or leave this format out"
 LEAST_COSINE = 0.9999
-"""Between an embedding and the trained network's."""
+"""Smallest cosine between an embedding and that of the trained network."""
 LEAST_SAME = 0.999
-"""Share of the pixels that must get the same class. All of them do, but for ties: rounding differs by machine."""
+"""Smallest share of pixels with the same class. Only ties may differ: rounding depends on the machine."""
 
 A = TypeVar("A")
 
@@ -34,19 +35,20 @@ class RowAgreement:
 
     pictures: int
     apart: dict[str, float]
-    """Of each output the largest difference, as a share of its largest value."""
+    """Largest difference of each output, as a share of its largest value."""
     same: float | None
-    """Share of the samples that get the same class; None without classes."""
+    """Share of samples with the same class; None without classes."""
     cosine: float | None
-    """Least cosine of an embedding and the trained network's; None without embeddings."""
+    """Smallest cosine between an embedding and that of the trained network; None without embeddings."""
     of: str = "images"
-    """What was compared."""
+    """Plural noun of the compared samples."""
 
     def __str__(self) -> str:
-        parts = [f"{name} within {value:.2g} of its largest value" for name, value in self.apart.items()]
-        parts += [] if self.same is None else [f"{100 * self.same:.6g} % of the same class"]
-        parts += [] if self.cosine is None else [f"cosine of embeddings at least {self.cosine:.7g}"]
-        return f"{number_of(self.pictures, self.of)}, {', '.join(parts)}"
+        differences = ", ".join(f"{name} {value:.2g}" for name, value in self.apart.items())
+        parts = [f"largest relative difference: {differences}"]
+        parts += [] if self.same is None else [f"same class: {100 * self.same:.6g} %"]
+        parts += [] if self.cosine is None else [f"cosine of embeddings: at least {self.cosine:.7g}"]
+        return f"{number_of(self.pictures, self.of)}; {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,17 @@ class PixelAgreement:
     largest: float
     """Largest difference of logits."""
     range: float
-    """Largest logit, either way."""
+    """Largest absolute logit."""
     same: float
-    """Share of the pixels that get the same class."""
+    """Share of pixels with the same class."""
     apart: float
-    """Share of the pixels with a logit that is further off than `CLOSE`."""
+    """Share of pixels with a logit that differs by more than `CLOSE`."""
 
     def __str__(self) -> str:
         compared = number_of(self.pictures, "images")
         return (
-            f"{compared}, logits within {self.largest:.2g} (they reach {self.range:.3g}), "
-            f"{100 * self.same:.6g} % of the pixels of the same class"
+            f"{compared}; largest difference of logits: {self.largest:.2g} (largest logit {self.range:.3g}); "
+            f"same class: {100 * self.same:.6g} % of the pixels"
         )
 
 
@@ -75,7 +77,7 @@ Agreement = RowAgreement | PixelAgreement
 
 
 class Pictures(Protocol):
-    """Images (1, 3, H, W) that are read when they are asked for, since they may be large."""
+    """Images (1, 3, H, W), read on access because they may be large."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, at: int, /) -> Tensor: ...
@@ -83,45 +85,45 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable:
-    """A trained network of one kind of data, and how its files are checked on real samples."""
+    """A trained network of one kind of data, with functions that write and verify its files."""
 
     net: nn.Module
-    """Holds the tensors that are written."""
+    """The network whose tensors are written."""
     about: Mapping[str, Json]
-    """The part of model.json that this kind decides."""
+    """The part of model.json that depends on the kind of data."""
     checked_on: tuple[str, list[int]]
-    """Split, and its rows."""
+    """Name of the split, and rows."""
     check: Callable[[Path], Agreement]
     """Rebuilds the network from a file of tensors, and compares."""
     write_onnx: Callable[[Path, Mapping[str, Any]], tuple[Agreement, dict[str, str], list[str]]]
-    """Writes an ONNX file, given model.json, and compares; gives also the shapes that it takes, and notes."""
+    """Writes an ONNX file, given model.json, and compares; returns also the accepted shapes, and notes."""
     write_config: Callable[[Path], Agreement] | None = None
-    """Writes the config.json of timm into a folder beside the tensors, and compares what timm makes of them."""
+    """Writes timm's config.json into a folder beside the tensors, and compares the network that timm loads."""
     timed: tuple[nn.Module, Tensor] | None = None
-    """A module that gives logits, and one image, to be timed."""
+    """A module that returns logits, and one image, for timing."""
     notes: Sequence[str] = ()
 
 
 class Exporter(NamedTuple):
-    """How runs of one kind of data are exported, and their networks rebuilt from exported files."""
+    """Functions that export runs of one kind of data and rebuild their networks from exported files."""
 
     exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int, bool], Exportable]
     """Given recipe, `DatasetInfo`, name of the run, weights, formats, images to check on, True for timing."""
     rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
-    """Given recipe, `DatasetInfo`, what model.json says, file of tensors."""
+    """Given recipe, `DatasetInfo`, content of model.json, file of tensors."""
     part: Callable[[Task, nn.Module], nn.Module] = lambda task, net: net
     """Given task and network, the part whose tensors are exported."""
 
 
 class NamedModule(nn.Module):
-    """A module around a network, that gives a tuple of outputs with these names."""
+    """A module around a network that returns a tuple of named outputs."""
 
     net: nn.Module
     outputs: tuple[str, ...]
 
 
 def by_name(deployed: NamedModule) -> Callable[[Tensor], Outputs]:
-    """Return a function that gives the outputs of a network by their names."""
+    """Return a function that returns the outputs of a network by name."""
     return lambda pixels: dict(zip(deployed.outputs, deployed(pixels), strict=True))
 
 
@@ -136,7 +138,7 @@ def compare_rows(
 ) -> RowAgreement:
     """Compare outputs for samples, the first alone and then the others together, with the trained network's.
 
-    Raises UserError where they are not the same.
+    Raises UserError if they differ.
     """
     cuts = range(1, len(pixels)) if one_by_one else [1]
     parts = [found(some) for some in torch.tensor_split(pixels, list(cuts)) if len(some)]
@@ -145,16 +147,16 @@ def compare_rows(
     for key in parts[0]:
         got, true = torch.cat([part[key] for part in parts]).float(), expected[key].float()
         if got.shape != true.shape:
-            raise UserError(name, f"{key} of shape {tuple(got.shape)}", f"{tuple(true.shape)}; nothing was kept")
+            raise UserError(name, f"{key} of shape {tuple(got.shape)}", f"{tuple(true.shape)}", _NOT_KEPT)
         apart[key] = ((got - true).abs().max() / true.abs().max().clamp_min(1e-12)).item()
         if key == "logits":
             same = (got.argmax(1) == true.argmax(1)).float().mean().item()
         else:
             cosine = nn.functional.cosine_similarity(got.double(), true.double()).min().item()
     agreement = RowAgreement(len(pixels), apart, same, cosine, of)
-    # NaN is no agreement. Of two classes that are level within `CLOSE` either may lead.
+    # NaN fails. If two classes tie within `CLOSE`, either may be first.
     if not all(value <= CLOSE for value in apart.values()) or not (cosine is None or cosine >= LEAST_COSINE):
-        raise UserError(name, f"does not find what the trained network finds: {agreement}", "nothing was kept")
+        raise UserError(name, f"differs from the trained network: {agreement}", remedy=_NOT_KEPT)
     return agreement
 
 
@@ -168,31 +170,32 @@ def compare_pixels(
 ) -> PixelAgreement:
     """Compare logits (B, classes, H, W) for all `images`; `refined`: the network refines points.
 
-    Raises UserError where they are not the same.
+    Raises UserError if they differ.
     """
     largest, high, same, apart, pixels = 0.0, 0.0, 0, 0, 0
     for seen in map(pictures.__getitem__, range(len(pictures))):
         expected, got = trained(seen), found(seen)
         if got.shape != expected.shape:
-            raise UserError(name, f"logits of {tuple(got.shape)} for pixels of {tuple(seen.shape)}", "not kept")
+            problem = f"logits of shape {tuple(got.shape)} for pixels of shape {tuple(seen.shape)}"
+            raise UserError(name, problem, f"{tuple(expected.shape)}", _NOT_KEPT)
         off = (got - expected).abs().amax(1)
         largest, high = max(largest, off.max().item()), max(high, expected.abs().max().item())
         same += int((got.argmax(1) == expected.argmax(1)).sum())
-        # NaN is apart.
+        # NaN counts as different.
         apart += int((~(off <= CLOSE * max(1.0, expected.abs().max().item()))).sum())
         pixels += off.numel()
     agreement = PixelAgreement(len(pictures), largest, high, same / pixels, apart / pixels)
     if agreement.same < LEAST_SAME or agreement.apart > (1 - LEAST_SAME if refined else 0):
-        raise UserError(name, f"does not find what the trained network finds: {agreement}", "nothing was kept")
+        raise UserError(name, f"differs from the trained network: {agreement}", remedy=_NOT_KEPT)
     return agreement
 
 
 def any_or_fixed(
     name: str, network: str, any_shape: Callable[[], A] | None, fixed: Callable[[], A], reason: str = ""
 ) -> tuple[A, str]:
-    """Write and check an ONNX file by `any_shape`, or where that fails, or is None for a `reason`, by `fixed`.
+    """Write and check an ONNX file with `any_shape`; if that fails, or is None for a `reason`, with `fixed`.
 
-    Returns the agreement, and why it is a fixed shape; empty where it is not. Raises UserError where both fail.
+    Returns the agreement, and the reason for a fixed shape or an empty text. Raises UserError if both fail.
     """
     if any_shape is not None:
         try:
@@ -204,8 +207,8 @@ def any_or_fixed(
     except UserError:
         raise
     except Exception as error:
-        found = f"cannot be made of {network}: {files.first_line(error)}"
-        raise UserError(name, found, "operations that ONNX has", "--to safetensors does without") from error
+        found = f"cannot be written for {network}: {files.first_line(error)}"
+        raise UserError(name, found, "operations that ONNX supports", "export with --to safetensors only") from error
 
 
 def write_onnx_of_rows(
@@ -216,9 +219,9 @@ def write_onnx_of_rows(
     expected: Mapping[str, Tensor],
     about: Mapping[str, Json],
 ) -> tuple[RowAgreement, dict[str, str], list[str]]:
-    """Write an ONNX file and check it: for batches of any size where that can be, else for one sample at a time.
+    """Write an ONNX file and check it: for batches of any size if possible, else for one sample at a time.
 
-    Returns the agreement, the batches that it takes, for model.json, and notes. Raises UserError where it fails.
+    Returns the agreement, the accepted batch sizes, for model.json, and notes. Raises UserError if it fails.
     """
     wanted = {name: expected[name] for name in deployed.outputs}
     of = about.get("of", "images")
@@ -230,10 +233,14 @@ def write_onnx_of_rows(
     agreement, reason = any_or_fixed(
         file.name,
         network,
-        # A batch of 1 would be taken for a constant.
+        # A batch of 1 would become a constant.
         lambda: write(torch.cat([pixels, pixels.flip(3)])[:2], {0: torch.export.Dim.DYNAMIC}, False),
         lambda: write(pixels[:1], {}, True),
     )
     if not reason:
         return agreement, {"batch": "any"}, []
-    return agreement, {"batch": "1"}, [f"model.onnx takes one of the {of} at a time, for {reason}"]
+    return (
+        agreement,
+        {"batch": "1"},
+        [f"model.onnx takes a batch of 1 ({of}): a dynamic batch size failed with: {reason}"],
+    )

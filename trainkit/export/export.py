@@ -1,7 +1,7 @@
-"""Export a trained network for use elsewhere: safetensors, ONNX, a folder that timm loads; each checked.
+"""Export a trained network as safetensors, ONNX or a folder that timm loads, and verify each file.
 
-Nothing is kept that does not find on real samples of the run's evaluation what the trained network finds there. Beside
-it are `model.json`, which describes it to programs, and `README.md`, which does to people.
+A file is kept only if its outputs on real samples of the run's evaluation equal those of the trained network. With the
+files come `model.json`, which describes the network to programs, and `README.md`, the model card.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Exported:
 
     written: tuple[Path, ...]
     agreements: Mapping[str, Agreement]
-    """By file name; each says in words how near it comes."""
+    """Differences from the trained network, by file name."""
     notes: tuple[str, ...]
     latency: Latency | None = None
 
@@ -57,26 +57,26 @@ def export(
     plugins: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
-    """Write the network of the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
+    """Write the network with the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
-    Each is compared with the network as it was trained on so many images of the run's first evaluation, spread over
-    it, in float32 on the CPU. `hub-folder` adds a config.json to the tensors, by which timm makes the network. With
-    `latency` the ways of running it are timed for about `seconds`. `say` is told what comes next where that takes long.
+    Each file is compared with the trained network on `pictures` images, spread over the run's first evaluation, in
+    float32 on the CPU. `hub-folder` adds a config.json with which timm builds the network. With `latency` the network
+    is timed in several ways for about `seconds`. `say` receives progress messages.
 
-    Raises UserError before any work where the run is of another kind, a file is there already, or a package is
-    missing; and where a file cannot be made or disagrees, which is then not left.
+    Raises UserError before any work if the task cannot be exported, a file exists already, or a package is missing; and
+    if a file cannot be written or differs from the trained network; no file is kept then.
     """
     folder = Store.locate().find(run)
     meta = read_meta(folder)
-    # The run's precision may be one that this machine does not have.
+    # The run's precision may not be available on this machine.
     recipe = loader.load(folder.recipe, ("train.precision=no",), plugins)
     exporter = _exporter(recipe)
     if exporter is None:
-        found = "is not of images, people or volumes"
+        found = "its task cannot be exported"
         expected = "a run of classify, embed, adadistill, reid, segment2d or segment3d"
-        raise UserError(f"run {folder.name}", found, expected)
+        raise UserError(f"run {folder.name}", found, expected, "name another run")
     if pictures < 1:
-        raise UserError("--images", str(pictures), "1 or more")
+        raise UserError("--images", str(pictures), "1 or more", "change the option")
     names = files.names_of(formats)
     check_free(out, [out / name for name in (*names, ABOUT, CARD)])
     if ONNX in names:
@@ -147,17 +147,17 @@ def _write(
 def load(folder: Path | str) -> nn.Module:
     """Load the network of an exported folder, from its model.safetensors and model.json, in eval mode.
 
-    It takes pixels; of a class for every pixel it gives logits, else a tuple of the `outputs` that model.json names.
-    Raises UserError where a file is missing, damaged, or not what model.json says.
+    It takes pixels. Segmentation networks return logits, others a tuple of the `outputs` listed in model.json.
+    Raises UserError if a file is missing, damaged, or does not match model.json.
     """
     recipe, exporter, said = _read(Path(folder))
     return exporter.rebuilt(recipe, meta_of(said["meta"]), said, Path(folder, TENSORS))
 
 
 def trained(folder: Path | str) -> tuple[Rebuilt, dict[str, Any]]:
-    """Load the network of an exported folder as it was trained, without what is around an exported one.
+    """Load the network of an exported folder as it was trained, without the exported preprocessing.
 
-    Returns with it what model.json says. Raises as `load`.
+    Returns also the content of model.json. Raises as `load`.
     """
     recipe, exporter, said = _read(Path(folder))
     meta, file = meta_of(said["meta"]), Path(folder, TENSORS)
@@ -172,21 +172,22 @@ def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any]]:
         text, digest = said["recipe"], said["sha256"][TENSORS]
         meta_of(said["meta"])
     except FileNotFoundError:
-        raise UserError(where, "is missing", "what `trainkit export` wrote") from None
+        raise UserError(where, "does not exist", remedy="give a folder written by `trainkit export`") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(where, f"cannot be read: {error}", "what `trainkit export` wrote") from None
+        raise UserError(where, f"cannot be read: {error}", remedy="run `trainkit export` again") from None
     file = folder / TENSORS
     if file.is_file() and files.sha256(file) != digest:
-        raise UserError(str(file), "is not the file that model.json was written for", remedy="export it again")
+        found = "SHA-256 differs from that in model.json"
+        raise UserError(str(file), found, remedy="run `trainkit export` again")
     recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES)
     exporter = _exporter(recipe)
     if exporter is None:
-        raise UserError(where, "has a recipe of no kind that is exported", "what `trainkit export` wrote")
+        raise UserError(where, "its recipe cannot be exported", remedy="run `trainkit export` again")
     return recipe, exporter, said
 
 
 def _exporter(recipe: Recipe) -> Exporter | None:
-    """Choose how a run is exported by its kind of data; data of a plug-in without a row by its task. None without."""
+    """Select the exporter by the kind of data, or for data of a plug-in by the task; None if there is none."""
     kind = kinds.of(recipe.data)
     for row in (kind,) if kind else (kinds.KINDS["scenes"], kinds.KINDS["volumes"]):
         choose = kinds.function(row, "export")

@@ -1,4 +1,4 @@
-"""Write the files of an export, whatever the network: aside and kept together, ONNX, tensors, hashes."""
+"""Write the files of an export: a temporary folder, ONNX, tensors, hashes."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ from trainkit.interfaces import Split, Task
 
 Format = Literal["safetensors", "onnx", "hub-folder"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
-"""What is written where nothing is said."""
+"""Default formats."""
 ABOUT, CARD, CONFIG = "model.json", "README.md", "config.json"
 TENSORS, ONNX = "model.safetensors", "model.onnx"
 
 Outputs = dict[str, Tensor]
-"""Of a network, by name."""
+"""Outputs of a network, by name."""
 
 
 def names_of(formats: Sequence[Format]) -> list[str]:
-    """List the files of networks that formats stand for, in order."""
+    """List the files of formats, in order."""
     names = [TENSORS] if {"safetensors", "hub-folder"} & set(formats) else []
     names += [ONNX] if "onnx" in formats else []
     return names + ([CONFIG] if "hub-folder" in formats else [])
 
 
 def require(*packages: str) -> None:
-    """Raise UserError where packages for ONNX are missing."""
+    """Raise UserError if packages for ONNX are missing."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        found = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise UserError("--to onnx", found, remedy='pip install "trainkit[export]"')
+        found = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+        raise UserError(
+            "--to onnx", found, remedy='install them with pip install "trainkit[export]", or use --to safetensors'
+        )
 
 
 @contextlib.contextmanager
 def aside(out: Path, kept: list[str]) -> Iterator[Path]:
-    """Make a folder to write to; the files `kept`, filled within, move to `out`, and only if all went well.
+    """Create a temporary folder; the files listed in `kept` move to `out` only if no error occurs.
 
-    Folders that killed exports left there are removed: `.export-HOST-PID`, of this host and of a process that is gone.
+    Folders of killed exports are removed: `.export-HOST-PID` of this host whose process no longer exists.
     """
     mine = f".export-{socket.gethostname()}-"
     for left in out.glob(f"{mine}*"):
@@ -75,16 +77,17 @@ def aside(out: Path, kept: list[str]) -> Iterator[Path]:
 
 
 def scored_split(recipe: Recipe) -> Split:
-    """Return the set that a run is scored on first, in its plain kind: each image whole and once."""
+    """Return the split of a run's first evaluation, in its plain form: each image whole and once."""
     opened = recipe.data.open(recipe.seed)
     for name, evaluation in recipe.evaluations.items():
         if (word := evaluation.split or name) in opened.evaluations:
             return opened.evaluations.get(word.partition(".")[0], opened.evaluations[word])
-    raise UserError("evaluations", "the run has none, so there are no images to compare with", "one or more")
+    found = "none, so there are no images for the comparison"
+    raise UserError("evaluations", found, "one or more", "name a run with an evaluation")
 
 
 def spread(count: int, most: int) -> np.ndarray:
-    """Return at most so many of `count` indices, evenly spread, int64."""
+    """Return at most `most` of `count` indices, evenly spread, int64."""
     return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
 
 
@@ -102,7 +105,7 @@ def write_tensors(file: Path, net: nn.Module, run: str) -> None:
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in net.state_dict().items()}
-    # Not save_file, whose files only their owner may read.
+    # Not save_file, whose files are readable only by their owner.
     file.write_bytes(save(tensors, {"format": "pt", "run": run}))
 
 
@@ -114,7 +117,7 @@ def write_onnx(
     outputs: Sequence[str],
     about: Mapping[str, Json],
 ) -> None:
-    """Write a network that takes `pixels`, or what `about` says; sides that are numbered in `free` are left open."""
+    """Write a network that takes `pixels`, or the input named in `about`; dimensions in `free` are dynamic."""
     file.unlink(missing_ok=True)
     with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
@@ -128,7 +131,7 @@ def write_onnx(
             verbose=False,
         )
     if program is None:
-        raise RuntimeError("torch.onnx gave no program")
+        raise RuntimeError("torch.onnx returned no program")
     program.model.metadata_props.update(
         run=about["run"], names=json.dumps(about["names"]), input=about["input"], output=about["output"]
     )
@@ -156,7 +159,7 @@ def session(file: Path | str, device: str = "cpu") -> Callable[[Tensor], Outputs
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the first cause: exporters and runtimes have no exception of their own."""
+    """Return the first line of the first cause: exporters and runtimes have no common exception."""
     while error.__cause__ is not None:
         error = error.__cause__
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__

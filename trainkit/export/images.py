@@ -1,8 +1,8 @@
-"""Export networks of single images, which give classes or embeddings.
+"""Export networks for images that predict classes or embeddings.
 
-What is written maps RGB pixels 0 .. 255, float32 (B, 3, H, W) of the size that was trained on, to logits, embeddings or
-both: normalisation is inside, and so is the mirror image where the task looks at it. A network of timm keeps timm's
-names, and with its `config.json` is a folder that `timm.create_model("local-dir:OUT", pretrained=True)` loads.
+Exported networks map RGB pixels 0 .. 255, float32 (B, 3, H, W) of the training size, to logits, embeddings or both.
+Normalisation is part of the network, and so is the mirror image if the task uses it. A network of timm keeps timm's
+names; with `config.json`, `timm.create_model("local-dir:OUT", pretrained=True)` loads the folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Deployed(NamedModule):
-    """Pixels to the outputs of a task, normalisation included."""
+    """Pixels to the outputs of a task, with normalisation."""
 
     mean: Tensor
     std: Tensor
@@ -62,21 +62,21 @@ class Deployed(NamedModule):
         return tuple(rows[name].float() for name in self.outputs)
 
     def _rows(self, image: Tensor) -> Mapping[str, Tensor]:
-        if isinstance(self.net, Classifier):  # without its switching of gradients, which no export needs
+        if isinstance(self.net, Classifier):  # without switching gradients, which an export does not need
             net: Any = self.net.net  # timm's networks have no class in common
             features = net.forward_features(image)
             embedding = net.forward_head(features, pre_logits=True).flatten(1)
             return {"logits": net.forward_head(features), "embedding": embedding}
         if not isinstance(self.net, ReidNet):
             return self.task.predict(self.net, {"image": image})
-        # A record that is alone is its own fusion.
+        # A single record is its own fusion.
         none = image[:0]
         images = {name: image if name == MODALITIES[RGB] else none for name in self.net.pictures}
         return {"embedding": self.net.neck(self.net.encode(images, None))}
 
 
 class _First(nn.Module):
-    """The first output alone, for timing."""
+    """Only the first output, for timing."""
 
     def __init__(self, deployed: nn.Module):
         super().__init__()
@@ -87,26 +87,28 @@ class _First(nn.Module):
 
 
 def exporter(recipe: Recipe) -> Exporter | None:
-    """Return how runs of single images are exported; None where the data has none."""
+    """Return the exporter for data of single images; None for other data."""
     return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt, _without_head)
 
 
 def exportable(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
-    """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and so many images to check it on.
+    """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and `pictures` images to check it on.
 
-    Raises UserError for formats and timings that it cannot have.
+    Raises UserError for formats and timings that it does not support.
     """
     prepared, net = _preparation(recipe), load_network(recipe, meta, weights)
     if "hub-folder" in formats and not isinstance(net, Classifier):
-        found = f"the network of run {run} is {_named(net)}, which timm cannot make"
-        raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
+        found = f"the network of run {run} is {_named(net)}, which timm cannot build"
+        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
     split = files.scored_split(recipe)
     pixels, expected, rows = _real(recipe.task, net, split, pictures)
     outputs = [name for name in ("logits", "embedding") if name in expected]
     if latency and "logits" not in outputs:
-        raise UserError("--latency", "a network that gives embeddings alone", "one that gives classes", "leave it out")
+        raise UserError(
+            "--latency", "a network that only outputs embeddings", "one that outputs classes", "leave it out"
+        )
     deployed = Deployed(recipe.task, net, prepared, outputs).eval()
 
     def check(file: Path) -> RowAgreement:
@@ -114,8 +116,8 @@ def exportable(
         return compare_rows(file.name, by_name(again), pixels, expected)
 
     def write_config(folder: Path) -> RowAgreement:
-        if not isinstance(net, Classifier):  # the format `hub-folder` is refused of others
-            raise TypeError("a hub folder is of a classifier")
+        if not isinstance(net, Classifier):  # `hub-folder` is refused for others above
+            raise TypeError("a hub folder needs a classifier")
         write_aside(folder / CONFIG, json.dumps(timm_config(recipe, meta, prepared, net), indent=1) + "\n")
         return compare_rows(CONFIG, _by_timm(folder, prepared), pixels, {"logits": expected["logits"]})
 
@@ -136,7 +138,7 @@ def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: P
 
 
 _WORDS = {
-    "logits": "float32 (B, {}); their softmax is the probability of each class",
+    "logits": "float32 (B, {}); softmax gives the class probabilities",
     "embedding": "float32 (B, {}), not normalised; compare by cosine",
 }
 
@@ -150,7 +152,7 @@ def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str])
         "names": list(meta.class_names or map(str, range(meta.classes))) if "logits" in outputs else [],
         "mean": list(prepared.mean),
         "std": list(prepared.std),
-        "normalised": "inside: (pixels / 255 - mean) / std",
+        "normalised": "included: (pixels / 255 - mean) / std",
         "size": [height, width],
         "fit": prepared.words,
         "crop_pct": prepared.crop_pct,
@@ -161,14 +163,14 @@ def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str])
 def _preparation(recipe: Recipe) -> Preparation:
     prepared = preprocess.of(recipe.data)
     if prepared is None:
-        raise UserError("data", "of no kind that has single images", "images, faces or people")
+        raise UserError("data", "data without single images", "images, faces or people", "name another run")
     return prepared
 
 
 def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Json]:
-    """Describe a network and the preparation of its images in the words of timm, for config.json.
+    """Describe a network and its image preparation in timm's terms, for config.json.
 
-    Dropped features and blocks are of the training alone and left out.
+    Dropout and stochastic depth are left out: they only apply to training.
     """
     import timm
 
@@ -209,8 +211,10 @@ def _named(net: nn.Module) -> str:
 
 
 def _without_head(task: Task, net: nn.Module) -> nn.Module:
-    """Return the part that is exported: of a classifier timm's own network, of embeddings all but the centres."""
-    if isinstance(net, Classifier) or (isinstance(net, WithHead) and not cast("Embed", task).classify):  # its only task
+    """Return the exported part: timm's network of a classifier, or an embedding network without class centres."""
+    if isinstance(net, Classifier) or (
+        isinstance(net, WithHead) and not cast("Embed", task).classify
+    ):  # the only task with it
         return net.net
     return net
 
@@ -224,13 +228,13 @@ def _rebuilt(recipe: Recipe, meta: DatasetInfo, file: Path, outputs: Sequence[st
 def _real(task: Task, net: nn.Module, split: Split, most: int) -> tuple[Tensor, Outputs, np.ndarray]:
     """Read images of an evaluation: pixels (n, 3, H, W) 0 .. 255, outputs of the trained network, and their rows.
 
-    They are prepared as in an evaluation, so that a preparation that differs elsewhere shows.
+    They are prepared as in an evaluation, so that a different preparation is detected.
     """
     if not isinstance(net, ReidNet):
         rows = files.spread(split.size, most)
         batch = split.fetch(rows, 0)
         return batch["image"].float(), task.predict(net, split.on_device(batch)), rows
-    rows = np.flatnonzero(cast("PeopleSplit", split).modality == RGB)  # such networks have no other data
+    rows = np.flatnonzero(cast("PeopleSplit", split).modality == RGB)  # the only data of such networks
     rows = rows[files.spread(len(rows), most)]
     batch = split.fetch(rows, 0)
     feature = task.predict(net, split.on_device(batch))["feature"].float()
@@ -242,13 +246,13 @@ def _real(task: Task, net: nn.Module, split: Split, most: int) -> tuple[Tensor, 
 
 
 def _by_timm(folder: Path, prepared: Preparation) -> Callable[[Tensor], Outputs]:
-    """Load the folder with timm alone, as a function of pixels that are normalised as its config.json says."""
+    """Load the folder with timm, as a function of pixels that normalises them by config.json."""
     import timm
 
     try:
         net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except Exception as error:
-        found = f"timm {timm.__version__} cannot load it: {files.first_line(error)}"
-        raise UserError("--to hub-folder", found, remedy="--to safetensors --to onnx") from error
+        found = f"timm {timm.__version__} cannot load the folder: {files.first_line(error)}"
+        raise UserError("--to hub-folder", found, remedy="use --to safetensors --to onnx") from error
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (prepared.mean, prepared.std))
     return lambda pixels: {"logits": net((pixels / 255 - mean) / std)}

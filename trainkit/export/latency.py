@@ -1,4 +1,4 @@
-"""Time one image, alone, in the ways in which a network can be run."""
+"""Time a forward pass of one image in several ways of running a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.paths import keep_compiled_private
 from trainkit.tracking.markdown import plain
 
 _ROUNDS = 5
-"""Turns of each way of running the network."""
+"""Rounds of measurements."""
 How = Literal["eager", "compiled", "onnxruntime"]
 Precision = Literal["fp32", "bf16"]
 Forward = Callable[[Tensor], Tensor]
@@ -25,7 +25,7 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Timing:
-    """The time of one image, alone, in one way of running the network."""
+    """Latency of one image in one way of running the network."""
 
     how: How
     precision: Precision
@@ -34,7 +34,7 @@ class Timing:
     least: float | None = None
     calls: int = 0
     same: float | None = None
-    """Share of the pixels of the class that float32 in eager mode gives."""
+    """Share of pixels with the same class as in float32 eager mode."""
     why: str = ""
     """Why it was not measured."""
 
@@ -50,9 +50,9 @@ class Latency:
 
     def lines(self) -> Iterator[str]:
         """Write the table as Markdown."""
-        yield f"one image of {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads"
+        yield f"Latency, batch of 1, {self.size[0]} x {self.size[1]} pixels, {self.device}, {self.threads} threads:"
         yield ""
-        yield "| | precision | median, ms | least, ms | calls | same class |"
+        yield "| mode | precision | median ms | fastest ms | calls | same class |"
         yield "|---|---|---|---|---|---|"
         for one in self.timings:
             if one.ms is None or one.least is None or one.same is None:
@@ -72,19 +72,19 @@ def time_network(
     last: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Latency:
-    """Time one image, float (1, 3, H, W), alone: float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
+    """Time one image, float (1, 3, H, W): float32 and bfloat16 (autocast), eager, compiled, ONNX Runtime.
 
-    On the GPU if there is one. The ways take turns, so that whatever else the machine does falls on all; `seconds` is
-    for all of them, without compilation. `last`: channels last in memory.
+    On the GPU if there is one. The modes take turns, so that other processes affect all of them equally; `seconds` is
+    the time for all, without compilation. `last`: channels last in memory.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     order = torch.channels_last if last else torch.contiguous_format
-    # In place: its own network is what `deployed` holds.
+    # In place: `deployed` shares the network.
     moved: nn.Module = deployed.to(device=device, memory_format=order)  # pyright: ignore[reportCallIssue]  of torch 2.11
     seen = pixels.to(device, memory_format=order)
     try:
         ways = list(_ways(moved, seen, onnx, device, say))
-        say(f"timing {sum(not isinstance(run, str) for *_, run in ways)} ways")
+        say(f"timing {sum(not isinstance(run, str) for *_, run in ways)} modes")
         timings = tuple(_timed(ways, seen, seconds))
     finally:
         deployed.to("cpu")
@@ -94,7 +94,7 @@ def time_network(
 
 
 Way = tuple[How, Precision, Forward | str]
-"""How, with what precision, and the function; or why there is none."""
+"""Mode, precision, and the function or the reason why there is none."""
 
 
 def _ways(
@@ -112,23 +112,23 @@ def _ways(
     yield "eager", "bf16", halved(net)
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     for precision in precisions:
-        say(f"compiling for {precision}, which takes minutes on a CPU")
-        # One for each precision: a graph is of one.
+        say(f"compiling for {precision}; this takes minutes on a CPU")
+        # One graph per precision.
         compiled = torch.compile(net, dynamic=False)
         compiled = halved(compiled) if precision == "bf16" else compiled
         try:
             compiled(seen)
         except Exception as error:
             reason = str(error).strip().partition("\n")[0][:100]
-            yield "compiled", precision, f"cannot be compiled here: {reason}"
+            yield "compiled", precision, f"compilation failed: {reason}"
         else:
             yield "compiled", precision, compiled
     if onnx is None:
-        yield "onnxruntime", "fp32", "model.onnx was not asked for"
+        yield "onnxruntime", "fp32", "not exported"
         return
     run = session(onnx, device.type)
     yield "onnxruntime", "fp32", lambda pixels: run(pixels)["logits"]
-    yield "onnxruntime", "bf16", "the file is float32"
+    yield "onnxruntime", "bf16", "not available: the file is float32"
 
 
 def _timed(ways: Sequence[Way], seen: Tensor, seconds: float) -> Iterator[Timing]:

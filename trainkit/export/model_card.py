@@ -1,6 +1,6 @@
-"""Write the model card of an exported network: architecture, scores, speed, data, and how it is loaded.
+"""Write the model card of an exported network: architecture, usage, metrics, speed, data and licences.
 
-All of it is read from the run. What is not known, such as who may use the data, is said to be unknown.
+All of it is read from the run. Unknown facts, such as the licence of the data, are marked as unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.export.latency import Latency
 from trainkit.files import Json
 from trainkit.metrics import bootstrap
-from trainkit.metrics.significance import Interval
+from trainkit.metrics.significance import DRAWS, Interval
 from trainkit.text_table import aligned, numbers
 from trainkit.tracking import journal
 from trainkit.tracking.markdown import block, code, plain
@@ -27,7 +27,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
 _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
-"""The word of the hub for what a network does, by the task; of others it is features."""
+"""Pipeline tag of the Hugging Face hub by task; other tasks are feature extraction."""
 
 
 def card(
@@ -38,30 +38,30 @@ def card(
     agreements: Mapping[str, Agreement],
     latency: Latency | None = None,
 ) -> str:
-    """Write the card of an export, Markdown: `file` are its weights, `about` is model.json.
+    """Write the model card in Markdown: `file` are the weights, `about` is the content of model.json.
 
-    `agreements` say in words, by file name, how near each comes to the trained network.
+    `agreements` describe, by file name, the difference of each file from the trained network.
     """
     kind, made = type(recipe.task).__name__.lower(), about["made_with"]["trainkit"]
     parts = [
         _front(kind, CONFIG in agreements),
         f"# {plain(recipe.name)}",
-        f"Weights {code(about['weights'])} of the run {code(folder.name)}, exported by trainkit {plain(made)}.",
-        "\n".join([*_network(about), f"- gives {plain(about['output'])}"]),
+        f"Weights {code(about['weights'])} of run {code(folder.name)}, exported with trainkit {plain(made)}.",
+        "\n".join([*_network(about), f"- Output: {plain(about['output'])}"]),
         *_classes(about),
-        "## How to load it",
+        "## Usage",
         *_loading(about, agreements),
-        "## Scores",
+        "## Metrics",
         *_scores(folder, recipe, file),
         "## Speed",
         *_speed(folder, file, latency),
         "## Data and licences",
         "\n".join(f"- {line}" for line in licences(recipe)),
-        f"Digest of the data that it was trained on: {code(about['data']['digest'])}.",
-        "## How it was checked",
+        f"SHA-256 of the training data: {code(about['data']['digest'])}.",
+        "## Verification",
+        f"Each file was compared with the trained network on real samples of {code(about['data']['checked_on'])}, in "
+        "float32 on a CPU:",
         "\n".join(f"- {plain(name)}: {plain(said)}" for name, said in agreements.items()),
-        f"Compared with the trained network on real samples of {code(about['data']['checked_on'])}, in float32 on a "
-        "CPU.",
         *(["\n".join(f"- {plain(note)}" for note in about["notes"])] if about["notes"] else []),
         "## Recipe",
         block(about["recipe"].rstrip(), "yaml"),
@@ -70,32 +70,32 @@ def card(
 
 
 def licences(recipe: Recipe) -> Iterator[str]:
-    """List what is known of the licences of the data, and of the weights that the training began with."""
+    """Describe the licences of the data and of the initial weights, as far as they are known."""
     from trainkit.data import hub
     from trainkit.data.split import named_sets
 
     for name, text in named_sets(recipe.data).items():
-        what = "trained on" if name == "train" else f"scored on ({name})"
+        what = "training data" if name == "train" else f"evaluation data ({name})"
         if text == "sample" or str(text).startswith("sample:"):
-            yield f"{plain(what)}: {code(text)}, drawn by trainkit; nobody's images"
+            yield f"{plain(what)}: {code(text)}, synthetic data of trainkit without third-party images"
         elif text == "held_out":
-            yield f"{plain(what)}: a part of what it was trained on, kept from training"
+            yield f"{plain(what)}: a held-out split of the training data"
         elif hub.is_hub(text):
             address = hub.parse(text).repository
-            yield f"{plain(what)}: {code(text)}; its licence stands at https://huggingface.co/datasets/{quote(address)}"
+            yield f"{plain(what)}: {code(text)}; licence: https://huggingface.co/datasets/{quote(address)}"
         else:
             yield f"{plain(what)}: {code(text)}; licence unknown"
     for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
-            yield f"weights that training used ({name}): those of the recipe {code(source.recipe)}"
+            yield f"weights used in training ({name}): from the recipe {code(source.recipe)}"
             continue
         word = source.weights or ""
         known = _of_timm(word[5:]) if word.startswith("timm:") else "licence unknown"
-        yield f"weights that training began with ({name}): {code(word)}; {known}"
+        yield f"initial weights ({name}): {code(word)}; {known}"
 
 
 def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
-    """Return the scores of an evaluation at a step, by name; those of EMA weights with `averaged`."""
+    """Return the metrics of an evaluation at a step, by name; with `averaged` those of the EMA weights."""
     prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
     found = {}
     for name, points in history.metrics.items():
@@ -108,7 +108,7 @@ def scores_at(history: journal.History, evaluation: str, step: int, averaged: bo
 
 
 def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
-    """Return all scores at the step of a checkpoint's weights, by their names in MLflow: `val/top1`, `val/ema/top1`."""
+    """Return all metrics at the step of a checkpoint's weights, by names as in MLflow: `val/top1`, `val/ema/top1`."""
     step = _step(weights)
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     found = {
@@ -127,10 +127,10 @@ def _front(kind: str, by_timm: bool) -> str:
 
 
 def _network(about: Mapping[str, Json]) -> list[str]:
-    """Describe the network and its inputs."""
-    lines = [f"- {plain(about['network'])}"] if "network" in about else []
-    lines.append(f"- takes {plain(about['input'])}; normalised {plain(about['normalised'])}")
-    return lines + ([f"- from a file: {plain(about['fit'])}"] if "fit" in about else [])
+    """Describe the network and its input."""
+    lines = [f"- Network: {plain(about['network'])}"] if "network" in about else []
+    lines.append(f"- Input: {plain(about['input'])}; normalisation {plain(about['normalised'])}")
+    return lines + ([f"- Preparation of a file: {plain(about['fit'])}"] if "fit" in about else [])
 
 
 def _classes(about: Mapping[str, Json]) -> list[str]:
@@ -142,11 +142,11 @@ def _classes(about: Mapping[str, Json]) -> list[str]:
 
 
 def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> Iterator[str]:
-    """Write programs that run as they stand in the folder of the card, beside a file image.jpg."""
-    yield "In this folder, of a file `image.jpg`:" if "takes" not in about else "In this folder:"
+    """Write programs that run in the folder of the card, with a file image.jpg."""
+    yield "Run in this folder, with a file `image.jpg`:" if "takes" not in about else "Run in this folder:"
     if CONFIG in agreements:
         yield (
-            "With timm alone, which prepares images and normalises them as config.json says:\n\n```python\n"
+            "With timm, which prepares and normalises images by config.json:\n\n```python\n"
             "import timm, torch\nfrom PIL import Image\n\n"
             'net = timm.create_model("local-dir:.", pretrained=True).eval()\n'
             "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n"
@@ -155,13 +155,13 @@ def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> 
             + ('print(net.pretrained_cfg["label_names"][logits[0].argmax()])\n```' if about["names"] else "```")
         )
     if ONNX in agreements:
-        yield f"With ONNX Runtime alone:\n\n```python\n{_by_onnx(about)}\n```"
+        yield f"With ONNX Runtime:\n\n```python\n{_by_onnx(about)}\n```"
     if TENSORS in agreements:
         takes = about.get("takes", "pixels")
         yield (
             "With trainkit, from `model.safetensors` and `model.json`:\n\n```python\n"
             "from trainkit.export import export\n\n"
-            f'net = export.load(".")  # takes {takes} as above, a tensor; a module of torch\n```'
+            f'net = export.load(".")  # a torch module; call it with a tensor of {takes}\n```'
         )
 
 
@@ -172,7 +172,7 @@ def _by_onnx(about: Mapping[str, Json]) -> str:
         return (
             "import numpy, onnxruntime\n\n"
             'net = onnxruntime.InferenceSession("model.onnx")\n'
-            f"{about['takes']} = numpy.zeros({tuple(about['shape'])}, numpy.float32)  # prepared as said above\n"
+            f"{about['takes']} = numpy.zeros({tuple(about['shape'])}, numpy.float32)  # prepared as described above\n"
             f'({found}) = net.run(None, {{"{about["takes"]}": {about["takes"]}}})'
         )
     height, width = about["size"]
@@ -181,7 +181,7 @@ def _by_onnx(about: Mapping[str, Json]) -> str:
     if about.get("crop_mode") == "center":
         cut = f", bleed={(1 - share) / 2:.6g}" if share < 1 else ""
         fitted = f'ImageOps.fit(Image.open("image.jpg").convert("RGB"), ({width}, {height}){cut})'
-    said = "  # or other sides" if about.get("sides") == "any" else ""
+    said = "  # other sizes work too" if about.get("sides") == "any" else ""
     lines = [
         "import json\n",
         "import numpy, onnxruntime\nfrom PIL import Image, ImageOps\n",
@@ -192,19 +192,19 @@ def _by_onnx(about: Mapping[str, Json]) -> str:
         'names = json.loads(net.get_modelmeta().custom_metadata_map["names"])',
         "print(names[logits[0].argmax()])",
     ]
-    if "sides" in about:  # a class for every pixel
+    if "sides" in about:  # semantic segmentation
         lines[-1] = "print([names[k] for k in numpy.unique(logits[0].argmax(0))])"
     return "\n".join(lines if about["names"] else lines[1:-2])
 
 
 def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
-    """Write a table for each evaluation of the weights that were exported, with intervals where there are any."""
+    """Write a table per evaluation of the exported weights, with intervals if available."""
     step, averaged = _step(file), file.stem == "ema"
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     client, seen = _client(folder), False
     for evaluation in recipe.evaluations:
         found = scores_at(history, evaluation, step, averaged)
-        whole = {  # of all classes, and no end of an interval
+        whole = {  # without metrics per class and ends of intervals
             name: value for name, value in found.items() if "." not in name and not name.endswith(("_low", "_high"))
         }
         if not whole:
@@ -214,20 +214,20 @@ def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
         for name in whole:
             if f"{name}_low" in found and f"{name}_high" in found:
                 ends[name] = found[f"{name}_low"], found[f"{name}_high"]
-        rows = [["score", "value", "95 % interval"]]
+        rows = [["metric", "value", "95 % interval"]]
         for name, value in whole.items():
             words = numbers([value, *ends.get(name, ())])
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
         text = block("\n".join(aligned(rows)))
-        drew = f" Intervals are those of the bootstrap over {units}." if units else ""
-        yield f"{code(evaluation)} at step {step:,}{', of EMA weights' if averaged else ''}.{drew}\n\n{text}"
+        drew = f" Intervals: bootstrap (n = {DRAWS:,}) over {units}." if units else ""
+        yield f"{code(evaluation)} at step {step:,}{', EMA weights' if averaged else ''}.{drew}\n\n{text}"
         seen = True
     if not seen:
-        yield "None: these weights were not scored."
+        yield "None: these weights were not evaluated."
 
 
 def _client(folder: RunFolder) -> Any:  # an MlflowClient
-    """Return the store's client; None where the run is in no store that answers: a card needs none."""
+    """Return the store's client; None if the run has no store or it is unavailable: a card does not need it."""
     try:
         return Store.locate().client() if folder.info().run_id else None
     except UserError:
@@ -235,12 +235,12 @@ def _client(folder: RunFolder) -> Any:  # an MlflowClient
 
 
 def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
-    """Compute bootstrap intervals of scores from the saved rows of an evaluation; return also what was resampled."""
+    """Compute bootstrap intervals of metrics from saved rows; return also what was resampled."""
     asked = {name: value for name, value in scores.items() if bootstrap.is_score(name)}
     for when in ("best", "final") if client else ():
         rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
         found, units = saved_rows.intervals(rows[0], asked) if rows else ({}, "")
-        if found:  # those of another step give other scores
+        if found:  # rows of another step give other values
             return found, units
     return {}, ""
 
@@ -257,7 +257,7 @@ def _speed(folder: RunFolder, file: Path, latency: Latency | None) -> Iterator[s
     machine = _machine(file)
     if rates:
         place = f" on {plain(machine)}" if machine else ""
-        whole = f"; {seconds[-1]:,.0f} s in all" if seconds else ""
+        whole = f"; {seconds[-1]:,.0f} s in total" if seconds else ""
         yield f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
     if latency is not None:
         yield "\n".join(latency.lines())
@@ -280,4 +280,4 @@ def _of_timm(name: str) -> str:
     import timm
 
     found = getattr(timm.get_pretrained_cfg(name), "license", None)
-    return f"timm says {plain(found)}" if found else "timm states no licence"
+    return f"licence {plain(found)} (by timm)" if found else "licence unknown (not stated by timm)"

@@ -1,7 +1,7 @@
-"""Export networks that give every pixel a class.
+"""Export networks for semantic segmentation.
 
-What is written maps RGB pixels 0 .. 255, float32 (B, 3, H, W), to logits (B, classes, H, W): normalisation, rounding up
-of sides and, where there is one, the refinement of points are inside.
+Exported networks map RGB pixels 0 .. 255, float32 (B, 3, H, W), to logits (B, classes, H, W). Normalisation, rounding
+up of sides and the refinement of points, if any, are part of the network.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from trainkit.tasks.segment2d import Segment2d
 
 
 def exporter(recipe: Recipe) -> Exporter | None:
-    """Return how runs that give pixels a class are exported; None where the task has no network for it."""
+    """Return the exporter for semantic segmentation; None if the task does not support it."""
     return Exporter(exportable, rebuilt) if isinstance(recipe.task, interfaces.Exportable) else None
 
 
 def exportable(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
-    """Load the network of a run of `segment2d`, and so many images to check it on.
+    """Load the network of a run of `segment2d`, and `pictures` images to check it on.
 
-    Raises UserError for formats that it cannot have, and where it finds something else than when it was scored.
+    Raises UserError for formats that it does not support, and if its output differs from that of the evaluation.
     """
     if "hub-folder" in formats:
-        found = f"the network of run {run} gives every pixel a class, which those of timm do not"
-        raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
+        found = f"the network of run {run} is for semantic segmentation, which timm does not have"
+        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
     net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
     deployed, split = _deployed(recipe, net), cast(WholeScenes, files.scored_split(recipe))
@@ -71,7 +71,7 @@ def exportable(
             "colours": [list(colour) for colour in split.protocol.colours],
             "mean": list(data.mean),
             "std": list(data.std),
-            "normalised": "inside: (pixels / 255 - mean) / std",
+            "normalised": "included: (pixels / 255 - mean) / std",
             "size": list(chosen[0].shape[2:]),
             "multiple": net.multiple,
         },
@@ -103,8 +103,7 @@ class _Chosen:
         factor = self._factor(0)
         if factor != 1:
             self.notes = (
-                f"the run scores images {factor:.3g} times as large as they are packed: bring them to that size "
-                "before the network sees them",
+                f"the run evaluates images at {factor:.3g} times their packed size: resize them to that size first",
             )
 
     def _factor(self, at: int) -> float:
@@ -114,7 +113,7 @@ class _Chosen:
         return len(self.rows)
 
     def __getitem__(self, at: int) -> Tensor:
-        """Float pixels 0 .. 255, (1, 3, H, W), at the size at which the run sees them."""
+        """Float pixels 0 .. 255, (1, 3, H, W), at the input size of the run."""
         pixels = self._split.fetch(self.rows[at : at + 1], 0)["image"].float()
         factor = self._factor(at)
         if factor == 1:
@@ -127,23 +126,23 @@ class _Chosen:
 def _check_scored(
     task: Segment2d, net: nn.Module, deployed: nn.Module, split: WholeScenes, pictures: _Chosen, where: str
 ) -> None:
-    """Refuse a network whose normalisation or sizes are not those with which the run was scored."""
+    """Raise UserError if normalisation or sizes differ from those of the evaluation."""
     for seen in map(pictures.__getitem__, range(len(pictures))):
         normal = split.on_device({"image": seen / 255})["image"]
         scored = task.probabilities(net, normal)
         same = (deployed(seen).argmax(1) == scored.argmax(1)).float().mean().item()
         off = (deployed(seen).softmax(1) - scored).abs().amax(1)
         if same < LEAST_SAME or not (off > CLOSE).float().mean() <= 1 - LEAST_SAME:
-            found = f"on whole pixels it finds something else than when it was scored: {100 * same:.4g} % the same"
-            raise UserError(where, found, "nothing was written")
+            found = f"the output for uint8 pixels differs from that of the evaluation: {100 * same:.4g} % same class"
+            raise UserError(where, found, remedy="no file was written: check data.mean and data.std of the run")
 
 
 def write_checked(
     file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Json]
 ) -> tuple[PixelAgreement, dict[str, str], list[str]]:
-    """Write an ONNX file and check it: for any sides where that can be, else for those of the first image.
+    """Write an ONNX file and check it: for any sides if possible, else for those of the first image.
 
-    Returns the agreement, the sides that it takes, for model.json, and notes. Raises UserError where it cannot be made.
+    Returns the agreement, the accepted sides, for model.json, and notes. Raises UserError if it cannot be written.
     """
     first = pictures[0]
 
@@ -156,7 +155,7 @@ def write_checked(
         same = [at for at in range(len(pictures)) if pictures[at].shape == first.shape]
         return write(False, [torch.cat([first, first.flip(3)])], [pictures[at] for at in same])
 
-    # Where points are refined, their number and the doublings are constants of the file.
+    # With refined points their number and the doublings are constants of the file.
     any_sides = None if refined else lambda: write(True, _other_sides(first), pictures)
     agreement, reason = any_or_fixed(
         file.name, "this network", any_sides, fixed, reason="the number of points is fixed"
@@ -164,7 +163,7 @@ def write_checked(
     if any_sides is not None and not reason:
         return agreement, {"sides": "any"}, []
     height, width = first.shape[2:]
-    note = f"model.onnx takes images of {height} x {width} pixels alone, for {reason}"
+    note = f"model.onnx takes only images of {height} x {width} pixels: {reason}"
     return agreement, {"sides": f"{height} x {width}"}, [note]
 
 
@@ -188,8 +187,8 @@ class _ConstantPadding(nn.Module):
 def _constant_padding(net: nn.Module) -> nn.Module:
     """Copy a network in which the padding of timm's `Conv2dSame` is that of sides which its stride divides.
 
-    Sides are multiples of 2 at every halving, so it computes the same. Where padding follows from the shape,
-    torch.export works on the bounds of that shape: of `tf_efficientnet_lite0` it was not done after 8 minutes.
+    Sides are multiples of 2 at every halving, so the result is the same. With padding that depends on the shape,
+    torch.export analyses the bounds of that shape: for `tf_efficientnet_lite0` it had not finished after 8 minutes.
     """
     from timm.layers.conv2d_same import Conv2dSame
 
@@ -216,9 +215,9 @@ def _other_sides(first: Tensor) -> list[Tensor]:
 
 def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Json], any_sides: bool) -> None:
     if any_sides and all(side % about["multiple"] == 0 for side in pixels.shape[2:]):
-        # What is exported is the way that was taken, and only other sides are resized.
+        # Export traces one path; only sides that are not multiples are resized.
         pixels = pixels[:, :, :-1, :-1]
     free: dict[int, Any] = dict.fromkeys((0, 2, 3) if any_sides else (0,), torch.export.Dim.DYNAMIC)
-    # A batch of 1 would be taken for a constant.
+    # A batch of 1 would become a constant.
     example = torch.cat([pixels, pixels.flip(3)])
     files.write_onnx(file, deployed, example, free, ["logits"], about)

@@ -1,7 +1,7 @@
-"""Export networks of volumes: patches of prepared volumes to the scores of every voxel.
+"""Export networks for volumes: patches of prepared volumes to class scores per voxel.
 
-Preparing a volume and looking at it through windows is a program and no network: model.json describes it in words, and
-`trainkit predict` does it.
+Preparation and sliding windows are not part of the network: model.json describes them, and `trainkit predict` runs
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trainkit.tasks.segment3d import Segment3d
 
 
 class Deployed(NamedModule):
-    """A network whose one output has a name."""
+    """A network with one named output."""
 
     outputs = ("logits",)
 
@@ -50,22 +50,22 @@ class Deployed(NamedModule):
 
 
 def exporter(recipe: Recipe) -> Exporter | None:
-    """Return how runs that segment volumes are exported; None where the task makes no label maps."""
+    """Return the exporter for volumes; None if the task predicts no label maps."""
     return Exporter(exportable, rebuilt) if isinstance(recipe.task, LabelsVolumes) else None
 
 
 def exportable(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
 ) -> Exportable:
-    """Load the network of a run of `segment3d`, and patches of so many volumes to check it on.
+    """Load the network of a run of `segment3d`, and patches of `pictures` volumes to check it on.
 
-    Raises UserError for formats and timings that it cannot have.
+    Raises UserError for formats and timings that it does not support.
     """
     if "hub-folder" in formats:
-        found = f"the network of run {run} is of volumes, which those of timm are not"
-        raise UserError("--to hub-folder", found, "a run of classify", "--to safetensors --to onnx")
+        found = f"the network of run {run} is for volumes, which timm does not have"
+        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
     if latency:
-        raise UserError("--latency", "a network of volumes", "one of images that gives classes", "leave it out")
+        raise UserError("--latency", "a network for volumes", "one for images that outputs classes", "leave it out")
     net = load_network(recipe, meta, weights)
     deployed = Deployed(net)
     split = files.scored_split(recipe)
@@ -93,7 +93,7 @@ def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: P
 
 
 def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
-    """Cut the middle out of a prepared volume, float32 (1, C, *patch); smaller ones get zeros, their mean, around."""
+    """Crop the centre of a prepared volume, float32 (1, C, *patch); pad smaller ones with zeros, their mean."""
     image = split.on_device(split.fetch(np.array([row]), 0))["image"]
     for axis, side in enumerate(patch, start=2):
         have = image.shape[axis]
@@ -108,7 +108,7 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
     window = cast(Segment3d, recipe.task).window
     patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
-    grid = f"voxels of {mm} mm" if meta.resampled else f"voxels as they are in the files, of {mm} mm in the median"
+    grid = f"voxels of {mm} mm" if meta.resampled else f"voxels not resampled, median spacing {mm} mm"
     sides, channels = ", ".join(map(str, patch)), int(meta.shape[0])
     called = f"; channels {', '.join(meta.channels)}" if meta.channels else ""
     each = "each channel of the volume" if channels > 1 else "the volume"
@@ -120,11 +120,11 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
         "outputs": {"logits": f"float32 (B, {meta.classes}, {sides})"},
         "names": list(meta.class_names or map(str, range(meta.classes))),
         "normalised": (
-            "before: clipped to the percentiles {:g} and {:g} of {}, less the mean, divided by the deviation of what "
-            "is left"
+            "not included: clip to the percentiles {:g} and {:g} of {}, subtract the mean of the clipped values, "
+            "divide by their standard deviation"
         ).format(*PERCENTILES, each),
-        "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; windows that overlap by "
-        f"{100 * window.overlap:g} %, weighed {window.weight}",
+        "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; sliding windows with "
+        f"{100 * window.overlap:g} % overlap, {window.weight} weights",
         "shape": [1, channels, *patch],
         "size": patch,
     }

@@ -1,7 +1,7 @@
-"""Evaluate trained weights on any evaluation of any data, and log the scores as a run beneath theirs.
+"""Evaluate trained weights on any evaluation of any data, and log the metrics as a child run of their run.
 
-The network is put together for the classes that it was trained on; all else, the task's settings, the data and the
-evaluations, is that of the recipe.
+The network is built for the classes that it was trained on; the settings of the task, the data and the evaluations are
+those of the recipe.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainkit.distributed.runtime import Runtime
 
 EVALUATES = "trainkit.evaluates"
-"""Tag of an evaluation's run: the run, or the file, whose weights it scored."""
+"""Tag of an evaluation's run: the run, or the file, whose weights it evaluated."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Subject:
     """Weights that are evaluated."""
 
     file: Path
-    """Its weights."""
+    """File of the weights."""
     step: int
-    """Updates after which they were; 0 where nothing says it."""
+    """Optimizer step of the weights; 0 if unknown."""
     run: RunFolder | None
-    """The run that made them, as far as it is known here."""
+    """The run that trained them; None if unknown."""
 
     @property
     def name(self) -> str:
@@ -59,9 +59,9 @@ class Subject:
 
 
 def find(word: str, store: Store) -> Subject:
-    """Find the weights that a word names: the best of a run, those of a checkpoint's folder, a file, or `models:/ID`.
+    """Find weights by name: the best of a run, those of a checkpoint's folder, a file, or `models:/ID`.
 
-    Raises UserError where there are none.
+    Raises UserError if there are none.
     """
     path, run = Path(word), None
     if word.startswith(dependencies.MODEL):
@@ -72,7 +72,7 @@ def find(word: str, store: Store) -> Subject:
         file = path
     elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
         expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
-        raise UserError(word, f"a folder without {STATE}", expected)
+        raise UserError(word, f"a folder without {STATE}", expected, "check the name")
     else:
         run = store.find(word)
         file = best_weights(run.path)
@@ -84,29 +84,29 @@ def find(word: str, store: Store) -> Subject:
 
 
 def request_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:
-    """Return the request for a recipe, or where none is named the run's own, with words that change it.
+    """Return the request for a recipe, by default the run's own, with overrides.
 
-    Raises UserError where weights without a run come without a recipe.
+    Raises UserError for weights of an unknown run without a recipe.
     """
     if recipe is None:
         run = find(word, Store.locate()).run
         if run is None:
-            expected = "a recipe after it, which says task, data and evaluations"
-            raise UserError(word, "weights of which no run is known here", expected, "trainkit evaluate WEIGHTS RECIPE")
+            expected = "a recipe with task, data and evaluations"
+            raise UserError(word, "weights of an unknown run", expected, "run `trainkit evaluate WEIGHTS RECIPE`")
         recipe = run.recipe
     return RunRequest(recipe, overrides, plugins)
 
 
 def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, float]:
-    """Score the weights that `word` names on every evaluation of a request's recipe, and print the scores.
+    """Evaluate the weights `word` on every evaluation of a request's recipe, and print the metrics.
 
-    With `log` they are kept as a run of their own beneath the one that made the weights, with the rows of every
-    sample. Returns them by their full names. Raises UserError for weights that do not fit, data of other classes or
-    modalities, and a recipe without evaluations.
+    With `log` they are logged as a child run of the run that trained the weights, with the rows of every sample.
+    Returns them by full name. Raises UserError for weights that do not fit, data of other classes or modalities, and a
+    recipe without evaluations.
     """
     recipe = _recipe(request)
     if not recipe.evaluations:
-        raise UserError(str(request.path), "has no evaluations", "one or more", "evaluations={NAME: {}} adds one")
+        raise UserError(str(request.path), "no evaluations", "one or more", "add one with evaluations='{NAME: {}}'")
     from trainkit.checkpoint import safe_load
     from trainkit.distributed.runtime import Runtime
     from trainkit.training import plan
@@ -132,7 +132,7 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
             if runtime.main:
                 tracker.log(step, {f"final/{name}": value for name, value in metrics.items()})
                 tracker.finish("FINISHED")
-        runtime.barrier()  # others leave when the first process has written everything down
+        runtime.barrier()  # other ranks wait until rank 0 has written everything
     finally:
         runtime.close()
     if runtime.main:
@@ -141,7 +141,7 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
 
 
 def _recipe(request: RunRequest) -> Recipe:
-    """Load the recipe without `best`, early stopping and the like, which may name evaluations that are not asked."""
+    """Load the recipe without `best`, early stopping and the like, which may name evaluations that it lacks."""
     given = [f"{word.partition('=')[0].strip()}." for word in request.overrides]
     without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null", "train.schedule": "{}"}
     words = [f"{key}={nothing}" for key, nothing in without.items() if not any(g.startswith(f"{key}.") for g in given)]
@@ -149,7 +149,7 @@ def _recipe(request: RunRequest) -> Recipe:
 
 
 def _network(recipe: Recipe, meta: DatasetInfo, request: RunRequest, runtime: Runtime, store: Store) -> nn.Module:
-    """Build the network of a task, without the weights that its training began with where it can be."""
+    """Build the network of a task, without its initial weights if possible."""
     try:
         return recipe.task.build(meta, {}, recipe.seed).model
     except KeyError:
@@ -164,23 +164,22 @@ def _plain(subject: Subject) -> tuple[str, int, str]:
 def _meta(subject: Subject, data: Dataset, splits: Mapping[str, Split]) -> DatasetInfo:
     """Describe the data for the network: classes and modalities of its training, and images of this data.
 
-    Raises UserError where the evaluations have others.
+    Raises UserError if the evaluations have others.
     """
     if subject.run is None or not (subject.run.path / META).is_file():
         return data.meta
     trained = read_meta(subject.run)
     own = tuple(trained.class_names) or tuple(map(str, range(trained.classes)))
     for name, split in splits.items():
-        # Pairs, searches and retrieval know no classes of the training.
+        # Pairs, searches and retrieval do not depend on the training classes.
         if isinstance(split.protocol, NamesClasses) and tuple(split.protocol.names) != own:
             found = f"classes {few(split.protocol.names, 8)}"
-            expected = f"those that {subject.name} was trained on: {few(own, 8)}"
-            raise UserError(f"evaluations.{name}", found, expected, "scores of other classes would say nothing")
+            expected = f"the classes that {subject.name} was trained on: {few(own, 8)}"
+            raise UserError(f"evaluations.{name}", found, expected, "use data with these classes")
     if data.meta.modalities != tuple(trained.modalities):
-        found = f"records of {', '.join(data.meta.modalities) or 'one kind'}"
-        raise UserError(
-            "data", found, f"{', '.join(trained.modalities) or 'one kind'}, as {subject.name} was trained on"
-        )
+        found = f"modalities {', '.join(data.meta.modalities) or 'none'}"
+        expected = f"those that {subject.name} was trained on: {', '.join(trained.modalities) or 'none'}"
+        raise UserError("data", found, expected, "use data with these modalities")
     kept = {key: getattr(trained, key) for key in ("classes", "class_names", "vocabulary", "text_length")}
     return replace(data.meta, **kept)
 
@@ -196,7 +195,7 @@ def _tracked(
     store: Store,
     log: bool,
 ) -> Iterator[Tracker | Silent]:
-    """Open the tracker of the evaluation's run; one that does nothing without `log`, and on other processes."""
+    """Open the tracker of the evaluation's run; one that does nothing without `log`, and on other ranks."""
     tracker: Tracker | Silent = Silent()
 
     def start() -> None:
@@ -237,7 +236,7 @@ def _tracked(
 
 
 def _lead(subject: Subject, recipe: Recipe, request: RunRequest) -> Best | None:
-    """Return `best` of the run's own recipe, which ranks its experiment; an evaluation does not change it."""
+    """Return `best` of the run's own recipe, which ranks its experiment."""
     if subject.run is None:
         return recipe.best
     try:
@@ -249,7 +248,7 @@ def _lead(subject: Subject, recipe: Recipe, request: RunRequest) -> Best | None:
 def _keep(
     tracker: Tracker | Silent, recipe: Recipe, name: str, split: Split, scores: Scores, step: int, seconds: float
 ) -> None:
-    """Log one evaluation: scores, rows, tables, images, curves."""
+    """Log one evaluation: metrics, rows, tables, images, curves."""
     from trainkit.plots import run_figures
     from trainkit.tracking import journal
 

@@ -1,6 +1,6 @@
-"""Predict classes and embeddings of images, by a run of the data `images` or `faces`.
+"""Predict classes and embeddings of images with a run of data `images` or `faces`.
 
-An image is prepared as those that the run is scored on: cut or squeezed to their size, and normalised as they are.
+Images are prepared as in the run's evaluations: cropped or resized to the same size, and normalised.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from trainkit.inference.table_writer import Columns
 
 PLAIN = "pictures"
-"""Kind of a source of images of which nothing is known."""
+"""Kind of a source of unlabelled images."""
 
 
 def predict(asked: Request) -> Predicted:
-    """Write a row for each image to a table, .parquet or .csv; see `predict.predict`.
+    """Write a row per image to a table, .parquet or .csv; see `predict.predict`.
 
-    The source is an image, a folder of images and of folders of images, or any set of images that can be trained
-    on or packed. Columns: `id`, `label` where the source has one, and the predictions. With `mirror` probabilities are
-    means over the image and its mirror image.
+    The source is an image, a folder with images and subfolders, or any set of images that can be trained on or packed.
+    Columns: `id`, `label` if the source has one, and the predictions. With `mirror` probabilities are means over the
+    image and its mirror image.
     """
     tables.check_target(asked.out)
     meta, found = asked.meta, open_pictures(asked.source)
     prepared = preprocess.of(asked.recipe.data)
     if prepared is None:  # `predict.predict` has refused it
-        raise TypeError("the recipe's data are no images")
+        raise TypeError("the recipe's data has no images")
     with rebuilt(asked.folder, asked.recipe, meta) as made:
         names = meta.class_names or tuple(map(str, range(meta.classes)))
         run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)
@@ -61,10 +61,11 @@ def predict(asked: Request) -> Predicted:
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
-    """Return the function that predicts images in memory, of faces aligned ones; see `predictor.Predictor`."""
+    """Return the function that predicts images in memory (faces: aligned); see `predictor.Predictor`."""
     prepared = preprocess.of(made.recipe.data)
     if prepared is None:
-        raise UserError(f"recipe {made.recipe.name}", "its data say no size of images", "data.fit other than keep")
+        found = "data.fit keep, so images have no fixed size"
+        raise UserError(f"recipe {made.recipe.name}", found, "another value of data.fit", "name another run")
     names = made.meta.class_names or tuple(map(str, range(made.meta.classes)))
 
     def read(sample: Any, where: str) -> tuple[Record, np.ndarray]:
@@ -100,9 +101,9 @@ class _Network:
                 from trainkit.data.faces.align import align_face
 
                 if record.landmarks is None:
-                    raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
+                    raise UserError(record.where, "no landmarks", "five points", "add them to landmarks5.json")
                 pixels = align_face(pixels, record.landmarks, self.prepared.side[0], record.where)
-            # What is kept until its batch is due is small.
+            # Drop the encoded image: records wait for their batch.
             return dataclasses.replace(record, data=b""), self.prepared.pixels(pixels, record.where)
 
         return read
@@ -117,8 +118,8 @@ class _Network:
             if self.mirror:
                 if "logits" not in rows:
                     expected = "a run that predicts classes"
-                    remedy = "whether embeddings are of both views the recipe says (task.mirror)"
-                    raise UserError("--mirror", "a run that gives embeddings alone", expected, remedy)
+                    remedy = "leave it out: task.mirror of the recipe decides it for embeddings"
+                    raise UserError("--mirror", "a run that only predicts embeddings", expected, remedy)
                 other = task.predict(net, {"image": image.flip(-1)})
                 both = [x["logits"].float().softmax(1) for x in (rows, other)]
                 rows["logits"] = ((both[0] + both[1]) / 2).log()
@@ -133,23 +134,22 @@ def _label(label: int | str, names: Sequence[str] | None) -> str:
 
 
 def pixels_of(record: Record) -> np.ndarray:
-    """Decode the image of a record, uint8 (height, width, 3). Raises UserError where it is damaged."""
+    """Decode the image of a record, uint8 (height, width, 3). Raises UserError if it is damaged."""
     data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     return image_decode.decode(data, record.where) if isinstance(data, bytes) else data
 
 
 def key(source: Source) -> str:
-    """Hash the files of a source: any that was changed, replaced or added gives another key."""
+    """Hash the files of a source: any changed, replaced or added file changes the key."""
     from trainkit.data.storage.cache import key as made_of
 
     return made_of([source.kind, source.where, source.split], source.files)
 
 
 def open_pictures(text: str) -> Source:
-    """Open the images at a place on this machine: one, a folder of them, or a set of any form that can be trained on.
+    """Open local images: a file, a folder, or a set in any format that can be trained on.
 
-    Of a folder all images are taken, also those in folders below, by their path in it. Raises UserError where there
-    are none.
+    A folder is read with its subfolders; ids are paths relative to it. Raises UserError if there are no images.
     """
     from trainkit.data import hub, sources
     from trainkit.data.formats import arrow_tables as labelled
@@ -161,25 +161,25 @@ def open_pictures(text: str) -> Source:
     if path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
         return _plain(path.parent, [path], text)
     if not path.exists():
-        raise UserError(text, "does not exist", "an image, a folder of images, or a set of them")
+        raise UserError(text, "does not exist", "an image, a folder of images, or a data set", "check the path")
     if image_store.is_packed(path) and split is None:
         data = image_store.Packed(path)
-        # Evaluation sets have no classes that are of use here.
+        # Ignore the classes of evaluation sets.
         found = sources.repacked(data)
         return found if data.manifest["protocol"] is None else dataclasses.replace(found, kind=PLAIN)
     root = path if split is None else path / split
     if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
         files = _below(root) if root.is_dir() else []
-        # A table among images is no set of them: an earlier prediction, most likely.
+        # A table among images is not a data set, but most likely an earlier prediction.
         if files:
             return _plain(root, files, text)
         if not labelled.parquet_files(path):
-            raise UserError(text, "no images", f"files {', '.join(sorted(image_decode.SUFFIXES))}")
+            raise UserError(text, "no images", f"files {', '.join(sorted(image_decode.SUFFIXES))}", "check the path")
     return sources.open_source(text)
 
 
 def _below(root: Path) -> list[Path]:
-    """List images in a folder and in those below it, in the order of their paths."""
+    """List images in a folder and its subfolders, in the order of their paths."""
     found = image_decode.below(root)
     files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
     return [file for file in files if not file.name.startswith(".")]

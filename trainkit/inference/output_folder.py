@@ -18,15 +18,15 @@ from trainkit.training.best import best_weights
 T = TypeVar("T")
 R = TypeVar("R")
 OnProgress = Callable[[int, int], None]
-"""Told how many of how many are done."""
+"""Called with the number of finished items and of all items."""
 
 BEGUN = ".predicting"
-"""File in a folder of label maps that says which of them an unfinished prediction has written."""
+"""File in a folder of label maps that lists those that an unfinished prediction has written."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prediction that is asked for: of which run, for what data, and where to."""
+    """A requested prediction: run, source and output."""
 
     folder: RunFolder
     recipe: Recipe
@@ -39,42 +39,42 @@ class Request:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The files of a prediction, and what could not be read."""
+    """The files of a prediction, and errors of unreadable samples."""
 
     written: tuple[Path, ...]
     """Label maps, or a table."""
     damaged: tuple[str, ...]
-    """Sentences about what could not be read: it has no label map, and no row."""
+    """Errors of unreadable samples, which have no label map and no row."""
     notes: tuple[str, ...]
-    """Sentences about what is odd."""
+    """Warnings."""
     names: tuple[str, ...]
-    """Of the classes 0, 1, ..., where classes are predicted."""
+    """Names of the classes 0, 1, ..., if classes are predicted."""
     weights: Path
     rows: int = 0
-    """Of a table."""
+    """Number of rows of a table."""
     columns: tuple[str, ...] = ()
-    """Of a table; empty where label maps were written."""
+    """Columns of a table; empty for label maps."""
 
 
 def check_free(out: Path, targets: Sequence[Path]) -> None:
-    """Refuse to write over anything: a folder of images may be named by mistake."""
+    """Raise UserError instead of overwriting: a folder of images may have been named by accident."""
     if out.exists() and not out.is_dir():
-        raise UserError(str(out), "is a file", "a folder to write to")
+        raise UserError(str(out), "is a file", "a folder to write to", "name another folder")
     there = [target for target in targets if target.exists()]
     if there:
         more = f" and {len(there) - 1} more" if len(there) > 1 else ""
-        raise UserError(str(there[0]), f"is there already{more}", remedy="name another folder, or move them away")
+        raise UserError(str(there[0]), f"exists already{more}", remedy="name another folder, or move the files")
 
 
 class ResumableFolder:
-    """A folder of which an unfinished prediction has written some files: the same one, begun again, keeps them.
+    """An output folder that an interrupted prediction resumes, keeping the files written so far.
 
-    The hidden file `OUT/.predicting` has a line that says what is predicted, and one for each file, put there before
-    the file is. It goes with `end`.
+    The hidden file `OUT/.predicting` has a line that describes the prediction, and one per file, written before the
+    file. `end` removes it.
     """
 
     def __init__(self, asked: Request):
-        """Raises UserError where another prediction has begun in the folder."""
+        """Raises UserError if the folder has a part of another prediction."""
         weights, out = best_weights(asked.folder.path), asked.out
         step = f"{weights.parent.name}/{weights.name}"
         self._out, self._file, self._on_progress = out, out / BEGUN, asked.on_progress
@@ -86,10 +86,10 @@ class ResumableFolder:
             raise UserError(str(self._file), f"cannot be read ({error})", remedy="name another folder") from None
         begun, *lines = text.splitlines() or [self._head]
         if begun != self._head:
-            found = "holds a part of another prediction, of another run, source or --mirror"
-            remedy = f"name another folder; or, to begin anew, remove {BEGUN} and the label maps there"
+            found = "contains part of another prediction (other run, source or --mirror)"
+            remedy = f"name another folder, or remove {BEGUN} and the label maps there to start again"
             raise UserError(str(out), found, remedy=remedy)
-        # Each stands on a line of its own, the last of which may have been cut short.
+        # One name per line; the last line may be incomplete.
         self._names = {name for line in lines if (name := _name(line)) and (out / name).is_file()}
         self._ended = text.endswith("\n")
 
@@ -101,7 +101,7 @@ class ResumableFolder:
     ) -> tuple[list[Path], list[str]]:
         """Predict and write each item whose file was not written before.
 
-        Returns the files that are there, and sentences about items for which `predict` raised UserError.
+        Returns the written files, and the errors of items for which `predict` raised UserError.
         """
         written, damaged = [], []
         for done, (target, item) in enumerate(items):
@@ -129,9 +129,9 @@ class ResumableFolder:
         return [target for target in targets if not self.has(target)]
 
     def note(self, target: Path) -> None:
-        """Note a file that is about to be written. Raises UserError where one is there meanwhile, or nothing can be."""
+        """Note a file that is about to be written. Raises UserError if it exists now, or nothing can be written."""
         if target.exists():
-            raise UserError(str(target), "is there, and was not when the work began", remedy="name another folder")
+            raise UserError(str(target), "was created by another process meanwhile", remedy="name another folder")
         try:
             if not self._file.exists():
                 self._out.mkdir(parents=True, exist_ok=True)
@@ -142,10 +142,11 @@ class ResumableFolder:
                 file.write(json.dumps(target.relative_to(self._out).as_posix()) + "\n")
             self._ended = True
         except OSError as error:
-            raise UserError(str(self._file), f"cannot be written ({error.strerror or error})") from None
+            found = f"cannot be written ({error.strerror or error})"
+            raise UserError(str(self._file), found, remedy="check permissions and free space") from None
 
     def end(self) -> None:
-        """End the prediction: all files are written."""
+        """Remove the list: all files are written."""
         self._file.unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
-"""Predict embeddings of records of people, by a run of the task `reid`; they are compared by cosine.
+"""Predict embeddings of person images with a run of task `reid`; they are compared by cosine.
 
-Each record is embedded alone: fused with nothing, and after the neck.
+Each record is embedded alone, without fusion, after the neck.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class _Found:
     """In the order of their modalities."""
     files: tuple[Path, ...]
     labelled: bool
-    """The set has a person for each."""
+    """True if the set has an identity for each record."""
 
 
 def predict(asked: Request) -> Predicted:
-    """Write a row for every record to a table, .parquet; see `predict.predict`.
+    """Write a row per record to a table, .parquet; see `predict.predict`.
 
-    The source is a set of people as recipes name it, or an image or a folder of images, which are taken for `rgb`.
-    Columns: `id`, `person` and `camera` where the set says them, `modality`, `embedding`. Records of modalities that
-    the run does not know are left out, and counted in a note.
+    The source is a re-identification set as in recipes, or an image or a folder of images, read as `rgb`. Columns:
+    `id`, `person` and `camera` if the set has them, `modality`, `embedding`. Records of modalities that the run was not
+    trained on are left out, with a note.
     """
     tables.check_target(asked.out)
     _refuse_mirror(asked.mirror)
@@ -70,10 +70,11 @@ def predict(asked: Request) -> Predicted:
     every = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
     notes = _left_out(found.entries, known)
     if not every:
-        raise UserError(asked.source, "; ".join(notes) or "no records", f"some of {', '.join(known)}")
+        found_here = "; ".join(notes) or "no records"
+        raise UserError(asked.source, found_here, f"records of {', '.join(known)}", "name another source")
     data, prepared = cast(People, asked.recipe.data), preprocess.of(asked.recipe.data)
     if prepared is None:  # `predict.predict` has refused it
-        raise TypeError("the recipe's data are no images")
+        raise TypeError("the recipe's data has no images")
     with rebuilt(asked.folder, asked.recipe, asked.meta) as made:
         coder = data.text.make() if MODALITIES[TEXT] in known else None
         run = _Network(made, prepared, known, coder, found.labelled)
@@ -93,8 +94,8 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     """Return the function that embeds colour images in memory; see `predictor.Predictor`."""
     prepared, known = preprocess.of(made.recipe.data), made.meta.modalities or (MODALITIES[RGB],)
     if prepared is None or MODALITIES[RGB] not in known:
-        found = f"a network of {', '.join(known)}"
-        raise UserError(f"recipe {made.recipe.name}", found, f"one that knows {MODALITIES[RGB]}")
+        found = f"a network for {', '.join(known)}"
+        raise UserError(f"recipe {made.recipe.name}", found, f"one for {MODALITIES[RGB]}", "use another run")
     run = _Network(made, prepared, known, None, labelled=False)
 
     def read(sample: Any, where: str) -> tuple[_Entry, np.ndarray]:
@@ -110,7 +111,7 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
 
 def _refuse_mirror(mirror: bool) -> None:
     if mirror:
-        found, expected = "a run that looks for people", "one that predicts classes or label maps"
+        found, expected = "a run of task reid", "one that predicts classes or label maps"
         raise UserError("--mirror", found, expected, "leave it out")
 
 
@@ -123,7 +124,7 @@ class _Network:
     labelled: bool
 
     def read(self, entry: _Entry) -> tuple[_Entry, np.ndarray]:
-        """Read the pixels of a record, uint8 (3, height, width), or the ids of its words, int64 (length,)."""
+        """Read the pixels of a record, uint8 (3, height, width), or the token ids of its caption, int64 (length,)."""
         if entry.modality == TEXT and self.coder is not None:
             return entry, tokenizer.table(self.coder, [entry.text])[0].astype(np.int64)
         pixels = image_decode.decode(image_decode.read(entry.file, entry.where), entry.where)
@@ -151,7 +152,7 @@ class _Network:
         with torch.no_grad():
             with runtime.accelerator.autocast():
                 feature = self.made.recipe.task.predict(net, batch)["feature"].float()
-            # A place for each modality, of which one is taken: as queries of one record are made.
+            # One slot per modality, of which one is filled, as in queries of one record.
             places = feature.new_zeros(len(feature), len(MODALITIES), feature.shape[1])
             row = torch.arange(len(feature), device=feature.device)
             modality = modality.to(feature.device)
@@ -169,7 +170,7 @@ class _Network:
 
 
 def _records(text: str) -> _Found:
-    """Find the records at a place: those of a set of people, else images, all of them `rgb`."""
+    """Find the records of a source: a re-identification set, or images, all read as `rgb`."""
     from trainkit.data.people import layouts
     from trainkit.inference.images import open_pictures
 
@@ -184,7 +185,9 @@ def _records(text: str) -> _Found:
                 if isinstance(record.data, Path)
             ]
             if len(every) < found.count():
-                raise UserError(text, f"a {found.kind}", "a set of people, or files of images")
+                raise UserError(
+                    text, f"a {found.kind}", "a re-identification set, or image files", "name another source"
+                )
             return _Found(found.where, every, found.files, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
 
@@ -214,6 +217,6 @@ def _set(text: str) -> _Found:
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:
     strange = [MODALITIES[entry.modality] for entry in entries if MODALITIES[entry.modality] not in known]
     return [
-        f"{number_of(strange.count(name), f'records of {name}')} left out: the run knows {', '.join(known)}"
+        f"{number_of(strange.count(name), f'records of {name}')} left out: the run was trained on {', '.join(known)}"
         for name in dict.fromkeys(strange)
     ]

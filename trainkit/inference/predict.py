@@ -21,15 +21,14 @@ def predict(
     plugins: tuple[str, ...] = (),
     on_progress: OnProgress | None = None,
 ) -> Predicted:
-    """Write the predictions of a run for the volumes, images or people at `source`, with its best weights.
+    """Write the predictions of a run for the volumes, images or person images at `source`, with its best weights.
 
-    Of runs that segment, `out` is a folder of label maps; of others a table with a row for each image or record: see
-    `volumes`, `scenes`, `images` and `people`. `mirror`: mean over mirror images, of volumes along all axes, of
-    images left to right. What cannot be read is named, and the rest goes on; what was interrupted goes on where it
-    stopped. On the GPU if there is one.
+    For segmentation runs `out` is a folder of label maps, for others a table with a row per image or record: see
+    `volumes`, `scenes`, `images` and `people`. `mirror`: mean over mirror images, along all axes for volumes, left to
+    right for images. Unreadable samples are reported and skipped; an interrupted prediction continues where it stopped.
+    It runs on the GPU if there is one.
 
-    Raises UserError before any work when the run predicts nothing of the kind, there is nothing to read, or a file to
-    be written is there already.
+    Raises UserError before any work if the run cannot predict, there is nothing to read, or an output file exists.
     """
     folder = Store.locate().find(run)
     meta = read_meta(folder)
@@ -42,7 +41,8 @@ def predict(
     if predicted is None:
         raise UserError(
             f"run {folder.name}",
-            "writes no label maps of volumes or images, and no table of classes or embeddings",
+            "its task or data has no predictions for new files",
             "a run of segment3d, segment2d, classify, embed, adadistill or reid",
+            "name another run",
         )
     return predicted

@@ -1,4 +1,4 @@
-"""Predict samples in memory with a trained network: that of a run, or of the folder of a logged model."""
+"""Predict samples in memory with the network of a run or of a logged model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from trainkit.tracking.run_folder import RunFolder
 
 FORMAT = 1
-"""Version of `ABOUT`. Raised whenever what it says would make another network, or other predictions."""
+"""Version of `ABOUT`; raised for changes that would give another network or other predictions."""
 
 
 class Predictor:
-    """A trained network with its preprocessing: samples in memory to predictions, those of `trainkit predict`."""
+    """A trained network with its preprocessing; predictions equal those of `trainkit predict`."""
 
     _lock = threading.Lock()
-    """One for all: the switches of torch and the precision of Accelerate are those of the whole process."""
+    """Shared by all: settings of torch and the precision of Accelerate apply to the whole process."""
 
     def __init__(self, made: Rebuilt, about: Mapping[str, Any]):
-        """Raises UserError where the recipe is of no kind of data that can be predicted in memory."""
+        """Raises UserError if the recipe's data cannot be predicted in memory."""
         self.made = made
         self.about = about
         """Content of `ABOUT`: `run`, `step`, `scores`, `classes`, `made_with`."""
@@ -46,7 +46,7 @@ class Predictor:
     def from_folder(cls, folder: Path | str, *, plugins: Sequence[str] = ()) -> Predictor:
         """Load the folder of a logged model: `trainkit.json` and the safetensors that it names.
 
-        Raises UserError where a file is missing or damaged, or was written by a trainkit of another format.
+        Raises UserError if a file is missing or damaged, or was written in another format.
         """
         folder = Path(folder)
         about = read_about(folder)
@@ -55,15 +55,18 @@ class Predictor:
             text, meta, name = about["recipe"], meta_of(about["meta"]), about["weights"]
             inside = isinstance(name, str) and Path(name).name == name
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(where, f"cannot be read: {error!r}", "a logged model of trainkit") from None
+            raise UserError(
+                where, f"cannot be read: {error!r}", "a model logged by trainkit", "log the model again"
+            ) from None
         if not inside:
-            raise UserError(where, f"names weights {name!r}"[:200], "a file beside it")
+            found = f"names weights {name!r}"[:200]
+            raise UserError(where, found, "a file in the same folder", "log the model again")
         tables = loader.with_plugins(TABLES, tuple(plugins))
         return cls(placed(loader.parse(Recipe, text, where, (), tables), meta, folder / name), about)
 
     @classmethod
     def of_run(cls, run: RunFolder, *, plugins: Sequence[str] = ()) -> Predictor:
-        """Load the best weights of a run. Raises UserError where it has none, or they do not fit."""
+        """Load the best weights of a run. Raises UserError if it has none, or they do not fit."""
         from trainkit.training.best import best_weights
 
         recipe, meta, weights = loader.load(run.recipe, (), tuple(plugins)), read_meta(run), best_weights(run.path)
@@ -71,7 +74,7 @@ class Predictor:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that the network was trained by."""
+        """The recipe of the training."""
         return self.made.recipe
 
     @property
@@ -81,7 +84,7 @@ class Predictor:
 
     @property
     def network(self) -> nn.Module:
-        """The network, in evaluation mode, on its device; it takes what is prepared."""
+        """The network, in evaluation mode, on its device; it takes prepared inputs."""
         return self.made.net
 
     @property
@@ -91,29 +94,29 @@ class Predictor:
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """Scores of the weights, by metric, as far as they are known here."""
+        """Metrics of the weights, as far as they are known."""
         return self.about.get("scores") or {}
 
     def predict(self, samples: Sequence[Any], *, mirror: bool = False) -> Columns:
-        """Predict samples, in batches as `trainkit predict` makes them: columns with one value a sample.
+        """Predict samples, in the same batches as `trainkit predict`: columns with one value per sample.
 
         Samples are images (bytes, base64 or uint8 arrays; see `samples.pixels`) or volumes (`samples.volume`).
         Columns of `classify`: `class`, `probability`, `probabilities` (n, classes), `embedding` (n, D); of `embed` and
         `adadistill` `embedding` and `norm`, of `reid` `embedding`; of `segment2d` and `segment3d` `label_map`, a list
         of uint8 arrays of the samples' own shapes. `mirror` as of `trainkit predict`.
-        Raises UserError naming the first sample that cannot be read, by its place: `sample 3`.
+        Raises UserError naming the first sample that cannot be read by its index: `sample 3`.
         """
         if not len(samples):
-            raise UserError("predict", "no samples", "one or more")
+            raise UserError("predict", "no samples", "one or more", "pass at least one sample")
         with self._lock:
-            self.made.runtime.configure(self.recipe)  # another network of this process may have other switches
+            self.made.runtime.configure(self.recipe)  # another network of this process may have other settings
             return self._predict(samples, mirror)
 
 
 def describe(
     recipe: Recipe, meta: DatasetInfo, run: str, weights: str, step: int | None = None, scores: Mapping[str, Any] = {}
 ) -> dict[str, Any]:
-    """Describe a network for `ABOUT`: all that `from_folder` needs beside the file `weights`."""
+    """Describe a network for `ABOUT`: everything that `from_folder` needs besides the file `weights`."""
     from importlib.metadata import version
 
     return {
@@ -131,28 +134,29 @@ def describe(
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Read `ABOUT` of a logged model. Raises UserError where it is missing or damaged, or of another format."""
+    """Read `ABOUT` of a logged model. Raises UserError if it is missing, damaged, or in another format."""
     file = folder / ABOUT
     try:
         about = json.loads(file.read_text(encoding="utf-8"))
         found = about["format"]
     except FileNotFoundError:
-        expected = f"a model that trainkit {__version__} or a newer one has logged"
+        expected = f"a model logged by trainkit {__version__} or newer"
         raise UserError(
-            str(file), "is missing", expected, "`trainkit promote RUN` adds it to models of a run"
+            str(file), "does not exist", expected, "run `trainkit promote RUN`, which adds it to the run's models"
         ) from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read: {error!r}"[:300], "a logged model of trainkit") from None
+        found = f"cannot be read: {error!r}"[:300]
+        raise UserError(str(file), found, "a model logged by trainkit", "log the model again") from None
     if found != FORMAT:
         made = about.get("made_with") or {}
-        by = f"format {found!r}, written by trainkit {made.get('trainkit', '(not said)')}"[:200]
-        remedy = "install that trainkit, or log the model again with this one"
-        raise UserError(str(file), by, f"format {FORMAT}, that of trainkit {__version__}", remedy)
+        by = f"format {found!r}, written by trainkit {made.get('trainkit', '(unknown version)')}"[:200]
+        remedy = "install that version of trainkit, or log the model again with this one"
+        raise UserError(str(file), by, f"format {FORMAT} of trainkit {__version__}", remedy)
     return about
 
 
 def is_predictable(recipe: Recipe, meta: DatasetInfo) -> bool:
-    """Return True where samples in memory can be predicted with the networks of a recipe, without a plug-in."""
+    """Return True if samples in memory can be predicted with the networks of a recipe, without a plug-in."""
     kind = kinds.of(recipe.data)
     if kind is None or kind.predictor is None:
         return False
@@ -170,6 +174,9 @@ def _function(recipe: Recipe) -> Callable[[Rebuilt], Callable[[Sequence[Any], bo
     found = kinds.function(kind, "predictor") if kind else None
     if found is None:
         raise UserError(
-            f"recipe {recipe.name}", "of data that cannot be predicted in memory", "a kind with `predictor`"
+            f"recipe {recipe.name}",
+            "its data cannot be predicted in memory",
+            "a kind of data with a predictor",
+            "use `trainkit predict --plugin`",
         )
     return found

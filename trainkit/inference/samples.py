@@ -1,4 +1,4 @@
-"""Read single samples that lie in memory: images as bytes, base64 or arrays, volumes as files, bytes or arrays."""
+"""Read single samples from memory: images as bytes, base64 or arrays, volumes as files, bytes or arrays."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Seen = TypeVar("Seen")
 
 _PICTURE = "an encoded image as bytes or base64, or pixels uint8 (height, width, 3)"
-_VOLUME = "a NIfTI file by its path or as bytes, or an array of 3 axes (or 4, the last of channels) with its mm"
+_VOLUME = "a NIfTI file as path or bytes, or an array with 3 axes (4 with channels last) and its spacing in mm"
 
 
 def pixels(sample: Any, where: str) -> np.ndarray:
-    """Return the pixels of an image, uint8 (height, width, 3). Raises UserError naming `where` for what is none.
+    """Return the pixels of an image, uint8 (height, width, 3). Raises UserError naming `where` for anything else.
 
     It may be encoded (JPEG, PNG, BMP, WebP), as bytes or base64 text, or pixels 0 to 255, RGB or grey, as an array or
     nested lists.
@@ -35,7 +35,9 @@ def pixels(sample: Any, where: str) -> np.ndarray:
         sample = from_base64(sample, where)
     if isinstance(sample, bytes | bytearray | memoryview):
         if len(sample) > image_decode.BYTE_CAP:
-            raise UserError(where, f"{len(sample):,} bytes", f"at most {image_decode.BYTE_CAP:,}")
+            raise UserError(
+                where, f"{len(sample):,} bytes", f"at most {image_decode.BYTE_CAP:,}", "send a smaller image"
+            )
         return image_decode.decode(bytes(sample), where)
     array = _array(sample, where, _PICTURE)
     if array.ndim == 2:
@@ -44,7 +46,8 @@ def pixels(sample: Any, where: str) -> np.ndarray:
         raise UserError(where, f"an array of shape {array.shape}", _PICTURE)
     if array.shape[0] * array.shape[1] > image_decode.PIXEL_CAP:
         height, width = array.shape[:2]
-        raise UserError(where, f"{width} x {height} pixels", f"1 to {image_decode.PIXEL_CAP} pixels")
+        found = f"{width} x {height} pixels"
+        raise UserError(where, found, f"1 to {image_decode.PIXEL_CAP} pixels")
     if array.dtype != np.uint8:
         whole = array.dtype.kind in "iu" and array.min() >= 0 and array.max() <= 255
         if not whole:
@@ -54,19 +57,18 @@ def pixels(sample: Any, where: str) -> np.ndarray:
 
 
 def from_base64(text: str, where: str) -> bytes:
-    """Decode base64, with or without line breaks. Raises UserError naming `where` for text that is none."""
+    """Decode base64, with or without line breaks. Raises UserError naming `where` for other text."""
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise UserError(where, f"text that is no base64: {text[:40]!r}", "an encoded file as base64") from None
+        raise UserError(where, f"text that is not base64: {text[:40]!r}", "an encoded file as base64") from None
 
 
 def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
-    """Return the voxels of a volume, float32 (channels, *its own axes), and its header. Raises UserError for what is
-    none.
+    """Return the voxels of a volume, float32 (channels, *axes), and its header. Raises UserError for anything else.
 
-    It may be a NIfTI file, by its path or as bytes, or a pair of an array of 3 axes, which run to the right, to the
-    front and up, and the mm from voxel to voxel along each. A 4th axis is that of the channels.
+    It may be a NIfTI file, as path or bytes, or a pair of an array with 3 axes that run to the right, anterior and
+    superior (RAS+), and the spacing in mm along each. A 4th axis holds channels.
     """
     if isinstance(sample, str | Path):
         return nifti.read_channels(sample)
@@ -76,7 +78,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
         data = nifti_bytes(_array(sample[0], where, _VOLUME), sample[1], where)
     else:
         raise UserError(where, f"a {type(sample).__name__}", _VOLUME)
-    with tempfile.TemporaryDirectory() as folder:  # nibabel's checks of ours read files
+    with tempfile.TemporaryDirectory() as folder:  # our checks with nibabel read files
         file = Path(folder, "volume.nii")
         file.write_bytes(data)
         try:
@@ -88,7 +90,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
 def batched(
     samples: Iterable[Any], read: Callable[[Any, str], Seen], columns: Callable[[Sequence[Seen]], Columns]
 ) -> Columns:
-    """Read samples and predict their rows, as many at once as a table's batches have; return the columns of all."""
+    """Read samples and predict their rows in batches as large as those of tables; return the columns of all."""
     parts = [columns(batch) for batch in _batches(read(sample, f"sample {k}") for k, sample in enumerate(samples))]
     return {
         name: np.concatenate([part[name] for part in parts])
@@ -104,9 +106,9 @@ def each(samples: Iterable[Any], label: Callable[[Any, str], np.ndarray]) -> Col
 
 
 def nifti_bytes(array: np.ndarray, spacing: Any, where: str) -> bytes:
-    """Encode an array as a NIfTI file whose axes run to the right, to the front and up, perhaps with one of channels.
+    """Encode an array as a NIfTI file with axes to the right, anterior and superior (RAS+), and optional channels.
 
-    Raises UserError naming `where` for an array of other than 3 or 4 axes, and a spacing that is none.
+    Raises UserError naming `where` for an array without 3 or 4 axes, or an invalid spacing.
     """
     import nibabel
 

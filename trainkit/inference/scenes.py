@@ -1,8 +1,7 @@
-"""Predict label maps for images: PNG files of the images' own sizes, whose palette has the colours of the classes.
+"""Predict label maps for images: PNG files of the same size with the class colours as palette.
 
-An image is prepared as those that the run was trained on: brought to their packed size where they have one, or to
-their shorter side. Class scores, not labels, are brought to its own size, as where that is what is scored
-(`data.score_at: file`).
+Images are prepared as in training: resized to the packed size, if there is one, or to the shorter side. Class scores,
+not labels, are resized to the size of the file, as in evaluations with `data.score_at: file`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from PIL import Image
 
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
@@ -35,27 +34,26 @@ if TYPE_CHECKING:
     from trainkit.inference.table_writer import Columns
 
 CLASSES = "classes.json"
-"""File beside the label maps that says what their values stand for."""
+"""File beside the label maps that lists the classes of their values."""
 
 STRETCHED = 1.25
-"""How much more the one side of an image may be resized than the other before it is said."""
+"""Ratio of the two resize factors of an image above which a warning is printed."""
 
 
 @dataclass(frozen=True)
 class _Picture:
     id: str
-    """Its path below the folder of all, without suffix."""
+    """Path relative to the source folder, without suffix."""
     read: Callable[[], tuple[bytes, str]]
-    """Gives its file and its place: when it is its turn, as a table holds more than the memory does."""
+    """Returns the file's bytes and place; called late, because a table may be larger than the memory."""
     where: str
 
 
 def predict(asked: Request) -> Predicted | None:
     """Write a label map `OUT/<id>.png` for every image at `source`, and `OUT/classes.json`; see `predict.predict`.
 
-    `source` is an image, a folder of images (folders in it are not entered), or a set with masks whose split it
-    names, as `cityscapes#val`, or a list `.txt` or `.csv`. With `mirror` it takes twice as long.
-    None where the run's task gives pixels no probabilities.
+    `source` is an image, a folder of images (without subfolders), a split of a set with masks such as `cityscapes#val`,
+    or a list `.txt` or `.csv`. With `mirror` it takes twice as long. None if the run's task does not segment images.
     """
     if not isinstance(asked.recipe.task, LabelsImages):
         return None
@@ -84,14 +82,16 @@ def predict(asked: Request) -> Predicted | None:
     folder.end()
     if stretched and size is not None:
         sides = "{} x {} pixels".format(*size)
-        notes.append(f"{len(stretched)} of another shape than {sides}, stretched to them: {few(stretched)}")
+        many = number_of(len(stretched), "images")
+        notes.append(f"{many} resized to {sides} with another aspect ratio: {few(stretched)}")
     return Predicted(tuple(written), tuple(damaged), tuple(notes), meta.class_names, made.weights)
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     """Return the function that makes label maps of images in memory; see `predictor.Predictor`."""
     if not isinstance(made.recipe.task, LabelsImages):
-        raise UserError(f"recipe {made.recipe.name}", "a task that gives pixels no probabilities", "segment2d")
+        found = "its task does not segment images"
+        raise UserError(f"recipe {made.recipe.name}", found, "task segment2d", "use another run")
 
     def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
         return samples.each(pictures, lambda one, where: _label(samples.pixels(one, where), where, made, mirror))
@@ -100,30 +100,30 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
 
 
 def _pictures(source: str) -> tuple[list[_Picture], list[str]]:
-    """Find the images to predict, in the order of names, and sentences about those left out.
+    """Find the images to predict, in the order of names, and notes about those left out.
 
-    Raises UserError where there is nothing, or two images would have one label map.
+    Raises UserError if there is none, or two images would have the same label map.
     """
     path, suffixes = Path(source), ", ".join(sorted(image_decode.SUFFIXES))
     notes: list[str] = []
     if path.is_dir():
         found = [_of_file(file, str(file)) for file in _below(path)]
         if not found:
-            remedy = "name the folder that holds them, or a split of a set of images and masks as FOLDER#val"
+            remedy = "name a folder with images, or a split of a set of images and masks as FOLDER#val"
             raise UserError(source, "no images", f"files {suffixes}", remedy)
     elif path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
         found = [_of_file(path, source)]
     elif "#" in source or path.suffix.lower() in (".txt", ".csv"):
         found = list(_of_set(source, notes))
     else:
-        there = "is no image" if path.exists() else "does not exist"
-        raise UserError(source, there, f"a folder of images, or a file {suffixes}")
+        there = "not an image" if path.exists() else "does not exist"
+        raise UserError(source, there, f"a folder of images, or a file {suffixes}", "check the path")
     seen: dict[str, _Picture] = {}
     for picture in found:
-        # On file systems that ignore case, two names may be one.
+        # File systems may ignore case.
         other = seen.setdefault(picture.id.casefold(), picture)
         if other is not picture:
-            both = f"would become {picture.id}.png, and so would {other.where}"
+            both = f"the same output file as {other.where}: {picture.id}.png"
             raise UserError(picture.where, both, "names that differ before their suffix", "rename one of them")
     return found, notes
 
@@ -140,7 +140,7 @@ def _of_set(source: str, notes: list[str]) -> Iterator[_Picture]:
     for row, id in enumerate(found.ids()):
         name, where = PurePosixPath(id), f"{found.where} ({id})"
         if name.is_absolute() or ".." in name.parts:
-            raise UserError(where, f"the name {id!r}", "one below a folder")
+            raise UserError(where, f"name {id!r}", "a relative path without ..", "rename it in the list")
         short = name.with_suffix("") if name.suffix.lower() in image_decode.SUFFIXES else name
         yield _Picture(str(short), partial(_of_scene, found.scenes, row), where)
 
@@ -185,7 +185,7 @@ def _is_stretched(pixels: np.ndarray, size: tuple[int, int] | None) -> bool:
 
 
 def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
-    """Encode labels as a PNG whose palette has the colours of the classes; equal labels give equal bytes."""
+    """Encode labels as a PNG with the class colours as palette; equal labels give equal bytes."""
     picture = Image.fromarray(labels)
     picture.putpalette([value for colour in colours for value in colour])
     stream = io.BytesIO()
@@ -202,7 +202,7 @@ def _described(meta: DatasetInfo, colours: Sequence[Sequence[int]], origin: Mapp
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, and over nothing."""
+    """Write a file atomically, without overwriting."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -211,9 +211,10 @@ def _write(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            raise UserError(str(path), "is there, and was not when the work began", remedy="name another folder")
+            raise UserError(str(path), "was created by another process meanwhile", remedy="name another folder")
         os.replace(aside, path)
     except OSError as error:
-        raise UserError(str(path), f"cannot be written ({error.strerror or error})") from None
+        found = f"cannot be written ({error.strerror or error})"
+        raise UserError(str(path), found, remedy="check permissions and free space") from None
     finally:
         aside.unlink(missing_ok=True)

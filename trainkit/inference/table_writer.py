@@ -1,7 +1,7 @@
-"""Write embeddings and classes as a table: a row for each image or record, written part by part.
+"""Write embeddings and classes as a table: a row per image or record, written in parts.
 
-While a table is made its parts lie in a folder beside it, `OUT.parts`. A prediction that was interrupted keeps those
-that are whole and goes on after them; batches begin at the same entries again, so it ends with the same numbers.
+Until a table is finished its parts are in a folder beside it, `OUT.parts`. An interrupted prediction keeps complete
+parts and continues after them; batches begin at the same entries, so the numbers are the same.
 """
 
 from __future__ import annotations
@@ -32,44 +32,45 @@ Item = TypeVar("Item")
 Seen = TypeVar("Seen")
 SUFFIXES = (".parquet", ".csv")
 BATCH = 64
-"""Entries that go through the network together."""
+"""Entries per forward pass."""
 ROWS = 16 * BATCH
-"""Entries of a part: at most so many are computed again after an interruption."""
+"""Entries per part: at most this many are computed again after an interruption."""
 ABOUT = "about.json"
+_CHECK = "check permissions and free space"
 _METADATA = b"trainkit"
-"""Key in the metadata of the parquet file under which its origin stands."""
+"""Key of the origin in the metadata of the parquet file."""
 
 Columns = dict[str, Any]
-"""Name to one value a row: texts, numbers (rows,), or vectors (rows, D)."""
+"""Name to one value per row: texts, numbers (rows,), or vectors (rows, D)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entries(Generic[Item, Seen]):
-    """Samples to predict, in an order that does not change."""
+    """Samples to predict, in a fixed order."""
 
     total: int
     items: Callable[[], Iterable[Item]]
     read: Callable[[Item], Seen]
-    """Reads one, on any thread. Raises UserError for one that is damaged, which has no row then."""
+    """Reads one, on any thread. Raises UserError for a damaged one, which then has no row."""
     columns: Callable[[Sequence[Seen]], Columns]
     """Predicts the rows of a batch or less."""
     example: Seen
-    """Stands for any sample: its columns tell the kinds of all."""
+    """A sample whose columns define the schema."""
     key: str
-    """Of the files they are made of: another key, another set."""
+    """Hash of the source files."""
 
 
 def check_target(out: Path) -> None:
-    """Raise UserError where a table cannot be written to `out`: it is no name of one, or there already."""
+    """Raise UserError if a table cannot be written to `out`: wrong suffix, or it exists already."""
     if out.suffix.lower() not in SUFFIXES:
-        found = "is no name of a table, and that is what this run predicts"
-        raise UserError(str(out), found, f"a file {' or '.join(SUFFIXES)}", f"name {out}.parquet, say")
+        found = "not the name of a table, which this run predicts"
+        raise UserError(str(out), found, f"a file {' or '.join(SUFFIXES)}", f"use {out}.parquet")
     if out.exists():
-        raise UserError(str(out), "is there already", remedy="name another file, or move it away")
+        raise UserError(str(out), "exists already", remedy="name another file, or move it")
 
 
 def predicted(rows: Mapping[str, Tensor], names: Sequence[str]) -> Columns:
-    """Make columns of the rows of a task: classes with their probabilities, embeddings, and lengths of these."""
+    """Convert the rows of a task to columns: classes with probabilities, embeddings and their norms."""
     columns: Columns = {}
     if "logits" in rows:
         probabilities = rows["logits"].float().softmax(1).cpu().numpy()
@@ -91,16 +92,16 @@ def write(
     weights: Path,
     notes: Sequence[str] = (),
 ) -> Predicted:
-    """Write the table of all entries, and go on where an earlier attempt was interrupted.
+    """Write the table of all entries, and resume an interrupted attempt.
 
-    `names` are those of the classes; `said` describes where the numbers come from. Raises UserError where the parts
-    that are there are of another prediction.
+    `names` are the names of the classes; `said` describes the origin of the numbers. Raises UserError if existing parts
+    are of another prediction.
     """
     out, on_progress = asked.out, asked.on_progress
     schema = _schema(entries.columns([entries.example]), {**said, "classes": list(names)})
     if out.suffix.lower() == ".csv" and "probabilities" not in schema.names:
-        found = "has no room for embeddings, which are all that this run gives"
-        raise UserError(str(out), found, "a file .parquet")
+        found = "CSV cannot store embeddings, the only output of this run"
+        raise UserError(str(out), found, "a file .parquet", f"use {out.with_suffix('.parquet')}")
     folder = out.with_name(f"{out.name}.parts")
     done = _begun(folder, {**said, "key": entries.key, "total": entries.total, "rows": ROWS})
     seen = min(done * ROWS, entries.total)
@@ -119,7 +120,8 @@ def write(
                 _keep(folder, (seen - 1) // ROWS, held, bad, schema)
                 held, bad = [], []
     if seen != entries.total:
-        raise UserError(str(out), f"{seen} of {entries.total} entries came", "all", "the set changed meanwhile")
+        found = f"{seen} of {entries.total} entries were read: the source changed meanwhile"
+        raise UserError(str(out), found, remedy="run the command again")
     if on_progress:
         on_progress(seen, entries.total)
     rows, columns, damaged = _join(folder, out, schema, names)
@@ -128,19 +130,19 @@ def write(
 
 
 def _begun(folder: Path, said: Mapping[str, Any]) -> int:
-    """Make the folder of parts, and count those of this prediction that are whole."""
+    """Create the folder of parts, and count the complete parts of this prediction."""
     file, text = folder / ABOUT, json.dumps(said, indent=1, sort_keys=True) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
             if any(not left.name.startswith(".") for left in folder.iterdir()):
-                raise UserError(str(folder), "holds something else", remedy="move it away, or name another table")
+                raise UserError(str(folder), "contains other files", remedy="move it, or name another table")
             write_aside(file, text)
         elif file.read_text(encoding="utf-8") != text:
-            found = "holds parts of another prediction, of other weights, images or settings"
-            raise UserError(str(folder), found, remedy="remove it to begin anew, or name another table")
+            found = "contains parts of another prediction (other weights, images or settings)"
+            raise UserError(str(folder), found, remedy="remove it to start again, or name another table")
     except OSError as error:
-        raise UserError(str(folder), f"cannot be written ({error.strerror or error})") from None
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
     done = 0
     while _part(folder, done).is_file():
         done += 1
@@ -187,7 +189,7 @@ def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
 
 
 def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str], schema: pa.Schema) -> None:
-    """Write a part, whole or not at all, and beside it the errors of damaged samples."""
+    """Write a part atomically, with a file of the errors of damaged samples."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -201,7 +203,7 @@ def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str]
             )
         else:
             values = [value for columns in held for value in np.asarray(columns[field.name]).tolist()]
-            if field.type == pa.string():  # names of files may hold bytes that are no UTF-8
+            if field.type == pa.string():  # file names may have bytes that are not UTF-8
                 values = [str(value).encode(errors="backslashreplace").decode() for value in values]
             arrays.append(pa.array(values, field.type))
     path = _part(folder, number)
@@ -213,7 +215,7 @@ def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str]
         _settle(aside)
         os.replace(aside, path)
     except OSError as error:
-        raise UserError(str(path), f"cannot be written ({error.strerror or error})") from None
+        raise UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
 
 
 def _join(
@@ -239,16 +241,16 @@ def _join(
                         writer.write_table(table)
             _settle(aside)
             if out.exists():
-                raise UserError(str(out), "is there, and was not when the work began", remedy="name another file")
+                raise UserError(str(out), "was created by another process meanwhile", remedy="name another file")
             os.replace(aside, out)
         except OSError as error:
-            raise UserError(str(out), f"cannot be written ({error.strerror or error})") from None
+            raise UserError(str(out), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
     shutil.rmtree(folder, ignore_errors=True)
     return rows, columns, tuple(bad)
 
 
 def _write_csv(file: Path, tables: Iterable[pa.Table], schema: pa.Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """Write texts and numbers, and a column `p.NAME` with the probability of each class; vectors are left out."""
+    """Write texts and numbers, and a column `p.NAME` with the probability of each class, but no vectors."""
     import pyarrow as pa
     from pyarrow import csv
 

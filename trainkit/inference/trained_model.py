@@ -1,4 +1,4 @@
-"""Load the network that a run trained, and the description of its data."""
+"""Load the trained network of a run, and the description of its data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A trained network in evaluation mode, on the device that a run would take."""
+    """A trained network in evaluation mode, on the device that a run would use."""
 
     recipe: Recipe
     meta: DatasetInfo
@@ -37,7 +37,7 @@ def load_network(
 ) -> nn.Module:
     """Build the network of a recipe and load the weights of a file, or those of a part of it, in evaluation mode.
 
-    Weights that training started from need not be there. Raises UserError where the file does not fit.
+    Initial weights of the training are not needed. Raises UserError if the file does not fit.
     """
     from trainkit.checkpoint import safe_load
 
@@ -48,9 +48,9 @@ def load_network(
 
 @contextmanager
 def rebuilt(folder: RunFolder, recipe: Recipe, meta: DatasetInfo) -> Iterator[Rebuilt]:
-    """Load the network of a run, all of whose weights are those of its best checkpoint.
+    """Load the network of a run with the weights of its best checkpoint.
 
-    Weights that it started from need not be there. Raises UserError where there is no checkpoint, or it does not fit.
+    Initial weights of the training are not needed. Raises UserError if there is no checkpoint, or it does not fit.
     """
     made = placed(recipe, meta, best_weights(folder.path))
     try:
@@ -64,7 +64,7 @@ def placed(
 ) -> Rebuilt:
     """Load the network of a recipe, or a part of it, from a file and place it on the device.
 
-    Raises UserError where the file does not fit.
+    Raises UserError if the file does not fit.
     """
     from trainkit.distributed.runtime import Runtime
 
@@ -73,24 +73,24 @@ def placed(
 
 
 def origin(folder: RunFolder, weights: Path, meta: DatasetInfo) -> dict[str, Any]:
-    """Describe where a prediction comes from."""
+    """Describe the origin of a prediction."""
     return {"run": folder.name, "weights": f"{weights.parent.name}/{weights.name}", "trained_on": meta.digest}
 
 
 def read_meta(folder: RunFolder) -> DatasetInfo:
-    """Read the description of a run's data, `meta.json`. Raises UserError when that is missing or damaged."""
+    """Read the description of a run's data, `meta.json`. Raises UserError if it is missing or damaged."""
     file = folder.path / META
     try:
         return meta_of(json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        remedy = "name a run that trained; of a cross-validation one of its folds"
-        raise UserError(str(file), "is missing", remedy=remedy) from None
+        remedy = "name a run that has trained; for a cross-validation, the run of a fold"
+        raise UserError(str(file), "does not exist", remedy=remedy) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
 
 
 def meta_of(said: Mapping[str, Any]) -> DatasetInfo:
-    """Parse a `DatasetInfo` that was written as JSON, without what a newer version has beside it."""
+    """Parse a `DatasetInfo` from JSON; ignore fields of newer versions."""
     known = {field.name for field in fields(DatasetInfo)}
     held: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
     return DatasetInfo(**held)

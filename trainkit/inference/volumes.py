@@ -1,7 +1,6 @@
 """Predict label maps for volumes.
 
-A volume is prepared as those that the run was trained on, and its label map brought back to the grid and the axes of
-its file, with the same affine.
+Volumes are prepared as in training; label maps have the grid, axes and affine of the file.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
     from trainkit.inference.table_writer import Columns
 
 COARSER = 1.5
-"""How many times the spacing of a volume may be that of the training, or the other way round, before it is said."""
+"""Ratio of the spacings of volume and training above which a warning is printed."""
 
 
 def predict(asked: Request) -> Predicted | None:
     """Write a label map `OUT/<id>.nii.gz`, uint8, for every volume at `source`; see `predict.predict`.
 
-    `source` is as `volume_sources.open_volumes` takes it, without label maps. With `mirror` it takes eight times as
-    long. None where the run's task makes no label maps of volumes.
+    `source` is as for `sources.open_volumes`, without label maps. With `mirror` it takes eight times as long. None if
+    the run's task does not segment volumes.
     """
     from trainkit.data.formats import nifti
     from trainkit.data.volumes import reader, sources
@@ -64,7 +63,8 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     """Return the function that makes label maps of volumes in memory; see `predictor.Predictor`."""
     task = made.recipe.task
     if not (isinstance(task, LabelsVolumes) and made.meta.axes):
-        raise UserError(f"recipe {made.recipe.name}", "a task that makes no label maps of volumes", "segment3d")
+        found = "its task does not segment volumes"
+        raise UserError(f"recipe {made.recipe.name}", found, "task segment3d", "use another run")
     how = _preparation(made.meta)
 
     def predict(volumes: Sequence[Any], mirror: bool) -> Columns:
@@ -80,15 +80,15 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
 
 
 def _wrong_channels(header: Header, meta: DatasetInfo) -> tuple[str, str] | None:
-    """Say what was found and expected where a volume has not the channels that the network was trained on."""
+    """Return found and expected channels of a volume if they differ from those of the training, else None."""
     if header.channels == meta.shape[0]:
         return None
     names = f": {', '.join(meta.channels)}" if meta.channels else ""
-    return number_of(header.channels, "channels"), f"{meta.shape[0]}, as the network was trained on{names}"
+    return number_of(header.channels, "channels"), f"{meta.shape[0]}, as in training{names}"
 
 
 def _headers(cases: tuple[Case, ...], meta: DatasetInfo) -> tuple[dict[str, Header], list[str], list[str]]:
-    """Read the headers by id; return also sentences about those that cannot be used, and about odd ones."""
+    """Read the headers by id; return also errors of unusable volumes, and warnings."""
     from trainkit.data.volumes import reader
 
     headers, damaged, notes = {}, [], []
@@ -105,7 +105,7 @@ def _headers(cases: tuple[Case, ...], meta: DatasetInfo) -> tuple[dict[str, Head
 
 
 def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: DatasetInfo) -> list[str]:
-    """Write a sentence where volumes that are not resampled have another spacing than those of the training."""
+    """Return a warning if volumes that are not resampled have another spacing than those of the training."""
     from trainkit.data.formats import volume_grid
 
     if how.spacing is not None:
@@ -120,7 +120,7 @@ def _odd_spacings(headers: Mapping[str, Header], how: Preparation, meta: Dataset
     first = next(iter(off))
     mm, trained = (" x ".join(f"{v:.3g}" for v in grid) for grid in (off[first], meta.spacing))
     many = f"{first} has" if len(off) == 1 else f"{len(off)} volumes, {first} first, have"
-    return [f"{many} voxels of {mm} mm; the network was trained on {trained} mm"]
+    return [f"{many} a voxel spacing of {mm} mm; the network was trained with {trained} mm"]
 
 
 def _preparation(meta: DatasetInfo) -> Preparation:

@@ -40,9 +40,9 @@ def geometry(hardness_B: Tensor, agreement_B: Tensor, gain: float = 3.0) -> Tens
 
 
 class Centres(nn.Module):
-    """One centre per class, `weight` (C, D), float32: state that no gradient ever reaches.
+    """One centre per class, `weight` (C, D), float32; it has no gradient.
 
-    Filled from a teacher's head and left alone, they are AMLDistill's; moved by `update`, AdaDistill's.
+    Filled from a teacher's head and kept fixed, they are AMLDistill's; moved by `update`, AdaDistill's.
     """
 
     weight: Tensor
@@ -54,15 +54,15 @@ class Centres(nn.Module):
         self._unit_of: tuple[weakref.ref[Tensor], int] | None = None
 
     def cosines(self, student_BD: Tensor) -> Tensor:
-        """Cosines (B, C) of embeddings with every centre; the gradient goes to the embeddings alone."""
+        """Cosines (B, C) of embeddings with every centre; only the embeddings get a gradient."""
         return cosines(student_BD, self.weight)
 
     def scores(
         self, student_BD: Tensor, label_B: Tensor, scale: float, products: torch.dtype | None = None
     ) -> Tensor | MarginTerms:
-        """`cosines`, or where they are many their `MarginTerms` at this scale: for `margin_loss`.
+        """`cosines`, or with many classes their `MarginTerms` at this scale, for `margin_loss`.
 
-        With `products` bfloat16, what the latter multiply is rounded to it.
+        With `products` bfloat16, embeddings and centres are rounded to it before they are multiplied.
         """
         if large(student_BD, self.weight):
             return margin_terms_of(student_BD, self.unit(products), label_B, scale, unit=True)
@@ -70,9 +70,9 @@ class Centres(nn.Module):
 
     @torch.no_grad()
     def unit(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The centres at length 1 (C, D). Kept, beside the weight and in no checkpoint, from the first call on.
+        """The centres normalised to length 1 (C, D); cached from the first call on, not in checkpoints.
 
-        `update` keeps up the rows that it moves; after any other change of the weight all are computed again.
+        `update` refreshes the rows that it moves; after any other change of the weight all are computed again.
         """
         dtype = dtype or torch.promote_types(self.weight.dtype, torch.float32)
         unit = self._current_unit()
@@ -82,7 +82,7 @@ class Centres(nn.Module):
         return unit
 
     def _current_unit(self) -> Tensor | None:
-        # Torch counts the changes of a tensor, whoever makes them: a checkpoint that is read, an update undone.
+        # Torch counts all changes of a tensor, such as a loaded checkpoint or an undone step.
         if self._unit_of is None:
             return None
         weight, version = self._unit_of
@@ -110,9 +110,9 @@ class Centres(nn.Module):
         `sequential` moves the centre by one sample after the other.
         """
         if alpha not in ("plain", "hard"):
-            raise ValueError(f"alpha is {alpha!r}; plain or hard is needed")
+            raise ValueError(f"alpha is {alpha!r}; expected plain or hard")
         if duplicates not in ("last", "sequential"):
-            raise ValueError(f"duplicates is {duplicates!r}; last or sequential is needed")
+            raise ValueError(f"duplicates is {duplicates!r}; expected last or sequential")
         unit = self._current_unit()
         alpha_B = self._move(label_B, student_BD, teacher_BD, alpha, duplicates)
         if unit is not None:
@@ -126,13 +126,13 @@ class Centres(nn.Module):
         sorted_B, order_B = label_B.sort(stable=True)
         if duplicates == "last":
             moved_BD, alpha_B = self._moved(label_B, teacher_BD, cosine_B, alpha)
-            # Every sample writes what the last of its label would: the order of the writes, which a GPU does not
-            # promise, no longer matters, and no shape depends on the labels.
+            # Every sample writes the value of the last sample of its label: so the order of the writes, which is not
+            # fixed on a GPU, does not matter, and no shape depends on the labels.
             last_B = order_B[torch.searchsorted(sorted_B, label_B, right=True) - 1]
             self.weight[label_B] = moved_BD[last_B]
             return alpha_B
-        # Round r moves the centres of all samples that are the r-th of their label: as many rounds as the commonest
-        # label has samples, not as many as there are samples.
+        # Round r moves the centres of all samples that are the r-th of their label: as many rounds as the most frequent
+        # label has samples.
         place_B = torch.empty_like(order_B)
         place_B[order_B] = torch.arange(len(order_B), device=order_B.device)
         occurrence_B = place_B - torch.searchsorted(sorted_B, label_B)
@@ -147,7 +147,7 @@ class Centres(nn.Module):
         if alpha == "hard":
             cosine_B = cosine_B * self.hardness(label_B, teacher_BD)
         alpha_B = cosine_B.clamp(SMALLEST, 1)
-        # The stored centre keeps the length it comes to; only `cosines` normalises. The length is part of the method:
-        # a centre that is shorter gives way sooner.
+        # The stored centre is not normalised; only `cosines` normalises. Its length is part of the method: a shorter
+        # centre moves faster.
         moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
         return moved_BD, alpha_B

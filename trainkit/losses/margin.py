@@ -19,9 +19,9 @@ from trainkit.config.ranges import FractionAboveZero, Positive, Whole
 from trainkit.losses.online_softmax import MarginTerms, large, margin_terms
 
 NORM_EPS = 1e-3
-"""AdaFace: what is added to the spread of the norms, and how far its angles stay from 0 and pi."""
+"""AdaFace: added to the standard deviation of the norms; also the least distance of angles from 0 and pi."""
 NORM_RANGE = (1e-3, 100.0)
-"""AdaFace: norms outside are read as the nearer end."""
+"""AdaFace: norms are clamped to this range."""
 
 
 @dataclass(kw_only=True)
@@ -29,13 +29,15 @@ class ArcFace:
     """Additive angular margin: cos(theta + m) (Deng et al., CVPR 2019, equation 3)."""
 
     name: Literal["arcface"] = "arcface"
+    """Selects ArcFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.5
-    """Radians."""
+    """Margin that is added to the angle, in radians, from 0 to below pi."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
-    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
     scale_eval: Positive | None = None
-    """Scale of the cosines where classes are predicted; None: `scale`."""
+    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
 
 
 @dataclass(kw_only=True)
@@ -43,51 +45,60 @@ class CosFace:
     """Additive cosine margin: cos(theta) - m (Wang et al., CVPR 2018, equation 4)."""
 
     name: Literal["cosface"] = "cosface"
+    """Selects CosFace."""
     m: Annotated[float, Field(ge=0, lt=2)] = 0.35
+    """Margin that is subtracted from the cosine, from 0 to below 2."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
-    """The margin grows linearly over so many epochs; the first has none. 0: whole from the start."""
+    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
     scale_eval: Positive | None = None
-    """Scale of the cosines where classes are predicted; None: `scale`."""
+    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
 
 
 @dataclass(kw_only=True)
 class AdaFace:
-    """Margin by image quality, read from the norm of the embedding (Kim et al., CVPR 2022, equations 14 and 15)."""
+    """Margin that adapts to image quality, estimated from the embedding's norm (Kim et al., CVPR 2022, equations 14,
+    15)."""
 
     name: Literal["adaface"] = "adaface"
+    """Selects AdaFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4
+    """Margin, from 0 to below pi; in radians for the part that changes the angle, plain for the part that lowers the
+    cosine."""
     h: Annotated[float, Field(ge=0, le=100)] = 0.333
-    """How much of [-1, 1] one standard deviation of the norms spans."""
+    """Share of the quality range [-1, 1] that one standard deviation of the embedding norms covers."""
     t_alpha: FractionAboveZero = 0.01
-    """Weight of the newest batch in the running mean and spread of the norms."""
+    """Weight of the newest batch in the running mean and standard deviation of the norms, above 0 and up to 1."""
     scale: Positive = 64.0
+    """Factor of the cosines before the softmax."""
 
 
 @dataclass(kw_only=True)
 class NoMargin:
-    """A linear layer with bias over the embedding as it is: the plain classifier that margins are compared with."""
+    """A linear classifier with bias over the embedding, without a margin: the baseline of margin softmax."""
 
     name: Literal["none"] = "none"
+    """Selects a plain classifier."""
     loss: Literal["ce", "bce"] = "ce"
-    """`ce`: softmax cross-entropy. `bce`: binary cross-entropies, one class against the others each, summed. Of two
-    classes it is one, of the difference of their scores, and so the same function as `ce`."""
+    """`ce`: softmax cross-entropy. `bce`: the sum of binary cross-entropies, each class against the others. With two
+    classes `bce` is one term on the difference of the scores, the same function as `ce`."""
 
 
 AnyMargin = ArcFace | CosFace | AdaFace
 Margin = Annotated[AnyMargin, Field(discriminator="name")]
 """The block of a recipe that chooses a margin."""
 MarginOrNone = Annotated[ArcFace | CosFace | AdaFace | NoMargin, Field(discriminator="name")]
-"""The same where a plain classifier will do as well."""
+"""The same, with a plain classifier as a further choice."""
 
 
 def arcface(cos_B: Tensor, m: float) -> Tensor:
     """Cosine of an angle that is larger by `m`.
 
-    From theta = pi - m on, where cos(theta + m) would rise again, InsightFace's line cos(theta) - m sin(m) follows, so
-    a harder sample always costs more. (The line lies below -1 there: the function steps down, never up.)
+    From theta = pi - m on, where cos(theta + m) would rise again, InsightFace's line cos(theta) - m sin(m) is used, so
+    a harder sample always has a higher loss. (The line is below -1 there: the function steps down, never up.)
     """
-    # sin's slope is infinite at cos = 1; the clamp makes it zero there instead of the source of a NaN.
+    # The slope of sin is infinite at cos = 1; the clamp makes it zero there, which avoids a NaN.
     sin_B = (1 - cos_B.square()).clamp(min=1e-30).sqrt()
     shifted_B = cos_B * math.cos(m) - sin_B * math.sin(m)
     return torch.where(cos_B > -math.cos(m), shifted_B, cos_B - m * math.sin(m))
@@ -121,15 +132,15 @@ class NormStatistics(nn.Module):
 
     @torch.no_grad()
     def update(self, norm_N: Tensor, t_alpha: float) -> None:
-        """Take in the norms of a batch: those of all ranks, in global sample order, so that ranks stay equal."""
+        """Update with the norms of a batch, of all ranks in global sample order, so that ranks stay equal."""
         norm_N = norm_N.float().clamp(*NORM_RANGE)
         self.mean.lerp_(norm_N.mean(), t_alpha)
-        if norm_N.numel() > 1:  # One norm has no spread.
+        if norm_N.numel() > 1:  # The standard deviation of one norm is undefined.
             self.std.lerp_(norm_N.std(), t_alpha)
 
     @torch.no_grad()
     def quality(self, norm_B: Tensor, h: float, plus_B: Tensor | float = 0.0) -> Tensor:
-        """Norms as multiples of their spread, times `h`, plus `plus_B`, within [-1, 1]. No gradient flows through it.
+        """Norms in standard deviations from the mean, times `h`, plus `plus_B`, within [-1, 1]; without gradient.
 
         Called after `update` with the same batch, as published. `plus_B` is for a margin by geometry.
         """
@@ -138,10 +149,10 @@ class NormStatistics(nn.Module):
 
 
 def margin_ramp(margin: AnyMargin | NoMargin, epoch: int) -> float:
-    """Share of the margin in force in an epoch: min(1, epoch / ramp_epochs), epochs counted from 0.
+    """Share of the margin used in an epoch: min(1, epoch / ramp_epochs), epochs counted from 0.
 
-    So the first epoch of a ramp has no margin, and epoch number `ramp_epochs` is the first with all of it. 1 where
-    there is no ramp.
+    So the first epoch of a ramp has no margin, and epoch number `ramp_epochs` is the first with all of it. 1 without
+    a ramp.
     """
     epochs = margin.ramp_epochs if isinstance(margin, ArcFace | CosFace) else 0
     return min(1.0, epoch / epochs) if epochs else 1.0
@@ -152,8 +163,8 @@ def margin_logits(
 ) -> Tensor:
     """Turn scores of a head (B, C) into logits of the loss (B, C): margin on the target, scale. Float32 or wider.
 
-    Scores are cosines, or of NoMargin logits already, which stay as they are. AdaFace needs `quality_B`, which
-    `NormStatistics.quality` gives. `ramp`, from `margin_ramp`, is the share of `m` that counts.
+    Scores are cosines; with NoMargin they are logits already and returned unchanged. AdaFace needs `quality_B` from
+    `NormStatistics.quality`. `ramp`, from `margin_ramp`, is the share of `m` that is used.
     """
     score_BC = at_least_float32(score_BC)
     if isinstance(margin, NoMargin):
@@ -178,7 +189,7 @@ def with_margin(cos_B: Tensor, margin: AnyMargin, quality_B: Tensor | None = Non
 def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
     """Turn scores of a head (B, C) into logits whose softmax is the probability of each class, float32 or wider.
 
-    Without a margin, for the target is not known; cosines are multiplied by `scale_eval`.
+    Without a margin, because the target is not known; cosines are multiplied by `scale_eval`.
     """
     score_BC = at_least_float32(score_BC)
     if isinstance(margin, NoMargin):
@@ -190,9 +201,9 @@ def class_logits(score_BC: Tensor, margin: AnyMargin | NoMargin) -> Tensor:
 def class_loss(
     logit_BC: Tensor, label_B: Tensor, margin: AnyMargin | NoMargin, weight_C: Tensor | None = None
 ) -> tuple[Tensor, Tensor | int]:
-    """The loss of `margin_logits`: its sum over samples, and what to divide it by: their number, or sum of weights.
+    """The loss of `margin_logits`: its sum over samples, and its divisor: their number, or the sum of weights.
 
-    Cross-entropy; of NoMargin with `bce` the sum over classes of binary ones. `weight_C` counts samples by their class.
+    Cross-entropy; for NoMargin with `bce` the sum over classes of binary ones. `weight_C` weighs samples by class.
     """
     logit_BC = at_least_float32(logit_BC)
     if not (isinstance(margin, NoMargin) and margin.loss == "bce"):
@@ -215,7 +226,7 @@ def margin_loss(
     ramp: float = 1.0,
     weight_C: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | int]:
-    """Return `class_loss` of the output of a head: scores (B, C), or of many classes their `MarginTerms`."""
+    """Return `class_loss` of the output of a head: scores (B, C), or with many classes their `MarginTerms`."""
     if not isinstance(score, MarginTerms):
         return class_loss(margin_logits(score, label_B, margin, quality_B, ramp), label_B, margin, weight_C)
     if isinstance(margin, NoMargin):

@@ -5,9 +5,9 @@ Jiang and Ye, IRRA, CVPR 2023, arXiv 2303.12501; over every set of modalities th
 ReID5o, NeurIPS 2025, arXiv 2506.09385. Circle: Sun et al., CVPR 2020, arXiv 2002.10857. Supervised contrast: Khosla et
 al., NeurIPS 2020, arXiv 2004.11362. Label smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567.
 
-B records, D features, Q queries, G gallery records, S sets of modalities. All shapes are known without looking at a
-value, so the host waits for nothing. An anchor or a query for which the batch has nothing to compare with is left out
-of the mean; where none is left the loss is 0, with a gradient of 0.
+B records, D features, Q queries, G gallery records, S sets of modalities. No shape depends on a value, so the host
+never waits for the device. An anchor or query without anything to compare with in the batch is left out of the mean; if
+none is left, the loss is 0 with a gradient of 0.
 
 With a `Share` a process computes the rows of its own anchors among the records of all: b of B, q of Q, g of G.
 """
@@ -28,68 +28,75 @@ from trainkit.interfaces import MODALITIES
 from trainkit.losses.margin import at_least_float32, cosines
 
 SDM_EPS = 1e-8
-"""SDM: what is added to the labels' probabilities before their logarithm, as published."""
+"""SDM: added to the labels' probabilities before their logarithm, as published."""
 
 
 @dataclass(kw_only=True)
 class Identity:
-    """Cross-entropy over the persons of the training set, of records and of queries."""
+    """Cross-entropy over the identities of the training set, for records and for queries."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     smoothing: FractionBelowOne = 0.1
-    """Share of the target that is spread evenly over all persons."""
+    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all identities."""
 
 
 @dataclass(kw_only=True)
 class Triplet:
-    """Each record: the farthest of its person should be nearer than the nearest of another, before the neck."""
+    """Batch-hard triplet loss on features before the neck (Hermans et al., 2017, arXiv 1703.07737)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     margin: Literal["soft"] | Annotated[float, Field(ge=0, le=1000)] = "soft"
-    """By how much nearer, as a Euclidean distance; `soft` is ln(1 + exp(difference)), which never ends."""
+    """Euclidean distance by which the farthest record of the same identity should be nearer than the nearest one of
+    another. `soft`: ln(1 + exp(difference)), which has no such limit."""
 
 
 @dataclass(kw_only=True)
 class Matching:
-    """SDM: of each query the similarities to the RGB records, and back, become those that the labels ask for."""
+    """Similarity distribution matching (SDM) between queries and RGB records, in both directions (arXiv 2303.12501)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     temperature: Positive = 0.02
-    """Divisor of the cosines."""
+    """Divisor of the cosines before the softmax."""
 
 
 @dataclass(kw_only=True)
 class Circle:
-    """Circle loss over the cosines of all records: each pair counts by how far it is from where it should be."""
+    """Circle loss over the cosines of all records; a pair far from its target weighs more (arXiv 2002.10857)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     margin: FractionBelowOne = 0.25
-    """Cosines of one person should exceed 1 - margin, those of two lie below it."""
+    """Cosines of one identity should exceed 1 - margin; those of two identities should be below margin. From 0 to below
+    1."""
     scale: Positive = 128.0
-    """Factor of the cosines; the published one of person retrieval."""
+    """Factor of the cosines. Default: the value published for person retrieval."""
 
 
 @dataclass(kw_only=True)
 class Contrast:
-    """Supervised contrast over the cosines of all records: those of a person against all others."""
+    """Supervised contrastive loss over the cosines of all records (Khosla et al., NeurIPS 2020, arXiv 2004.11362)."""
 
     weight: Positive = 1.0
+    """Weight of this loss in the sum of all losses."""
     temperature: Positive = 0.1
-    """Divisor of the cosines."""
+    """Divisor of the cosines before the softmax."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Share of a process in a loss over the records of all; added up over processes it is the whole loss."""
+    """Part of a process in a loss over the records of all processes; the sum over processes is the whole loss."""
 
     records: slice
-    """Its own among those of all."""
+    """Records of this process among those of all."""
     queries: slice
     total: Callable[[Tensor], Tensor]
     """Sum over processes."""
 
     def own(self, x: Tensor) -> Tensor:
-        """Rows of its own records."""
+        """Rows of the records of this process."""
         return x[self.records]
 
 
@@ -107,7 +114,7 @@ def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float, shar
     x_BD = at_least_float32(x_BD)
     same_bB, other_bB = _pairs(label_B, share)
     with torch.no_grad():
-        # Which ones, by a matrix product around the mean, where little cancels; how far, below, from differences.
+        # Select them by a matrix product of centred rows, which loses little; distances follow from differences.
         y_BD = x_BD - x_BD.mean(0)
         square_B = y_BD.square().sum(1)
         far_bB = _own(square_B, share)[:, None] + square_B - 2 * _own(y_BD, share) @ y_BD.T

@@ -6,8 +6,8 @@ themselves in the denominator and not their squares. Lovasz-softmax: Berman et a
 Boundary loss: Bokhovkin & Burnaev (ISNN 2019, arXiv 1905.07852). Weights near boundaries: in the spirit of the weight
 map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597), with one boundary in place of its two.
 
-Pixels that are `IGNORED` are in no sum. A micro-batch with nothing to learn from gives 0, and a gradient of 0.
-Nothing here waits for the device: no shape depends on what a mask holds.
+Pixels that are `IGNORED` are in no sum. A micro-batch without a labelled pixel gives 0, with a gradient of 0. No shape
+depends on the content of a mask, so the host never waits for the device.
 
 B images, C classes, h and w their sides, N = B h w.
 """
@@ -33,62 +33,68 @@ from trainkit.tensors import wide
 TERMS = ("ce", "dice", "lovasz", "boundary")
 """Terms of a `PixelLoss`, by the names of their weights."""
 _TINY = 1e-7
-"""Boundary loss: what is added to denominators, as published."""
+"""Boundary loss: added to denominators, as published."""
 
 
 @dataclass(kw_only=True)
 class Ohem:
-    """The cross-entropy of the hard pixels alone: their mean over the micro-batch."""
+    """Online hard example mining: mean cross-entropy of the hard pixels of a micro-batch (CVPR 2016, arXiv
+    1604.03540)."""
 
     probability: FractionBetween = 0.7
-    """A pixel is hard where its class is given less than this."""
+    """A pixel is hard if the predicted probability of its class is below this value (between 0 and 1)."""
     least: FractionAboveZero = 1 / 16
-    """Share of the labelled pixels that is kept at least, and one pixel at least; where fewer are hard, the hardest so
-    many."""
+    """Smallest share of the labelled pixels that is kept, and at least one pixel. If fewer are hard, the hardest pixels
+    fill the share."""
 
 
 @dataclass(kw_only=True)
 class Near:
-    """Pixels near a boundary between classes count more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
+    """Weigh pixels near class boundaries more: 1 + strength * exp(-distance^2 / (2 sigma^2))."""
 
     strength: Positive = 2.0
+    """Additional weight of a pixel at the boundary; far pixels have weight 1."""
     sigma: Annotated[float, Field(gt=0, le=10000)] = 3.0
-    """Pixels of the crop."""
+    """Range of the additional weight, in pixels of the crop."""
 
 
 @dataclass(kw_only=True)
 class PixelLoss:
-    """A weighted sum of terms, each over all labelled pixels of a micro-batch together."""
+    """Weighted sum of segmentation losses, each computed over all labelled pixels of a micro-batch."""
 
     ce: NotNegative = 1.0
-    """Weight of the cross-entropy, mean over pixels."""
+    """Weight of the cross-entropy (mean over pixels). 0 disables it."""
     ohem: Ohem | None = None
-    """Choice of the pixels of the cross-entropy; all of them where there is none."""
+    """Restrict the cross-entropy to hard pixels. None: all labelled pixels."""
     dice: NotNegative = 0.0
-    """Weight of 1 - Dice, mean over the classes that the micro-batch has."""
+    """Weight of 1 - Dice (mean over the classes in the micro-batch). 0 disables it."""
     lovasz: NotNegative = 0.0
-    """Weight of the Lovasz extension of 1 - IoU, mean over the classes that the micro-batch has. Sorts all pixels once
-    a class."""
+    """Weight of the Lovasz extension of 1 - IoU (mean over the classes in the micro-batch; Berman et al., CVPR 2018). 0
+    disables it. It sorts all pixels once per class."""
     boundary: NotNegative = 0.0
-    """Weight of 1 - F of the boundaries, mean over the classes of each image that have one."""
+    """Weight of 1 - boundary F-score (mean over each image's classes that have a boundary; Bokhovkin and Burnaev, ISNN
+    2019). 0 disables it."""
     boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
-    """Side of the square in which a pixel of another class makes a pixel one of the boundary: theta0 of the paper."""
+    """Side in pixels, odd, of the square in which a pixel of another class makes a pixel a boundary pixel: theta0 of
+    the paper."""
     boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
-    """Side of the square in which a boundary pixel finds its match: theta of the paper."""
+    """Side in pixels, odd, of the square in which a boundary pixel is matched: theta of the paper."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class, by its name, among the pixels and among the classes; 1 for those not named."""
+    """Weight of a class, by class name, in the mean over pixels and in the mean over classes. Classes that are not
+    named have weight 1."""
     near: Near | None = None
-    """Weights of pixels in the cross-entropy by their distance from a boundary; needs `data.distance`."""
+    """Weigh pixels in the cross-entropy by their distance from a class boundary; needs `data.distance`. None: equal
+    weights."""
 
     def __post_init__(self) -> None:
         if not any(getattr(self, name) for name in TERMS):
-            raise ValueError(f"all of {', '.join(TERMS)} are 0; one must be above 0")
+            raise ValueError(f"{', '.join(TERMS)} are all 0; set one above 0")
         for name in ("boundary_width", "boundary_reach"):
             if getattr(self, name) % 2 == 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; an odd number is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}; expected an odd number")
         for name in ("ohem", "near"):
             if getattr(self, name) is not None and not self.ce:
-                raise ValueError(f"{name} is of the cross-entropy, and ce is 0; give ce a weight or leave out {name}")
+                raise ValueError(f"{name} changes the cross-entropy, but ce is 0; set ce above 0 or leave {name} out")
 
     def weights(self, names: Sequence[str]) -> Tensor | None:
         """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
@@ -97,21 +103,21 @@ class PixelLoss:
     def __call__(
         self, logits: Tensor, mask: Tensor, distance: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
-        """The loss of a micro-batch, a scalar, float32 or wider; what is what, `terms` says."""
+        """The loss of a micro-batch, a scalar, float32 or wider; `terms` describes the arguments."""
         return self.total(self.terms(logits, mask, distance, weights))
 
     def total(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of what `terms` gives."""
+        """The weighted sum of the values of `terms`."""
         return torch.stack([getattr(self, name) * value for name, value in terms.items()]).sum()
 
     def terms(
         self, logits: Tensor, mask: Tensor, distance: Tensor | None = None, weights: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Each term whose weight is above 0, before it is weighed: scalars, by the names in `TERMS`.
+        """Each term with a weight above 0, before weighting: scalars, by the names in `TERMS`.
 
         `logits` (B, C, ., .), also in half precision, are brought to the size of the mask bilinearly. `mask` (B, h, w),
-        uint8, holds classes 0 .. C-1 and `IGNORED`; `distance` (B, h, w), pixels to the nearest boundary, is asked for
-        with `near`; `weights` (C,) come from `weights`, on the same device. A weighted mean is divided by the sum of
+        uint8, holds classes 0 .. C-1 and `IGNORED`; `distance` (B, h, w), pixels to the nearest boundary, is needed
+        for `near`; `weights` (C,) come from `weights`, on the same device. A weighted mean is divided by the sum of
         the weights it runs over, so equal weights change nothing. Raises ValueError where shapes do not fit.
         """
         if logits.ndim != 4 or mask.ndim != 3 or len(logits) != len(mask):
@@ -150,17 +156,17 @@ class PixelLoss:
 
 def label_weights(weights: Tensor, labels: Tensor) -> Tensor:
     """The weight of each label's class, by `weights` (C,), of the shape of `labels`; 0 for `IGNORED`."""
-    # A place for every value of a byte, so that pixels without a class find one too.
+    # 256 entries, so that pixels without a class have an entry too.
     return F.pad(weights, (0, 256 - len(weights)))[labels.int()]
 
 
 def ratio_of_sums(part: Tensor, whole: Tensor) -> Tensor:
-    """The sum of `part` over that of `whole`, a scalar; 0 where there is nothing."""
+    """The sum of `part` over that of `whole`, a scalar; 0 if `whole` is empty."""
     return part.sum() / whole.sum().clamp_min(torch.finfo(part.dtype).tiny)
 
 
 def resized(logits: Tensor, size: Sequence[int], align_corners: bool = False) -> Tensor:
-    """Class scores (B, C, *size), bilinear, in float32 or wider whatever they came in."""
+    """Class scores resized bilinearly to (B, C, *size), in float32 or wider."""
     logits = at_least_float32(logits)
     if logits.shape[2:] == torch.Size(size):
         return logits

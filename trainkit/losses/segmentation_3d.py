@@ -31,44 +31,46 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @dataclass(kw_only=True)
 class SegmentationLoss:
-    """A weighted sum of terms, each a mean over the voxels or the classes of a sample."""
+    """Weighted sum of segmentation losses, each a mean over the voxels or the classes of a sample."""
 
     dice: NotNegative = 1.0
-    """Weight of 1 - Dice, mean over classes."""
+    """Weight of 1 - Dice (mean over classes). 0 disables it."""
     ce: NotNegative = 1.0
-    """Weight of the cross-entropy, mean over voxels."""
+    """Weight of the cross-entropy (mean over voxels). 0 disables it."""
     focal: NotNegative = 0.0
-    """Weight of the focal loss, mean over voxels."""
+    """Weight of the focal loss (mean over voxels; Lin et al., ICCV 2017). 0 disables it."""
     tversky: NotNegative = 0.0
-    """Weight of 1 - Tversky index, mean over classes."""
+    """Weight of 1 - Tversky index (mean over classes; Salehi et al., MLMI 2017). 0 disables it."""
     focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
-    """How strongly the focal loss turns away from voxels that are right; 0 is the cross-entropy."""
+    """Exponent of the focal loss: larger values give less weight to voxels that are already right. 0 is the
+    cross-entropy."""
     tversky_alpha: NotNegative = 0.3
-    """Price of a voxel that is wrongly taken for the class."""
+    """Weight of false positives in the Tversky index."""
     tversky_beta: NotNegative = 0.7
-    """Price of a voxel of the class that is missed. Both 0.5: Dice."""
+    """Weight of false negatives in the Tversky index. With both weights 0.5 it is Dice."""
     smooth: NotNegative = 1e-5
-    """Added to numerator and denominator of Dice and Tversky, in voxels."""
+    """Number of voxels added to numerator and denominator of Dice and Tversky."""
     background: bool = False
-    """Count class 0 among the classes of Dice and Tversky; it always counts in the voxel terms."""
+    """Include class 0 in Dice and Tversky. Cross-entropy and focal loss always include it."""
     empty: Literal["skip", "count"] = "skip"
-    """A class without a voxel in a sample: `skip` leaves it out of the sample's mean over classes, which is 0 where
-    none is left; `count` takes smooth / (predicted + smooth) as its overlap, which is nearly 0 for a voxel or more, and
-    almost flat."""
+    """Class without a voxel in a sample. `skip`: it is left out of the sample's mean over classes, which is 0 if no
+    class is left. `count`: its overlap is smooth / (predicted + smooth), nearly 0 as soon as one voxel is predicted,
+    and almost flat."""
     whole_batch: bool = False
-    """Voxels of a class are summed over the micro-batch before the ratio is taken, so a class is empty only where no
-    sample has it; the result then depends on `train.micro_batch`. nnU-Net's `batch_dice`."""
+    """Sum the voxels of a class over the micro-batch before taking the ratio (nnU-Net's `batch_dice`). A class is then
+    empty only if no sample has it, and the loss depends on `train.micro_batch`."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class, by its name, among the classes and among the voxels; 1 for those not named."""
+    """Weight of a class, by class name, in the mean over classes and in the mean over voxels. Classes that are not
+    named have weight 1."""
 
     def __post_init__(self) -> None:
         terms = {"dice": self.dice, "ce": self.ce, "focal": self.focal, "tversky": self.tversky}
         if not any(terms.values()):
-            raise ValueError(f"all of {', '.join(terms)} are 0; one must be above 0")
+            raise ValueError(f"{', '.join(terms)} are all 0; set one above 0")
         if not self.tversky_alpha + self.tversky_beta > 0:
-            raise ValueError("tversky_alpha and tversky_beta are 0; one must be above 0")
+            raise ValueError("tversky_alpha and tversky_beta are both 0; set one above 0")
         if not self.smooth > 0 and self.empty == "count":
-            raise ValueError("smooth is 0; with `empty: count` it must be above 0, or an empty class has no value")
+            raise ValueError("smooth is 0; set it above 0 with `empty: count`, or an empty class has no value")
 
     def weights(self, names: Sequence[str]) -> Tensor | None:
         """Weights (C,) of the classes called `names`, None where all are 1. Raises UserError for unknown classes."""
@@ -140,7 +142,7 @@ def deep(
     """Loss (B,) of outputs of several sizes, the finest first, weighted 1, 1/2, 1/4 ... and these divided by their sum.
 
     Without `coarsest` the last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of
-    its head have a gradient, of 0: with several processes each waits for the gradients of all parameters. The mask
+    its head have a gradient of 0: with several processes DDP waits for the gradients of all parameters. The mask
     (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
     """
     share = [0.5**k for k in range(len(outputs))]

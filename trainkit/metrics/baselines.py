@@ -1,8 +1,8 @@
 """Trivial baselines: predictions from labels and pixels alone, which a trained network must beat.
 
 Classes: the majority class, and the nearest training image by correlation of the pixels (1-NN). Scenes: the most
-frequent class, of all pixels and at each position. Volumes: the mean of the training label maps. They make what
-`Task.predict` makes of a batch, so that a task scores them as it scores its network.
+frequent class, of all pixels and at each position. Volumes: the mean of the training label maps. They return the rows
+that `Task.predict` returns for a batch, so that a task computes the same metrics for them as for its network.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trainkit.evaluation_protocols import Classes, Inspection, Separation
 from trainkit.interfaces import Baseline, Batch, Rows, Split
 
 MOST_PIXELS = 64 * 64
-"""Pixels up to which images are compared as they are; larger ones are averaged over areas first."""
+"""Pixels up to which images are compared unchanged; larger ones are averaged over areas first."""
 MOST_MULTIPLICATIONS = 1e11
-"""Of the 1-NN, over the whole evaluation: 2 to 6 s on a core at 20 to 50 thousand million a second."""
+"""Limit of the 1-NN for the whole evaluation: 2 to 6 s on a core at 20 to 50 thousand million a second."""
 MOST_VALUES = 150_000_000
-"""Pixels of all training images that the 1-NN keeps, 600 MB."""
+"""Limit of the 1-NN: pixels of all training images that it keeps, 600 MB."""
 MOST_CELLS = 1 << 25
-"""Positions times classes of a label map that is learned, 128 MB."""
+"""Limit: positions times classes of an estimated label map, 128 MB."""
 MOST_VOXELS = 1 << 28
-"""Of the label maps over which a mean is formed."""
+"""Limit: voxels of the label maps that are averaged."""
 
 Predict = Callable[[Batch], Rows]
 Count = Callable[[Tensor, Batch], Rows]
@@ -39,7 +39,7 @@ Count = Callable[[Tensor, Batch], Rows]
 
 
 def of_classes(split: Split, train: Split | None) -> list[Baseline]:
-    """Return the baselines of an evaluation by classes; none where it is another, or training labels are not known."""
+    """Return the baselines of a classification; none for another evaluation, or without training labels."""
     protocol, known = split.protocol, train.protocol if train is not None else None
     if not isinstance(protocol, Classes) or not isinstance(known, Classes):
         return []
@@ -48,9 +48,9 @@ def of_classes(split: Split, train: Split | None) -> list[Baseline]:
         "1-NN on pixels",
         lambda batches: nearest_image(batches, classes, split.size),
         sees="fetched",
-        lacks=("nll", "ece"),  # a correlation is no probability
+        lacks=("nll", "ece"),  # a correlation is not a probability
     )
-    if isinstance(protocol, Separation | Inspection):  # they look at embeddings, of which a constant has none
+    if isinstance(protocol, Separation | Inspection):  # they evaluate embeddings, which a constant does not have
         return [nearest]
     return [Baseline("majority class", lambda _: majority_class(label, classes), sees="index"), nearest]
 
@@ -58,7 +58,7 @@ def of_classes(split: Split, train: Split | None) -> list[Baseline]:
 def majority_class(label: np.ndarray, classes: int) -> Predict:
     """Predict the class frequencies of the training labels (N,), -1 for none, for every image.
 
-    Logits are their logarithms, each class counted once more than it is there.
+    Logits are the logarithms of the class counts plus one.
     """
     logits = torch.from_numpy(np.bincount(label[label >= 0], minlength=classes) + 1.0).log()
     return lambda batch: {"logits": logits.expand(len(batch["index"]), classes)}
@@ -67,8 +67,8 @@ def majority_class(label: np.ndarray, classes: int) -> Predict:
 def nearest_image(batches: Iterator[Batch], classes: int, queries: int) -> Predict:
     """Predict the class of the nearest training image, by correlation of the pixels.
 
-    The logit of a class is the correlation with its nearest image, so that classes have an order. `queries` is the
-    number of images that will be predicted: as many training images are kept as can be compared with them in seconds.
+    The logit of a class is the correlation with its nearest image, which ranks the classes. `queries` is the number of
+    images to predict: the number of training images kept is limited so that the comparison takes seconds.
     """
     kept, labels, count, most = [], [], 0, math.inf
     for batch in batches:
@@ -96,7 +96,7 @@ def nearest_image(batches: Iterator[Batch], classes: int, queries: int) -> Predi
 
 
 def correlated(images: Tensor) -> Tensor:
-    """Turn images (B, C, H, W) into vectors whose products are correlations of their pixels, float32 (B, D)."""
+    """Turn images (B, C, H, W) into vectors whose dot products are pixel correlations, float32 (B, D)."""
     height, width = images.shape[2:]
     images = images.float()
     if height * width > MOST_PIXELS:
@@ -134,7 +134,7 @@ def of_scenes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[B
 def class_counts(batches: Iterator[Batch], classes: int) -> Tensor:
     """Count how often each class is at each position of label maps, int64 (classes, H, W).
 
-    The grid is that of the first map, coarser where it would be too large; maps of other sizes are resized to it.
+    The grid is that of the first map, or a coarser one if that is too large; maps of other sizes are resized to it.
     """
     size, counts = None, torch.zeros((classes, 1, 1), dtype=torch.int64)
     for batch in batches:

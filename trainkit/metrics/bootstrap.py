@@ -1,8 +1,8 @@
-"""Bootstrap of scores from the rows that a run keeps of an evaluation, by the kind of their protocol.
+"""Bootstrap of metrics from the saved rows of an evaluation, by the kind of their protocol.
 
-Beside each metric stands `resampled`, a pure function of rows and of how often each is there, and `units`, which says
-what is drawn together. Here is told from the columns of rows which of them it is. What no kind knows, the rows of a
-task of one's own say, has the mean of each of its columns, every row drawn by itself or with its `patient`.
+Each metrics module has `resampled`, a pure function of rows and their counts, and `units`, which groups the rows that
+are resampled together. This module selects them by the columns of the rows. For unknown rows, such as those of a custom
+task, the metrics are the means of the columns, and the units are rows or patients.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainkit.metrics.significance import Interval, Units
 Columns = Mapping[str, np.ndarray]
 
 NEVER_READ = ("embedding", "thumbnail")
-"""Columns that make up most of a file and that no score is computed from."""
+"""Large columns that no metric is computed from."""
 _LOWER = re.compile(r"nll|ece|eer|loss|mae|mse|rmse|(?:.*_)?error|hd95_.*|asd_.*|volume_error_.*|missed|invented|intra")
 _SHARE = re.compile(
     r"(?:.*\.)?(?:(?:balanced_|pixel_|mean_)?accuracy|top\d+|f1(?:_macro)?|auc|eer|ece|(?:tar|val)_at_far_[\de-]+|"
@@ -46,13 +46,13 @@ class Kind:
     """Rows of one kind of protocol."""
 
     units: Callable[[Columns], Units]
-    """Give the units that are resampled together."""
+    """Returns the units that are resampled together."""
     resampled: Callable[[Columns, np.ndarray], dict[str, np.ndarray]]
-    """Give the metrics, (draws,) each, where row i is there `times[:, i]` times."""
+    """Returns the metrics, (draws,) each, with row i counted `times[:, i]` times."""
     has: tuple[str, ...]
-    """Columns by which they are known."""
+    """Columns that identify the kind."""
     same: tuple[str, ...]
-    """Columns that are equal where the samples are: they say what was scored, not what came out."""
+    """Columns that are equal for equal samples: inputs of the evaluation, not results."""
 
 
 def _units(rows: Columns) -> Units:
@@ -62,7 +62,7 @@ def _units(rows: Columns) -> Units:
 
 
 def _means(rows: Columns, times: np.ndarray) -> dict[str, np.ndarray]:
-    """The mean of every column of numbers, under its name: of the rows of a task of one's own."""
+    """The mean of every numeric column, under its name, for rows of a custom task."""
     plain = {name: column for name, column in rows.items() if column.ndim == 1 and column.dtype.kind in "fiub"}
     return {name: significance.mean(column, times) for name, column in plain.items()}
 
@@ -84,9 +84,9 @@ _MEANS = Kind(_units, _means, (), ("id", "patient", "label"))
 
 
 def kind(rows: Columns) -> Kind:
-    """Return the kind of rows; of columns that end in `_` any that begins so will do.
+    """Return the kind of rows; a column name ending in `_` is a prefix.
 
-    Inspections, which have the columns of a classification and more, are no scores, and are taken as means.
+    Inspections also have the columns of a classification, and are treated as means.
     """
     if "outlier_distance" in rows:
         return _MEANS
@@ -99,9 +99,9 @@ def _is(name: str, asked: str) -> bool:
 
 
 def why_not_comparable(first: Columns, second: Columns) -> str:
-    """Say why rows of two runs cannot be compared one by one; empty where they can."""
+    """Return the reason why rows of two runs cannot be compared one by one, or an empty text."""
     if kind(first) != kind(second):
-        return "they were scored in different ways"
+        return "they were evaluated by different protocols"
     lengths = [len(next(iter(rows.values()), ())) for rows in (first, second)]
     if lengths[0] != lengths[1]:
         return f"{lengths[0]:,} rows against {lengths[1]:,}"
@@ -115,10 +115,10 @@ def why_not_comparable(first: Columns, second: Columns) -> str:
 def difference(
     first: Columns, second: Columns | None, metric: str, gap: float, draws: int = significance.DRAWS
 ) -> Interval | None:
-    """Return the interval of `gap`, by how much a metric of `second` exceeds that of `first`; None where rows lack it.
+    """Return the interval of `gap`, the metric of `second` minus that of `first`; None if rows lack it.
 
-    Of rows of the same samples by the paired bootstrap. Where there are no such rows of `second`, as if its score
-    varied as that of `first` does, and by itself: wider, and still of use.
+    With rows of the same samples by the paired bootstrap. Without such rows of `second`, its metric is assumed to vary
+    independently like that of `first`, which gives a wider interval.
     """
     size = len(next(iter(first.values()), ()))
     if not size:
@@ -147,7 +147,7 @@ def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return True for a metric (`nll`, `hd95_mm.sr`) of which less is better."""
+    """Return True for a metric (`nll`, `hd95_mm.sr`) for which lower is better."""
     return _LOWER.fullmatch(metric) is not None
 
 
@@ -157,7 +157,7 @@ def is_share(metric: str) -> bool:
 
 
 def scale(metric: str) -> str:
-    """Name of the scale that a metric shares with others: `share`, `mm`, `mm3`, else one of its own."""
+    """Name of the scale that a metric shares with others: `share`, `mm`, `mm3`, else its own name."""
     if is_share(metric):
         return "share"
     found = _MILLIMETRES.fullmatch(metric)
@@ -165,18 +165,18 @@ def scale(metric: str) -> str:
 
 
 def is_score(metric: str) -> bool:
-    """Return True for a metric of how good a network is, False for a threshold, a count, or the end of an interval."""
+    """Return True for a metric of quality, False for a threshold, a count, or the end of an interval."""
     return _NO_SCORE.fullmatch(metric) is None
 
 
 def by_class_name(
     drawn: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Scores of classes by their names, where rows know only how many there are: all scores, (draws,) each.
+    """Return all metrics, (draws,) each, with those of classes by name, for rows that do not name the classes.
 
-    What ends in a dot (`iou.`) is (draws, C). `whole` is the same of all rows, once; `names` are those that the run has
-    logged, in the order of the classes, of which a class that never occurs has none. Where these are not as many as
-    classes occur, the classes are left out.
+    A key ending in a dot (`iou.`) has values (draws, C). `whole` has the same keys for all rows, once; `names` are the
+    logged metrics in the order of the classes, without classes that never occur. If their number differs from that of
+    the classes that occur, the classes are left out.
     """
     found = {name: values for name, values in drawn.items() if values.ndim == 1}
     for start in drawn.keys() - found.keys():

@@ -1,11 +1,11 @@
-"""How well the outlines of classes are met: the boundary F-score of Csurka, Larlus and Perronnin (BMVC 2013).
+"""Boundary F-score: agreement of the class boundaries (Csurka, Larlus and Perronnin, BMVC 2013).
 
-The boundary of a class are those of its pixels that have a pixel of another class above, below, left or right of them.
-The frame of an image is no boundary, nor is the border of a region without labels; what is predicted in such a region
-is not looked at. A boundary pixel of the prediction is right when the truth has a boundary pixel of the same class
-within the tolerance, by Euclidean distance from centre to centre; one of the truth is found the other way round. The
+The boundary of a class consists of its pixels with a pixel of another class above, below, left or right of them. The
+frame of an image is not a boundary, nor is the border of a region without labels; predictions in such a region are
+ignored. A boundary pixel of the prediction is right if the truth has a boundary pixel of the same class within the
+tolerance, by Euclidean distance between centres; a boundary pixel of the truth is found if the prediction has one. The
 customary tolerance, 0.75 % of the image's diagonal, is that of the Berkeley benchmark (Martin, Fowlkes and Malik,
-PAMI 26, 2004), whose one-to-one matching is not done here, as it is not in the paper.
+PAMI 26, 2004). Its one-to-one matching is not used, as in the paper.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from trainkit.interfaces import IGNORED, Rows
 
 SHARE = 0.0075
-"""Of the diagonal of an image."""
+"""Tolerance as a share of the diagonal of an image."""
 COUNTS = ("edge_found", "edge_predicted", "edge_met", "edge_actual")
 """Keys of `boundary_counts`."""
 
 
 def tolerance(height: int, width: int, share: float = SHARE) -> float:
-    """Pixels that a boundary may be off in an image of this size: a share of its diagonal."""
+    """Tolerance in pixels for an image of this size: a share of its diagonal."""
     return share * math.hypot(height, width)
 
 
@@ -62,8 +62,8 @@ def outline(labels: Tensor) -> Tensor:
 def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
     """One number for each boundary pixel of `outline`, ascending: by image, class, row, column.
 
-    They are those of an image `height` by `width`, longer below and on the right by what the tolerance reaches, so
-    that no step within it leads into another row, class or image.
+    They refer to an image of `height` by `width`, padded below and on the right by the tolerance, so that no step
+    within it leads into another row, class or image.
     """
     picture, y, x = (lines != IGNORED).nonzero(as_tuple=True)
     cell = picture * classes + lines[picture, y, x]
@@ -73,8 +73,8 @@ def _keys(lines: Tensor, classes: int, height: int, width: int) -> Tensor:
 def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
     """Return True for each of `own` that has one of `other`, of its image and class, within the tolerance: bool (n,).
 
-    Boundary pixels are few. So each asks, row by row of the disc around it, for the first of the other side from the
-    left end of that row: 9 searches where the disc has 69 pixels (480 x 360), 35 where it has 933 (2048 x 1024).
+    Boundary pixels are few. For each row of the disc around a pixel, search the first pixel of the other side from the
+    left end of that row: 9 searches for a disc of 69 pixels (480 x 360), 35 for one of 933 (2048 x 1024).
     """
     met = torch.zeros(len(own), dtype=torch.bool, device=own.device)
     waiting = torch.arange(len(own), device=own.device)
@@ -89,9 +89,9 @@ def _met(own: Tensor, other: Tensor, width: int, within: float) -> Tensor:
 
 
 def spans(within: float) -> list[tuple[int, int]]:
-    """Rows of the disc of pixels whose centres lie within so many pixels, its widest first.
+    """Rows of the disc of pixels with centres within this distance, the widest first.
 
-    Each is how far down it is, and how many pixels it reaches to either side.
+    Each is its offset downwards and the number of pixels to either side.
     """
     square, reach = math.floor(within * within), int(within)
     rows = sorted(range(-reach, reach + 1), key=abs)

@@ -1,4 +1,4 @@
-"""Calibration: of the predictions made with a confidence of 0.8, are four in five right?
+"""Calibration: compare the confidence of predictions with their accuracy.
 
 Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017). Plain NumPy in float64.
 """
@@ -15,14 +15,14 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """Confidence against accuracy, one entry for each bin that holds a prediction, by rising confidence."""
+    """Confidence and accuracy of each bin with at least one prediction, by rising confidence."""
 
     confidence: np.ndarray
     """float64 (bins,), mean confidence of the predictions in a bin."""
     accuracy: np.ndarray
-    """float64 (bins,), share of them whose label agrees."""
+    """float64 (bins,), share of correct predictions in a bin."""
     count: np.ndarray
-    """int64 (bins,), how many they are."""
+    """int64 (bins,), number of predictions in a bin."""
 
     @property
     def ece(self) -> float:
@@ -30,15 +30,15 @@ class Reliability:
         return float(np.average(np.abs(self.accuracy - self.confidence), weights=self.count))
 
     def curve(self) -> dict[str, np.ndarray]:
-        """The arrays that a figure needs."""
+        """The arrays for a figure."""
         return {"confidence": self.confidence, "accuracy": self.accuracy, "count": self.count}
 
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Reliability:
     """Sort predictions into bins by their confidence.
 
-    `confidence` (N,) is the probability of the predicted class, 0 to 1; `correct` (N,) bool, whether the label is that
-    class. Bin k holds k/bins < confidence <= (k+1)/bins, and the first one 0 as well. Raises ValueError without
+    `confidence` (N,) is the probability of the predicted class, 0 to 1; `correct` (N,) bool is True if the label is
+    that class. Bin k holds k/bins < confidence <= (k+1)/bins; the first one also holds 0. Raises ValueError without
     predictions, or for a confidence outside 0 to 1.
     """
     confidence, correct = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=bool)

@@ -1,7 +1,7 @@
-"""How far apart classes lie, in the space of the embeddings and, for two classes, in the scores of the classes.
+"""Separation of classes in the space of the embeddings and, for two classes, in the scores of the classes.
 
-The definitions are the textbook's; `fisher_legacy`, a distance over a squared distance, is the one of an eye-state
-project's monitoring, whose names these are. Plain NumPy in float64, whatever the rows come in.
+Standard definitions; `fisher_legacy`, a distance over a squared distance, and the names are those of the monitoring of
+an eye-state project. Plain NumPy in float64, whatever the type of the rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ HISTOGRAM_BINS = 200
 """Bins of probability, 0 to 1, for the densities behind hellinger, js and bayes_error."""
 LEGACY_EPS = 1e-8
 COMPONENTS = 5
-"""Principal components whose share of the variance is told."""
+"""Principal components whose share of the variance is reported."""
 DISTANCES = 20_000_000
-"""Most distances computed for the silhouette: with more than 4,472 samples it is of a fixed random part of them."""
+"""Limit of distances for the silhouette: with more than 4,472 samples it uses a fixed random part of them."""
 DISTANCES_AT_ONCE = 2_000_000
 CLASS_PAIRS = 20_000
-"""Most pairs of classes that inter and bhattacharyya are means over: with more than 200 classes, fixed random pairs."""
+"""Limit of class pairs for inter and bhattacharyya: with more than 200 classes, fixed random pairs are used."""
 VALUES_AT_ONCE = 1_000_000
 ROUNDING = 2.0**-46
 """Square of float32's relative error: a variance below this share of the mean square is rounding, and counts as 0."""
@@ -37,12 +37,12 @@ ROUNDING = 2.0**-46
 def score_separation(
     rows: Mapping[str, np.ndarray | Tensor], protocol: Separation, where: str = "separation set"
 ) -> Scores:
-    """Measure how far apart the classes of a split lie.
+    """Measure the separation of the classes of a split.
 
-    `rows` holds `embedding` (N, D), taken as it comes, not normalised, or `logits` (N, C), or both; what cannot be
-    computed from those given is left out. Metrics of the logits: ece, as for classification, and for two classes those
-    of `score_distance`. Metrics of the embeddings: those of `embedding_distance`. Images labelled -1 count in
-    nothing. Raises UserError when fewer than two classes occur, or a value is not finite.
+    `rows` holds `embedding` (N, D), not normalised, or `logits` (N, C), or both; metrics that need a missing one
+    are left out. Metrics of the logits: ece, as for classification, and for two classes those of `score_distance`.
+    Metrics of the embeddings: those of `embedding_distance`. Images with label -1 count in no metric. Raises
+    UserError if fewer than two classes occur, or a value is not finite.
     """
     label = labels(protocol, where)
     given = {name: as_array(rows[name]) for name in ("embedding", "logits") if name in rows}
@@ -59,7 +59,7 @@ def score_separation(
             where,
             f"its {len(known) or len(label)} images {one}",
             "two classes or more",
-            "one has nothing to lie from",
+            "add images of another class, or remove this evaluation",
         )
     metrics: dict[str, float] = {}
     chance: dict[str, float] = {}
@@ -86,18 +86,18 @@ def score_separation(
 
 
 def score_distance(logit: np.ndarray, positive: np.ndarray) -> dict[str, float]:
-    """How far apart the scores of two classes lie.
+    """Measure the separation of the scores of two classes.
 
-    `logit` (N,) is the score of class 1 less that of class 0, whose sigmoid is the probability p of class 1; `positive`
-    (N,) bool, whether the label is class 1; both kinds must occur.
+    `logit` (N,) is the score of class 1 minus that of class 0; its sigmoid is the probability p of class 1. `positive`
+    (N,) bool is True for label 1; both labels must occur.
 
     ks: largest gap between the two distribution functions, at all values that occur. hellinger: sqrt(1 - sum sqrt(P0
     P1)). js: Jensen-Shannon divergence (not its root, the distance) with logarithms to base 2, 0 to 1. margin: mean of
-    |p - 0.5|. bayes_error: half the sum of min(P0, P1), the least error when both classes are equally likely. P0 and P1
-    are histograms of p that sum to 1 each; with few samples they overlap less than the densities behind them. auc: ties
+    |p - 0.5|. bayes_error: half the sum of min(P0, P1), the smallest error if both classes are equally likely. P0 and
+    P1 are histograms of p that sum to 1 each; with few samples they overlap less than the true densities. auc: ties
     count half. d_prime: gap between the mean logits over the root of the mean of their (unbiased) variances, negative
-    when the classes are the wrong way round; of logits because probabilities are far from normal. Left out when a class
-    has one sample or neither varies.
+    if class 0 has the higher scores; of logits because probabilities are far from normal. It is left out if a class has
+    one sample or no class varies.
     """
     points = operating_points(logit[positive], logit[~positive])
     p = np.exp(-np.logaddexp(0, -logit))
@@ -124,7 +124,7 @@ def _relative_entropy(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
-    """How far apart classes lie in space: metrics, and the distance of each sample to the mean of its class (N,).
+    """Separation of classes in embedding space: metrics, and the distance of each sample to its class mean (N,).
 
     `embedding` is (N, D); `own` (N,) the class of each, 0 .. classes-1, every one of which occurs.
 
@@ -136,8 +136,8 @@ def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str
     variance. silhouette: Rousseeuw 1987, Euclidean, mean over samples (over a fixed random part where there are many,
     against all).
 
-    Left out: fisher when no class varies; bhattacharyya when it is infinite, because along some axis one class varies
-    and another does not, or two stand apart and neither varies; pca_energy and silhouette when all samples are one.
+    Left out: fisher if no class varies; bhattacharyya if it is infinite, because along some axis one class varies and
+    another does not, or two differ and neither varies; pca_energy and silhouette if all samples are equal.
     """
     order = np.argsort(own, kind="stable")
     count = np.bincount(own)
@@ -171,7 +171,7 @@ def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str
 
 
 def class_pairs(classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two different classes for each pair, int64: every pair once, or a fixed random 20,000 where there are more."""
+    """Pairs of different classes, int64: every pair once, or 20,000 fixed random ones if there are more."""
     if classes * (classes - 1) // 2 <= CLASS_PAIRS:
         return np.triu_indices(classes, 1)
     draw = np.random.Generator(np.random.Philox(key=rng.number(0, "class pairs")))

@@ -1,4 +1,4 @@
-"""Classification: which of these classes is this an image of? Plain NumPy in float64, whatever the scores come in."""
+"""Metrics of classification. Plain NumPy in float64, whatever the type of the scores."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ VALUES_AT_ONCE = 4_000_000
 
 
 def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "classification set") -> Scores:
-    """Score the classes predicted for the images of a split.
+    """Compute the metrics of classes predicted for the images of a split.
 
-    `logits` is (N, C), the scores whose softmax are the probabilities; the highest is the prediction, of equal ones the
-    first. Metrics: top1, top5 (with more than 5 classes), balanced_accuracy (mean recall), f1_macro, nll (mean negative
-    logarithm of the label's probability, in nats), ece (15 bins of equal width, confidence of the predicted class
-    against whether the label agrees). With two classes also accuracy (top1 under its customary name), f1 and auc of the
-    class numbered 1, `protocol.names[1]`, ties counting half.
+    `logits` is (N, C), whose softmax is the probability of each class; the highest is the prediction, the first of
+    equal ones. Metrics: top1, top5 (with more than 5 classes), balanced_accuracy (mean recall), f1_macro, nll (mean
+    negative logarithm of the label's probability, in nats), ece (expected calibration error, 15 bins of equal width).
+    With two classes also accuracy (top1 under its customary name), f1 and auc of the class numbered 1,
+    `protocol.names[1]`, ties counting half.
 
-    An image labelled -1 has no label: it has its row in the table and counts in no metric. Means over classes are
-    over those that occur among the labels; f1 and auc are left out when one of the two classes does not. Of two classes
-    the rows have `score`, that of class 1 less that of class 0; `place` is how many classes come before the label's.
-    Raises UserError for scores that are not finite, a label that is not a class, or a split without labels.
+    An image with label -1 has a row in the table and counts in no metric. Means over classes are over those that occur
+    among the labels; f1 and auc are left out if one of the two classes does not occur. With two classes the rows have
+    `score`, that of class 1 minus that of class 0; `place` is the number of classes ranked before the label's. Raises
+    UserError for scores that are not finite, a label that is not a class, or a split without labels.
     """
     logits, label = as_array(logits), labels(protocol, where)
     if logits.ndim != 2 or logits.shape != (len(label), len(protocol.names)) or len(protocol.names) < 2:
@@ -40,7 +40,7 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     decided = decide(logits, label, where)
     known = label >= 0
     if not known.any():
-        raise UserError(where, f"none of {len(label)} images has a label", "labelled images")
+        raise UserError(where, f"none of {len(label)} images has a label", "labelled images", "add labels to this set")
     counts = confusion(label[known], decided.prediction[known], len(protocol.names))
     table = per_class(counts)
     occurs = table["support"] > 0
@@ -83,34 +83,34 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
 
 
 def labels(protocol: Classes, where: str) -> np.ndarray:
-    """The labels of a split, int64 (N,). Raises UserError for one that is neither a class nor -1."""
+    """Return the labels of a split, int64 (N,). Raises UserError for a label that is neither a class nor -1."""
     label = np.asarray(protocol.label, dtype=np.int64)
     bad = np.flatnonzero((label < -1) | (label >= len(protocol.names)))
     if len(bad):
         raise UserError(
             where,
-            f"{len(bad)} of {len(label)} labels are no class, the first is {label[bad[0]]} in row {bad[0]}",
-            f"0 to {len(protocol.names) - 1}, or -1 where an image has no label",
+            f"{len(bad)} of {len(label)} labels are not a class, the first is {label[bad[0]]} in row {bad[0]}",
+            f"0 to {len(protocol.names) - 1}, or -1 for an image without a label",
         )
     return label
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Prediction, probabilities and place of the label of each image."""
+    """Prediction, probabilities and rank of the label of each image."""
 
     prediction: np.ndarray
-    """int64 (N,), the class with the highest score, of equal ones the first."""
+    """int64 (N,), the class with the highest score, the first of equal ones."""
     confidence: np.ndarray
     """float64 (N,), its probability."""
     nll: np.ndarray
-    """float64 (N,), negative logarithm of the label's probability; nan where there is no label."""
+    """float64 (N,), negative logarithm of the label's probability; nan without a label."""
     place: np.ndarray
-    """int64 (N,), how many classes come before the label's, 0 when it is predicted; -1 where there is no label."""
+    """int64 (N,), number of classes ranked before the label's, 0 if it is predicted; -1 without a label."""
 
 
 def decide(logits: np.ndarray, label: np.ndarray, where: str) -> Decisions:
-    """Predictions, probabilities and places of `logits` (N, C) given `label` (N,), -1 for none; a block at a time.
+    """Predictions, probabilities and ranks of `logits` (N, C) for `label` (N,), -1 for none; computed in blocks.
 
     Raises UserError for scores that are not finite.
     """
@@ -141,29 +141,29 @@ def decide(logits: np.ndarray, label: np.ndarray, where: str) -> Decisions:
             where,
             f"scores of {len(bad)} of {count} images are not finite, the first in row {bad[0]}",
             "finite numbers",
-            "the network has diverged or its weights are damaged",
+            "the network has diverged or its weights are damaged: lower the learning rate, or use other weights",
         )
     return Decisions(prediction, confidence, nll, place)
 
 
 def difference(logits: np.ndarray) -> np.ndarray:
-    """Score of class 1 less that of class 0, float64 (N,), from (N, 2): the logit of the probability of class 1.
+    """Score of class 1 minus that of class 0, float64 (N,), from (N, 2): the logit of the probability of class 1.
 
-    It ranks like the probability, and does not run together near 0 and 1 as that does.
+    It ranks like the probability, but keeps its resolution near 0 and 1.
     """
     return logits[:, 1].astype(np.float64) - logits[:, 0].astype(np.float64)
 
 
 def confusion(label: np.ndarray, prediction: np.ndarray, classes: int) -> np.ndarray:
-    """How often each class was taken for each other, int64 (classes, classes): rows are labels, columns predictions."""
+    """Confusion matrix, int64 (classes, classes): rows are labels, columns predictions."""
     return np.bincount(label * classes + prediction, minlength=classes * classes).reshape(classes, classes)
 
 
 def per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Support, precision, recall and F1 of each class from a confusion matrix (C, C); nan where one is 0/0.
+    """Support, precision, recall and F1 of each class from a confusion matrix (C, C); nan for 0/0.
 
     That is the recall of a class that does not occur, the precision of one that is never predicted, and the F1 of one
-    that does neither.
+    to which both apply.
     """
     hit, support, predicted = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
     with np.errstate(invalid="ignore"):
@@ -176,7 +176,7 @@ def per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def chance_level(trials: int, p: float) -> float | None:
-    """The share of right answers that guessing does not exceed in 999 of 1,000 cases; None when that is all of them.
+    """Upper bound of chance: share of right guesses not exceeded in 999 of 1,000 cases; None if it is 1.
 
     Binomial: `trials` independent guesses, each right with probability `p`.
     """
@@ -185,20 +185,20 @@ def chance_level(trials: int, p: float) -> float | None:
     if trials < 1 or p >= 1:
         return None
     enough = math.ceil(bdtrik(0.999, trials, p))
-    if enough and bdtr(enough - 1, trials, p) >= 0.999:  # where the inverse was rounded up
+    if enough and bdtr(enough - 1, trials, p) >= 0.999:  # if the inverse was rounded up
         enough -= 1
     return enough / trials if enough < trials else None
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A group, as a person or a video, is drawn with all its images; where none are known, an image."""
+    """Resample groups, such as persons or videos, with all their images; without groups, images."""
     return Units.by(rows["group"], "groups") if "group" in rows else Units("images", np.arange(len(rows["label"])))
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """The metrics of `score_classes`, (draws,) each, where row i of its table is there `times[:, i]` times.
+    """The metrics of `score_classes`, (draws,) each, with row i of its table counted `times[:, i]` times.
 
-    Means over classes are over those that a draw has. nan where a draw has too little for a score.
+    Means over classes are over those in a draw; nan if a draw has too few rows for a metric.
     """
     known = np.array([label is not None for label in rows["label"].tolist()])
     label, prediction = (rows[name][known].astype(str) for name in ("label", "prediction"))
@@ -229,7 +229,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
         if "score" in rows:
             score = rows["score"][known]
             metrics["accuracy"] = metrics["top1"]
-            # The class that is called positive: what is predicted with a score above 0.
+            # The positive class: predicted with a score above 0.
             positive = (score > 0) == right
             found = times @ (positive & right)
             metrics["f1"] = 2 * found / (times @ positive + times @ (score > 0))

@@ -1,16 +1,16 @@
-"""Maps of the embeddings, and the samples that are hard, odd or likely mislabelled, for people to look at.
+"""Maps of the embeddings, and sheets of samples that are hard, outliers or likely mislabelled.
 
 Three lists, each by a rule that needs no tuning for a network's temperature or width:
 
 - hard: the two most probable classes are less than 0.3 apart; for two classes that is |p - 0.5| < 0.15.
 - likely mislabelled: not hard, predicted as another class at least as confidently as that class's own samples are on
   average (the rule of confident learning: Northcutt, Jiang, Chuang, JAIR 2021, arXiv 1911.00068), and most of the ten
-  nearest other samples by cosine carry that class as their label. Of a set that was learned by heart few are found.
+  nearest other samples by cosine have that class as their label. In an overfitted set few are found.
 - outliers: farther than 3 standard deviations from the mean of their own class. The distance is Mahalanobis's, under
   the covariance within classes, shrunk as Ledoit and Wolf do (J. Multivariate Analysis 88, 2004). Of a Gaussian class
   its square is distributed nearly as chi-square, with as many degrees of freedom as directions vary (Satterthwaite,
-  Biometrics Bulletin 2, 1946); it is said as the standard deviations of a normal variable (Wilson and Hilferty, PNAS
-  17, 1931). One Gaussian sample in 740 lies beyond 3.
+  Biometrics Bulletin 2, 1946); it is converted to standard deviations of a normal variable (Wilson and Hilferty, PNAS
+  17, 1931). 1 in 740 Gaussian samples is beyond 3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainkit.metrics.classification import Decisions, confusion, decide, differ
 from trainkit.metrics.verification import as_array, normalised, operating_points
 
 HARD_MARGIN = 0.3
-"""A sample is hard when its two most probable classes differ by less."""
+"""A sample is hard if its two most probable classes differ by less."""
 NEIGHBOURS = 10
 OUTLIER = 3.0
 """Standard deviations beyond which a sample is an outlier."""
@@ -44,14 +44,14 @@ _CHUNK = 512
 def score_inspection(
     rows: dict[str, Tensor], protocol: Inspection, split: Split, where: str = "inspection set"
 ) -> Scores:
-    """Look at a labelled split through `rows`: `logits` (N, C) and `embedding` (N, D), ordered by index.
+    """Inspect a labelled split through `rows`: `logits` (N, C) and `embedding` (N, D), ordered by index.
 
     Metrics: hard_share, mislabelled_share, outlier_share. Images: confusion, roc (two classes), pca, tsne (a
-    stratified 2,000 samples at most) and the sheets hard, mislabelled, outliers, worst first. Rows: one a sample; of
+    stratified 2,000 samples at most) and the sheets hard, mislabelled, outliers, worst first. Rows: one per sample; for
     the mapped ones also the embedding and an image of at most 32 pixels (`thumbnail`, 32 * 32 * 3 bytes, on white).
 
-    A sample labelled -1 has no label: it is on the maps, and may be hard, nothing else. Raises UserError when a value
-    is not finite, or a label no class.
+    A sample with label -1 is on the maps and may be hard, but is in no other list. Raises UserError if a value is not
+    finite, or a label is not a class.
     """
     logits, embedding = as_array(rows["logits"]), as_array(rows["embedding"]).astype(np.float64)
     label, names = labels(protocol, where), protocol.names
@@ -120,9 +120,9 @@ def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str,
 
 
 def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """How far each of (N, D) lies from the mean of its class, in standard deviations, float64 (N,); see the module.
+    """Distance of each of (N, D) from the mean of its class in standard deviations, float64 (N,); see the module.
 
-    The only sample of a class is at its mean.
+    It is 0 for the only sample of a class.
     """
     from sklearn.covariance import ledoit_wolf_shrinkage
 
@@ -147,9 +147,9 @@ def outlier_distance(embedding: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def likely_mislabelled(decided: Decisions, label: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Find samples that probably bear a wrong label, hard ones too: bool (N,); `unit` (N, D) has rows of length 1.
+    """Find samples that are likely mislabelled, including hard ones: bool (N,); `unit` (N, D) has rows of length 1.
 
-    Of a class without a sample no usual confidence is known, and nothing is said to belong to it.
+    No sample is assigned to a class without samples, because its usual confidence is unknown.
     """
     size, prediction = len(label), decided.prediction
     known = label >= 0
@@ -170,9 +170,9 @@ def likely_mislabelled(decided: Decisions, label: np.ndarray, unit: np.ndarray) 
 
 
 def stratified(label: np.ndarray, most: int) -> np.ndarray:
-    """Rows of at most `most` samples, ascending, each class by its share and at least once where there is room.
+    """Rows of at most `most` samples, ascending, stratified by class, with at least one per class if possible.
 
-    The choice is a function of the labels alone, so that a map shows the same samples at every step.
+    The choice depends only on the labels, so that a map shows the same samples at every step.
     """
     label = np.asarray(label)
     drawn = rng.uniform(0, "inspection", 0, np.arange(len(label)))
@@ -186,8 +186,7 @@ def stratified(label: np.ndarray, most: int) -> np.ndarray:
 def principal_axes(embedding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two directions of greatest variance of (N, D), as columns (D, 2), and their shares of it (2,).
 
-    The largest component of each is positive, so that maps of equal embeddings are equal. Of one dimension, and where
-    nothing varies, what is missing is 0.
+    The largest component of each is positive, so that maps of equal embeddings are equal. Missing directions are 0.
     """
     centred = np.asarray(embedding, dtype=np.float64)
     centred = centred - centred.mean(0)
@@ -216,7 +215,7 @@ def tsne(unit: np.ndarray) -> np.ndarray:
     vector = np.linalg.eigh(unit.T @ unit)[1][:, ::-1][:, :50]
     vector *= np.sign(vector[np.abs(vector).argmax(0), np.arange(vector.shape[1])])
     flat = unit @ vector
-    # Not sklearn's own start: it divides by a standard deviation that is 0 where all samples are alike.
+    # Not sklearn's initialisation: it divides by a standard deviation that is 0 if all samples are equal.
     start = np.zeros((size, 2))
     start[:, : min(2, flat.shape[1])] = flat[:, :2]
     spread = start[:, 0].std()
@@ -232,7 +231,7 @@ def tsne(unit: np.ndarray) -> np.ndarray:
 def _images(split: Split, rows: np.ndarray) -> np.ndarray:
     if not len(rows):
         return np.zeros((0, 3, 1, 1), np.uint8)
-    # (n, h, w, 3) as people see them, back to the order of batches.
+    # (n, h, w, 3) for display, back to the order of batches.
     return to_uint8(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
 
 
@@ -257,10 +256,10 @@ def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
-    """Images as screens show them: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
+    """Images for display: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
 
-    Floats between 0 and 1 are taken as they are. What goes beyond (normalised images) is stretched from its least to
-    its greatest value, each image by itself; so are integers wider than 8 bits.
+    Floats between 0 and 1 are scaled to 255. Other values (normalised images, integers wider than 8 bits) are
+    stretched from the lowest to the highest value of each image.
     """
     images = np.asarray(images)
     if images.ndim != 4 or images.shape[1] not in (1, 3):

@@ -1,4 +1,4 @@
-"""Closed-set 1:N identification: who of these people is this? TinyFace (Cheng et al. 2018)."""
+"""Metrics of closed-set 1:N identification: TinyFace (Cheng et al. 2018)."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ def score_identification(
     """Share of probes whose identity is among the k gallery images with the highest cosine, for k of 1, 5 and 20.
 
     `embedding` is (N, D), image and mirrored image summed, not normalised. The gallery holds matches and
-    distractors; a negative label marks a distractor, which matches nobody. A gallery image of someone else that
-    scores as high as the best match is ranked before it, so a network that answers the same to all scores 0. A k that
-    reaches the size of the gallery is left out. Raises UserError when a probe has no match or is itself in the gallery.
+    distractors; a negative label marks a distractor, which matches no probe. A gallery image of another identity that
+    scores as high as the best match is ranked before it, so a constant network scores 0. A k that reaches the size of
+    the gallery is left out. Raises UserError if a probe has no match or is itself in the gallery.
     """
     probe, gallery, label = (np.asarray(x) for x in (protocol.probe, protocol.gallery, protocol.label))
     embedding = as_array(embedding)
     if len(embedding) != len(label):
         raise ValueError(f"{len(embedding)} embeddings for {len(label)} images")
     if not len(probe) or not len(gallery):
-        raise UserError(where, f"{len(probe)} probes and {len(gallery)} gallery images", "at least one of each")
+        raise UserError(
+            where, f"{len(probe)} probes and {len(gallery)} gallery images", "at least one of each", "add them"
+        )
     unmatched = np.flatnonzero((label[probe] < 0) | ~np.isin(label[probe], label[gallery]))
     if len(unmatched):
         raise UserError(
             where,
             f"{len(unmatched)} of {len(probe)} probes have no match in the gallery, the first is row "
             f"{probe[unmatched[0]]}",
-            "a closed set: a gallery image of each probe's person",
+            "a gallery image of each probe's identity",
+            "add the missing gallery images, or remove these probes",
         )
     twice = np.intersect1d(probe, gallery)
     if len(twice):
-        raise UserError(where, f"{len(twice)} images are probe and gallery at once, the first is row {twice[0]}")
+        found = f"{len(twice)} images are both probe and gallery, the first is row {twice[0]}"
+        raise UserError(where, found, "disjoint sets", "remove them from one of the two")
     rank, best, rival = ranks(embedding, probe, gallery, label, where)
     metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
     upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)
@@ -57,9 +61,9 @@ def score_identification(
 
 
 def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, float]:
-    """The rank-1 rate that guessing does not exceed in 999 of 1,000 cases; empty when all right would show no skill.
+    """Upper bound of chance for the rank-1 rate, by `chance_level`; empty if there is none.
 
-    Binomial with the mean chance of a probe, which spreads no less than the probes' own chances do.
+    Binomial with the mean probability of a probe, whose variance is no smaller than that of the probes' own.
     """
     known, count = np.unique(gallery_label, return_counts=True)
     p = float(count[np.searchsorted(known, probe_label)].mean() / len(gallery_label))
@@ -97,10 +101,10 @@ def ranks(
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A person is drawn with all their probes."""
+    """Resample identities with all their probes."""
     return Units.by(rows["label"], "people")
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """The rates of `score_identification`, (draws,) each, where probe i is there `times[:, i]` times."""
+    """The rates of `score_identification`, (draws,) each, with probe i counted `times[:, i]` times."""
     return {f"rank_{k}": significance.mean(rows["rank"] <= k, times) for k in RANKS}

@@ -2,7 +2,7 @@
 
 Whitelam et al. 2017 (IJB-B), Maze et al. 2018 (IJB-C). Pooling as InsightFace's evaluation made customary: images of
 one medium (a still, or the frames of one video) are averaged, the media of a template are summed, the sum is
-normalised, templates are compared by cosine. What is published is mostly "norm and detector score", the default here.
+normalised, templates are compared by cosine. Published results mostly use "norm and detector score", the default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainkit.metrics.verification import as_array, auc_chance_level, operating_
 
 IMAGES_AT_ONCE = 16384
 PAIRS_AT_ONCE = 1024
-"""Few enough that both gathered sides stay in the processor's cache: 0.8 us a pair, 1.2 with 8192."""
+"""Few enough that both sides stay in the processor's cache: 0.8 us per pair, 1.2 with 8192."""
 IMPOSTORS_KEPT = 100_000
 
 
@@ -29,17 +29,18 @@ def score_templates(
     use_detector: bool = True,
     where: str = "template set",
 ) -> Scores:
-    """Score pairs of templates.
+    """Compute the metrics of pairs of templates.
 
     `embedding` is (N, D), image and mirrored image summed, not normalised. Metrics: tar_at_far_1e-1 .. 1e-6, each
-    at the nearest false accept rate there is, auc, eer. A rate that the number of impostor pairs cannot resolve is
-    left out. The table keeps every genuine pair and the 100,000 impostor pairs with the highest scores. Raises
-    UserError when a pair names a template without images, or when there is only one kind of pair.
+    at the nearest false accept rate, auc, eer. A rate with too few impostor pairs is left out. The table keeps every
+    genuine pair and the 100,000 impostor pairs with the highest scores. Raises UserError if a pair names a template
+    without images, or if there is only one kind of pair.
     """
     same = np.asarray(protocol.same, dtype=bool)
     if same.all() or not same.any():
-        kind = "none" if not len(same) else "same" if same.all() else "different"
-        raise UserError(where, f"of {len(same)} pairs, all are {kind}", "pairs of both kinds")
+        kind = "genuine" if len(same) and same.all() else "impostor"
+        found = f"all {len(same)} pairs are {kind} pairs" if len(same) else "no pairs"
+        raise UserError(where, found, "genuine and impostor pairs", "add the missing kind")
     ids, unit = pool(embedding, protocol, use_norm, use_detector, where)
     score = cosine(ids, unit, protocol.first, protocol.second, where)
     impostor = score[~same]
@@ -74,7 +75,7 @@ def pool(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the templates, ascending, and their features of length 1, float32 (templates, D).
 
-    `use_norm` lets an image weigh by the norm of its embedding, `use_detector` by its face detector's score.
+    `use_norm` weighs an image by the norm of its embedding, `use_detector` by its face detector's score.
     """
     embedding = as_array(embedding)
     if len(embedding) != len(protocol.template):
@@ -115,7 +116,9 @@ def cosine(ids: np.ndarray, unit: np.ndarray, first: np.ndarray, second: np.ndar
             if (ids[found] != wanted).any():
                 bad = int(np.flatnonzero(ids[found] != wanted)[0])
                 raise UserError(
-                    where, f"pair {at + bad} names template {wanted[bad]} as {name}", "a template that has images"
+                    where,
+                    f"pair {at + bad} names template {wanted[bad]} as {name}, which has no images",
+                    remedy="add its images, or remove the pair",
                 )
             sides.append(unit[found])
         out[part] = np.einsum("ij,ij->i", *sides)

@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: whoever is near should also be near to the same others.
+"""k-reciprocal re-ranking: near records should share their neighbourhoods.
 
 Zhong et al., "Re-ranking Person Re-identification with k-reciprocal Encoding" (CVPR 2017), with the settings of its
 section 4.1. A neighbourhood is joined to another that holds two thirds of it or more, as the paper writes; the authors'
@@ -14,11 +14,11 @@ import numpy as np
 from scipy import sparse
 
 NEAREST = 20
-"""k1: how many neighbours are looked at, both ways."""
+"""k1: number of nearest neighbours, in both directions."""
 AVERAGED = 6
-"""k2: a record's neighbourhood is the mean over so many nearest ones, itself among them."""
+"""k2: a record's neighbourhood is the mean over this many nearest ones, including itself."""
 SHARE = 0.3
-"""Lambda: share of the distance that is left as it was."""
+"""Lambda: weight of the original distance."""
 SCORES_AT_ONCE = 4_000_000
 VALUES_AT_ONCE = 8_000_000
 

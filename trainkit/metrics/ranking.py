@@ -1,4 +1,4 @@
-"""The places of right records in the rankings of a gallery, exactly and in bounded memory: by counting, in parts."""
+"""Exact ranks of right records in a gallery in bounded memory: by counting, in parts."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class Gallery:
 
 @dataclass(frozen=True)
 class QueryRanks:
-    """Ranking of one gallery by each query of a list, in numbers."""
+    """Ranking of one gallery for each query of a list."""
 
     relevant: np.ndarray
-    """int64 (Q,), R: how many records are right; 0 for a query without a match, whose other values are 0."""
+    """int64 (Q,), R: number of right records; 0 for a query without a match, whose other values are 0."""
     candidates: np.ndarray
-    """int64 (Q,), how many are right or wrong."""
+    """int64 (Q,), number of records that are right or wrong."""
     ap: np.ndarray
     """float64 (Q,), average precision."""
     inp: np.ndarray
@@ -100,15 +100,15 @@ class QueryRanks:
     rank: np.ndarray
     """int64 (Q,), place of the first right record, from 1."""
     person_rank: np.ndarray
-    """int64 (Q,), place of the person among the persons, each at their nearest record."""
+    """int64 (Q,), rank of the person among the persons, each by their nearest record."""
 
 
 def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, protocol: Search) -> QueryRanks:
-    """Place the right records of each of `queries` (Q, 5), rows of the split, -1 for none.
+    """Rank the right records of each of `queries` (Q, 5), rows of the split, -1 for none.
 
-    The i-th nearest right one comes after the i - 1 before it and all wrong ones at least as near. These are all
-    records that are met and at least as near, less those of the person: no ranking is made, and no more than
-    `QUERIES_AT_ONCE` x `GALLERY_AT_ONCE` scores are held at once.
+    The i-th nearest right one comes after the i - 1 before it and all wrong ones at least as near. Their number is that
+    of all compared records that are at least as near, minus those of the person: nothing is sorted, and at most
+    `QUERIES_AT_ONCE` x `GALLERY_AT_ONCE` scores are in memory.
     """
     size = len(queries)
     person = person_of_query(queries, protocol)
@@ -116,7 +116,7 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
     high = np.where(person < 0, low, high)
     found = QueryRanks(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
     order = np.argsort(person, kind="stable")
-    # Then records of all other persons are met, and nothing has to be taken out of what is counted.
+    # Then records of all other persons are compared, and none has to be subtracted.
     everyone = protocol.hides == "person"
     for at in range(0, size, QUERIES_AT_ONCE):
         block = order[at : at + QUERIES_AT_ONCE]
@@ -163,9 +163,9 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
 
 
 def excluded(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
-    """Find the gallery records that `queries` (q, 5) do not meet, bool (q, part): their own, and those of their place.
+    """Find the gallery records excluded for `queries` (q, 5), bool (q, part): their own and those of their place.
 
-    Where `hides` is `person`, this is meant for records of the query's own person alone.
+    With `hides` `person`, this applies only to records of the query's own person.
     """
     used = queries >= 0
     place = np.where(used, protocol.place[queries], -1)[:, :, None]
@@ -174,7 +174,7 @@ def excluded(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Searc
 
 
 def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
-    """How many of `line` are at least each of `sought`, which ascends."""
+    """Count the values of `line` that are at least each of `sought`, which is ascending."""
     # A score takes 0.75 ns to be compared, 11 ns to be sorted with 8,191 others, and more than that to be picked out
     # where every other one is.
     if len(sought) <= 8:
@@ -188,11 +188,11 @@ def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RankedQuery:
-    """One query and what came first."""
+    """One query and its nearest gallery records."""
 
     list: str
     query: int
-    """Place in its list."""
+    """Index in its list."""
     rows: np.ndarray
     """int64 (5,), its records, -1 for none."""
     person: int
@@ -216,9 +216,9 @@ def top_ranked(
     protocol: Search,
     count: int,
 ) -> list[RankedQuery]:
-    """The `count` records that come first for some queries of a list, `which`.
+    """The `count` nearest records for some queries of a list, `which`.
 
-    Of equally near ones the wrong come before the right, then lower rows before higher ones.
+    Among ties, wrong records come before right ones, then lower rows before higher ones.
     """
     if not len(which):
         return []
@@ -246,5 +246,5 @@ def top_ranked(
 
 
 def person_of_query(queries: np.ndarray, protocol: Search) -> np.ndarray:
-    """The person each of `queries` (Q, 5) looks for, int64 (Q,)."""
+    """Return the person of each of `queries` (Q, 5), int64 (Q,)."""
     return protocol.person[queries.max(axis=1)] if len(queries) else np.zeros(0, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Search: with one record of a person, or several of different modalities, find that person's others in a gallery.
+"""Metrics of re-identification: find a person in a gallery by one record, or by several of different modalities.
 
 AP and CMC as in Zheng et al., "Scalable Person Re-identification" (ICCV 2015), section 5.2, with AP the plain mean of
 the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identification" (TPAMI 2022), section 4.1.
@@ -40,12 +40,12 @@ FINISHED_AT_ONCE = 2048
 FAILURES, LEAST = 60, 4
 """Queries in the table of failures: as many in all, and from each list at least so many."""
 WORST, EVEN, SHOWN = 4, 6, 10
-"""Ranked lists that are drawn: of the worst queries, and of such that are the same at every step; and their length."""
+"""Ranked lists in the figure: of the worst queries, of queries that are the same at every step; and their length."""
 TALL = 128
-"""Images are drawn at most so many pixels high and wide."""
+"""Largest height and width of images in the figure, in pixels."""
 
 OF_A_LIST = ("map", "rank_1")
-"""Scores of each list that are metrics: of 32 lists all five would be 160 charts. The table has them all."""
+"""Scores of each list that become metrics: all five of 32 lists would be 160 charts. The table has them all."""
 
 Finish = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,7 +55,7 @@ class RecordSplit(ImageSplit, Protocol):
     """A split whose images and captions can be shown."""
 
     def caption(self, row: int) -> str:
-        """Words of a record; empty for an image."""
+        """Caption of a record; empty for an image."""
         ...
 
 
@@ -66,22 +66,22 @@ def score_search(
     where: str = "search set",
     split: Split | None = None,
 ) -> Scores:
-    """Look every query up in the gallery, by the cosine of what `finish` makes of its records.
+    """Look each query up in the gallery, by the cosine of the vectors that `finish` computes.
 
-    `features` is (N, D), one row a record. `finish` takes features (n, 5, D), one place a modality, and which are there
-    (n, 5), bool, and gives (n, D); gallery records go through it alone. Of a query, gallery records of its own person
-    (where the protocol hides places, of anybody) from a place of one of its records are neither right nor wrong, nor
-    are its records themselves.
+    `features` is (N, D), one row per record. `finish` maps features (n, 5, D), one per modality, and a mask of those
+    present (n, 5) to (n, D); gallery records are fused with no other. Gallery records of the query's person (with
+    `hides` `place`, of any person) from a place of one of its records are neither right nor wrong, nor are its own
+    records.
 
     With R the number of right records: map, mean over queries of 1/R times the sum of the precisions at the right ones,
-    over the whole gallery; rank_k, share of queries with a right one among the k first (of persons, where the protocol
-    says so; a k that reaches the gallery is left out); minp, mean of R / place of the last right one. A wrong record
-    as near as a right one is placed before it, so a network that answers the same to all finds nothing. Queries that
-    have no match are counted (`unmatched`, where there are any) and are in no mean.
+    over the whole gallery; rank_k, share of queries with a right one among the k first (counting persons if the
+    protocol does; a k that reaches the gallery is left out); minp, mean of R / rank of the last right one. A wrong
+    record as near as a right one is ranked before it, so a constant network finds nothing. Queries without a match are
+    counted (`unmatched`) and are in no mean.
 
     Metrics: LIST.map and LIST.rank_1, means over its queries and over the trials; GROUP.map and so on, means over its
-    lists; and map, rank_1, ..., means over the groups, or over the lists where there are none. Of `ranked` only these
-    last. Raises UserError when no query has a match, or an embedding is not finite.
+    lists; and map, rank_1, ..., means over the groups, or over the lists without groups. Kind `ranked` has only the
+    last ones. Raises UserError if no query has a match, or an embedding is not finite.
     """
     features = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
     if len(features) != len(protocol):
@@ -154,7 +154,7 @@ def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> 
 
 
 def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> dict[str, list[int]]:
-    """For some lists, evenly chosen, a query that has a match: the same whatever the embeddings are."""
+    """Choose a query with a match from some lists, evenly spread, independent of the embeddings."""
     chosen: dict[str, list[int]] = {}
     names = [name for name, rows in lists.items() if len(rows)]
     for k in range(EVEN):
@@ -172,7 +172,7 @@ def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> d
 
 
 def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list]:
-    """The worst queries by AP: what was asked, where the first right record was, and what was first."""
+    """Table of the worst queries by AP: query, rank of the first right record, and nearest record."""
     return {
         "list": [one.list for one in failed],
         "query": [" + ".join(protocol.ids[row] for row in one.rows if row >= 0) for one in failed],
@@ -183,7 +183,7 @@ def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list
 
 
 def _pictures(failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], total: int, split: RecordSplit) -> Columns:
-    """Return what `plots.ranked_lists` draws: the worst queries, of different persons, then the chosen ones."""
+    """Return the data of `plots.ranked_lists`: the worst queries, of different persons, then the chosen ones."""
     worst: list[RankedQuery] = []
     for one in failed:
         if len(worst) < WORST and one.person not in [other.person for other in worst]:
@@ -208,7 +208,7 @@ def _pictures(failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], tota
 
 
 def _thumbnails(split: ImageSplit, rows: np.ndarray) -> np.ndarray:
-    """Small images of records (n, k), uint8 (n, k, h, w, 3): white where there is none."""
+    """Small images of records (n, k), uint8 (n, k, h, w, 3): white for none."""
     from PIL import Image
 
     small: dict[int, np.ndarray] = {}
@@ -251,8 +251,9 @@ def _summed(
     if not scores:
         raise UserError(
             where,
-            f"none of its {total} queries has a match in the gallery",
-            "gallery records of the persons who are looked for, from another place than the query's",
+            f"none of {total} queries has a match in the gallery",
+            "gallery records of the queried persons, from another place than the query's",
+            "check the persons and cameras of this set",
         )
     groups = {
         group: _means([scores[name] for name in names if name in scores])
@@ -260,7 +261,7 @@ def _summed(
         if any(name in scores for name in names)
     }
     metrics = _means(list((groups or scores).values()))
-    if protocol.kind != "ranked":  # images go with the scores of the same queries, which need no second set of charts
+    if protocol.kind != "ranked":  # images accompany the metrics of the same queries
         for title, values in groups.items():
             metrics |= {f"{title}.{key}": value for key, value in values.items()}
         for title, values in scores.items():
@@ -284,9 +285,9 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> Columns:
-    """A row for each query of each list, and of each trial where there are several.
+    """A row per query, list and trial.
 
-    With the group of the list, where no list is in two.
+    With the group of the list if no list is in two groups.
     """
     trials = len(protocol.galleries)
     flat = [(name, t, f) for name, all_of in found.items() for t, f in enumerate(all_of)]
@@ -313,21 +314,20 @@ def _chance(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], pr
         odds.append(trials[0].relevant[matched] / trials[0].candidates[matched])
     if not sum(map(len, asked)):
         return {}
-    # A person's queries may all be right or wrong together: no more guesses than persons.
+    # A person's queries may all be right or wrong together: count one guess per person.
     bound = chance_level(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
     return {} if bound is None else {"rank_1": bound}
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A person is drawn with all queries for them, of every list and trial."""
+    """Resample persons with all their queries, of every list and trial."""
     return Units.by(rows["person"], "people")
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """The metrics of `score_search`, (draws,) each, where query i is there `times[:, i]` times.
+    """The metrics of `score_search`, (draws,) each, with query i counted `times[:, i]` times.
 
-    The gallery is left as it was: among whom a query looks is not drawn. A list of which no query with a match is drawn
-    is in no mean.
+    The gallery is not resampled. A list without a drawn query that has a match is in no mean.
     """
     asked = rows["relevant"] > 0
     lists, place = np.unique(rows["list"].astype(str), return_inverse=True)

@@ -1,4 +1,4 @@
-"""Retrieval: is the nearest other image of the same class? The classes need not be those that were trained on.
+"""Metrics of retrieval: nearest images of the same class. The classes may differ from those of the training.
 
 R-precision and MAP@R as in Musgrave et al., "A Metric Learning Reality Check" (ECCV 2020), section 3.2.
 """
@@ -21,35 +21,38 @@ from trainkit.metrics.verification import normalised
 
 RANKS = (1, 5)
 MANY = 20
-"""Classes from which the bootstrap draws classes and not images."""
+"""Number of classes from which the bootstrap resamples classes instead of images."""
 SCORES_AT_ONCE = 8_000_000
 STEPS = 2.0**40
-"""Cosines are told apart in this many steps, about 1e-12: in exact numbers equal ones differ by up to 1e-15 in float64,
-and their order would be one of rounding."""
+"""Cosines are rounded to multiples of 1 / STEPS, about 1e-12: equal cosines differ by up to 1e-15 in float64, and
+rounding errors would decide their order."""
 
 
 def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: str = "retrieval set") -> Scores:
-    """Look every image up among all others, by the cosine of their embeddings (N, D).
+    """Look each image up among all others, by the cosine of their embeddings (N, D).
 
     With R the number of others of a query's class: recall_at_k, share of queries with one of them among the k nearest
     (k of 1 and 5; one that reaches the number of others is left out); r_precision, share of them among the R nearest;
     map_at_r, 1/R times the sum over places 1 to R of the precision down to a place, where its image is of the class,
     and 0 where it is not. Each is the mean over queries.
 
-    An image of another class that is as near as one of the same is placed before it, so a network that answers the
-    same to all scores 0. An image that is the only one of its class is found by nobody and is no query, nor is one
-    labelled -1; the others meet them all the same, and in the table their `relevant` is 0. Raises UserError when no
-    image has another one of its class, or an embedding is not finite.
+    An image of another class that is as near as one of the same is ranked before it, so a constant network scores 0. An
+    image that is the only one of its class, or has label -1, is not a query, but the others are compared with it; in
+    the table its `relevant` is 0. Raises UserError if no image has another one of its class, or an embedding is not
+    finite.
     """
     label = np.asarray(protocol.label, dtype=np.int64)
     unit = normalised(embedding, where)
     if len(unit) != len(label):
         raise ValueError(f"{len(unit)} embeddings for {len(label)} images")
     if len(label) and (label == label[0]).all() and label[0] >= 0:
-        raise UserError(where, f"its {len(label)} images are all of one class", "two classes or more")
+        raise UserError(where, f"all {len(label)} images are of one class", "two classes or more", "add another class")
     if not (np.unique(label[label >= 0], return_counts=True)[1] > 1).any():
         raise UserError(
-            where, f"none of its {len(label)} images has another one of its class", "two images or more of a class"
+            where,
+            f"none of {len(label)} images has another image of its class",
+            "two images or more per class",
+            "add images, or remove this evaluation",
         )
     found = rank_others(unit, label)
     asked = found.relevant > 0
@@ -66,7 +69,7 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
         "r_precision": found.r_precision,
         "map_at_r": found.map_at_r,
     }
-    # Two images are often nearest to each other and right or wrong together: as good as half as many queries.
+    # Two images are often nearest to each other, and right or wrong together: count half as many queries.
     bound = chance_level(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
     guessed = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
     return Scores(metrics, table, chance=guessed)
@@ -74,35 +77,35 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranking of all others by each image, in numbers."""
+    """Ranking of all other images for each image."""
 
     relevant: np.ndarray
-    """int64 (N,), R: how many others are of its class; 0 where it has none or no label."""
+    """int64 (N,), R: number of other images of its class; 0 without a label."""
     nearest: np.ndarray
-    """int64 (N,), row of the nearest other image; of equally near ones one of another class, the lowest label."""
+    """int64 (N,), row of the nearest other image; among ties one of another class, the lowest label."""
     similarity: np.ndarray
     """float64 (N,), the cosine to it."""
     rank: np.ndarray
-    """int64 (N,), place of the first image of its class, from 1; told apart up to 5 and up to R, and 0 with R."""
+    """int64 (N,), rank of the first image of its class, from 1; exact up to 5 and up to R; 0 if R is 0."""
     r_precision: np.ndarray
-    """float64 (N,), share of its class among the R nearest; 0 with R."""
+    """float64 (N,), share of its class among the R nearest; 0 if R is 0."""
     map_at_r: np.ndarray
-    """float64 (N,); 0 with R."""
+    """float64 (N,); 0 if R is 0."""
 
 
 def rank_others(unit: np.ndarray, label: np.ndarray) -> Ranks:
-    """Place the images of its class for each of `unit` (N, D), rows of length 1; two at least.
+    """Rank the images of its class for each of `unit` (N, D), two or more rows of length 1.
 
-    One place in the ranking of a query needs no ranking: the i-th best of its class comes after the i - 1 before it and
-    all of other classes that are as near.
+    Ranks follow by counting, without sorting all images: the i-th best image of the class comes after the i - 1 before
+    it and all images of other classes that are at least as near.
     """
     total = len(unit)
     if total < 2:
-        raise ValueError(f"{total} images, two at least expected")
+        raise ValueError(f"{total} images; expected at least two")
     order = np.argsort(label, kind="stable")
     unit, label = unit[order] * STEPS**0.5, label[order]
     low, high = np.searchsorted(label, label, side="left"), np.searchsorted(label, label, side="right")
-    nobody = label < 0  # of no class: others to everyone, themselves included
+    nobody = label < 0  # without a class: another class for every image
     low[nobody], high[nobody] = np.flatnonzero(nobody), np.flatnonzero(nobody) + 1
     relevant = high - low - 1
     nearest, rank = np.empty(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
@@ -115,7 +118,7 @@ def rank_others(unit: np.ndarray, label: np.ndarray) -> Ranks:
         for row, line in enumerate(score, start=at):
             few, own = relevant[row], slice(low[row], high[row])
             same = line[own].copy()
-            same[row - low[row]] = line[own] = -np.inf  # the query itself; its class, to leave the rivals
+            same[row - low[row]] = line[own] = -np.inf  # mask the query itself; mask its class, to keep the rivals
             closest, rival = int(same.argmax()), int(line.argmax())
             if same[closest] > line[rival]:
                 nearest[row], similarity[row] = low[row] + closest, same[closest]
@@ -138,7 +141,7 @@ def rank_others(unit: np.ndarray, label: np.ndarray) -> Ranks:
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A class is drawn with all its images, which look for each other; where there are few classes, an image."""
+    """Resample classes with all their images; with few classes, images."""
     asked = rows["relevant"] > 0
     if len(np.unique(rows["label"][asked])) >= MANY:
         return Units.by(rows["label"], "classes")
@@ -146,9 +149,9 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """The metrics of `score_retrieval`, (draws,) each, where query i is there `times[:, i]` times.
+    """The metrics of `score_retrieval`, (draws,) each, with query i counted `times[:, i]` times.
 
-    What was found is left as it was: among whom a query looks is not drawn.
+    The gallery is not resampled.
     """
     asked = rows["relevant"] > 0
     times = times[:, asked]

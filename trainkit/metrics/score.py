@@ -1,4 +1,4 @@
-"""Scores of whole evaluation sets, from one row per image or volume."""
+"""Compute the metrics of whole evaluation sets from one row per image or volume."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from trainkit.metrics.verification import score_pairs
 
 
 def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Split | None = None) -> Scores:
-    """Score an evaluation set as its protocol says.
+    """Compute the metrics of an evaluation set by its protocol.
 
-    `rows` are ordered by index: `embedding` (N, D), of faces that of the image and its mirror image summed;
-    `norm` (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; of
-    volumes what `score_segmentation` takes, of segmented images what `score_scenes` takes. Each protocol takes
-    what it needs. `where` is what messages call the set; `split`, where images are shown, is asked for them.
+    `rows` are ordered by index: `embedding` (N, D), for faces summed over the image and its mirror image;
+    `norm` (N,), the mean norm of the two before they were summed; `logits` (N, C), the scores of the classes; for
+    volumes the rows of `score_segmentation`, for segmented images those of `score_scenes`. `where` names the set in
+    messages; `split` is needed by protocols that show images.
     """
     match protocol:
         case Pairs():
@@ -43,7 +43,7 @@ def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Sp
             return score_separation(rows, protocol, where)
         case Inspection():  # likewise
             if split is None:
-                raise ValueError("an inspection needs the split, whose images it shows")
+                raise ValueError("an inspection needs the split for its images")
             return score_inspection(rows, protocol, split, where)
         case Classes():
             return score_classes(rows["logits"], protocol, where)
@@ -58,16 +58,16 @@ def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Sp
         case Identification():
             scores = score_identification(rows["embedding"], protocol, where=where)
         case _:
-            raise ValueError(f"no score for a protocol of type {type(protocol).__name__}")
+            raise ValueError(f"unknown evaluation protocol {type(protocol).__name__}")
     if "norm" in rows:
         scores.metrics["xnorm"] = float(rows["norm"].double().mean())
     return scores
 
 
 def headline(protocol: Any) -> tuple[str, ...] | None:
-    """Return the scores by which runs are compared, the most telling first; none where images are what counts.
+    """Return the metrics by which runs are compared, the most important first; empty for protocols that show images.
 
-    None for a protocol that is not one of these: nothing is known of its scores.
+    None for an unknown protocol, such as one of a plug-in.
     """
     match protocol:
         case Inspection() | Search(kind="ranked") | Segmentation(kind="overlays") | Scenes(kind="overlays"):

@@ -1,10 +1,9 @@
-"""Scores of segmented images, from counts of pixels: one confusion matrix for a whole set, exact over processes.
+"""Metrics of semantic segmentation from pixel counts: one confusion matrix for a whole set, exact over processes.
 
-Every image gives the numbers of its pixels, on the device; the sums of those are scored. The intersection over union
-of a class is that of all pixels of the set taken together (Everingham et al., IJCV 111, 2015), and a class that is
-neither in the truth nor predicted is in no mean. Some public evaluations add 1 to the denominator so that it is never
-0, which takes a little from small classes; that is not done here. Pixels without a label count nowhere, whatever is
-predicted for them.
+Pixels are counted per image on the device, and metrics are computed from the sums. The intersection over union of a
+class is that of all pixels of the set together (Everingham et al., IJCV 111, 2015), and a class that is neither in the
+truth nor predicted is in no mean. Some public evaluations add 1 to the denominator to avoid 0, which slightly lowers
+the score of small classes; this one does not. Pixels without a label count nowhere, whatever is predicted for them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.verification import as_array, nan_to_none
 
 WHOLE = 45
-"""Classes up to which each image keeps its whole confusion matrix: 2,025 numbers."""
+"""Number of classes up to which each image keeps its whole confusion matrix: 2,025 numbers."""
 CELLS = 2048
-"""Cells kept of the confusion matrix of each image where there are more classes, the largest."""
+"""Number of largest cells of each image's confusion matrix that are kept with more classes."""
 SIDE = 320
-"""Pixels of the longer side of a map that is kept to be drawn."""
+"""Longer side in pixels of a map that is kept for figures."""
 LISTED = 20
-"""Mistakes in the table of confusions."""
+"""Rows of the table of confusions."""
 
 
 def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
@@ -39,14 +38,14 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
 
     `predicted` (B, H, W) holds classes, `mask` (B, H, W) classes or IGNORED. `intersection`, `predicted` and `actual`
     (B, C) are the labelled pixels of each class that are right, predicted and true. Of up to 45 classes `confusion`
-    (B, C * C) is how many of each true class (row) were taken for each class (column); of more, `cells` and
-    `cell_counts` (B, 2048) are the largest mistakes of each image: row * C + column, and how many. Numbers to 16.7
-    million are exact in float32, in which the loop gathers them.
+    (B, C * C) is how many of each true class (row) were predicted as each class (column); with more, `cells` and
+    `cell_counts` (B, 2048) are the largest errors of each image: row * C + column, and their number. Numbers up to
+    16.7 million are exact in float32, in which the loop gathers them.
     """
     size = len(mask)
     own = torch.arange(size, device=mask.device)[:, None]
     truth, found, square = mask.reshape(size, -1).long(), predicted.reshape(size, -1).long(), classes * classes
-    # Pixels without a label go to a cell of their own after all others, which is then left out.
+    # Pixels without a label go to an extra last cell, which is dropped.
     cell = torch.where(truth < classes, own * square + truth * classes + found, size * square)
     counts = torch.bincount(cell.flatten(), minlength=size * square + 1)[:-1].view(size, classes, classes)
     rows = {"intersection": counts.diagonal(dim1=1, dim2=2), "predicted": counts.sum(1), "actual": counts.sum(2)}
@@ -58,11 +57,11 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
 
 
 def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
-    """Small maps to be drawn: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
+    """Small maps for figures: `seen_predicted` and `seen_truth`, uint8 (B, S, S), and `seen_shape` (B, 2).
 
-    Maps (B, H, W) whose longer side is more than S are thinned out to S, each pixel the nearest of the whole. They
-    stand in the upper left corner of a square, `seen_shape` high and wide, so that images of all sizes go together;
-    what is beyond is IGNORED.
+    Maps (B, H, W) with a longer side above S are resized to S by nearest pixels. They are placed in the upper left
+    corner of a square, with `seen_shape` their height and width, so that images of all sizes fit together; the rest is
+    IGNORED.
     """
     height, width = mask.shape[1:]
     shrunk = min(1.0, side / max(height, width))
@@ -81,7 +80,7 @@ def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
 def score_scenes(
     rows: Mapping[str, Tensor], protocol: Scenes, where: str = "scenes", split: Split | None = None
 ) -> Scores:
-    """Score images whose every pixel was given a class.
+    """Compute the metrics of semantic segmentation.
 
     `rows` are those of `pixel_counts`; where boundaries are scored also those of
     `boundary_f_score.boundary_counts`; with kind `overlays` also those of `thumbnail_maps`. Metrics: miou (mean IoU
@@ -101,7 +100,10 @@ def score_scenes(
     hit, predicted, actual = counts.values()
     if not actual.any():
         raise UserError(
-            where, f"no labelled pixel in any of {len(protocol)} masks", "classes", "are these the masks of this set?"
+            where,
+            f"no labelled pixel in any of {len(protocol)} masks",
+            "class labels",
+            "check that these are the masks of this set",
         )
     outlines = None
     if "edge_actual" in rows:
@@ -125,7 +127,7 @@ def score_scenes(
     if protocol.kind == "overlays":
         if not isinstance(split, ImageSplit):
             raise ValueError("overlays need a split whose images can be shown")
-        # For looking at: what its few images score class by class other evaluations say better.
+        # For display: other evaluations report the classes on more images.
         metrics = {
             name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
         }
@@ -168,7 +170,7 @@ def _over_pictures(
 
 
 def _iou(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """nan for a class that neither is there nor is predicted."""
+    """Intersection over union; nan for a class that is neither in the truth nor predicted."""
     return _share(hit, predicted + actual - hit)
 
 
@@ -201,8 +203,8 @@ def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tu
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """Every image is drawn by itself."""
-    return Units("pictures", np.arange(len(rows["id"])))
+    """Resample images."""
+    return Units("images", np.arange(len(rows["id"])))
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
@@ -210,7 +212,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
 
     `iou.` and `boundary_f.` are (draws, C): the rows do not name the classes.
 
-    The pixels of image i count `times[:, i]` times. A class that a draw has not got is in none of its means.
+    The pixels of image i count `times[:, i]` times. A class that is not in a draw is in none of its means.
     """
     hit, predicted, actual = (times @ rows[name].astype(np.float64) for name in ("intersection", "predicted", "actual"))
     iou, labelled = _iou(hit, predicted, actual), actual.sum(1)
@@ -230,7 +232,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
 def _confusion(
     rows: Mapping[str, Tensor], hit: np.ndarray, actual: np.ndarray, protocol: Scenes
 ) -> tuple[np.ndarray, int]:
-    """The matrix (C, C), int64, and how many mistaken pixels are not in it because the rows do not tell their cell."""
+    """The matrix (C, C), int64, and the number of wrong pixels missing from it because their cell was not kept."""
     classes = len(protocol.names)
     hit, actual = (counts.astype(np.int64) for counts in (hit, actual))
     if "confusion" in rows:
@@ -244,7 +246,7 @@ def _confusion(
 
 
 def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> Columns:
-    """The most frequent mistakes, and a last row of all others, so that the pixels are all that are wrong."""
+    """The most frequent errors, and a last row of all others, so that the pixels add up to all errors."""
     wrong = counts - np.diag(counts.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
     order = order[wrong.ravel()[order] > 0]
@@ -266,7 +268,7 @@ def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> Columns:
 
 
 def _scenes(rows: Mapping[str, Tensor], picture: Columns, protocol: Scenes, split: ImageSplit) -> Columns:
-    """Each image with its maps, as `plots.scenes` draws them."""
+    """Images with their maps, for `plots.scenes`."""
     from PIL import Image
 
     shapes = [tuple(shape) for shape in _rounded(rows["seen_shape"]).tolist()]
@@ -294,5 +296,5 @@ def _rounded(values: Tensor) -> np.ndarray:
 def _column(rows: Mapping[str, Tensor], name: str, protocol: Scenes) -> np.ndarray:
     values = as_array(rows[name]).astype(np.float64)
     if values.shape != (len(protocol), len(protocol.names)):
-        raise ValueError(f"{name} {values.shape}; {len(protocol)} rows of {len(protocol.names)} classes expected")
+        raise ValueError(f"{name} {values.shape}; expected {len(protocol)} rows of {len(protocol.names)} classes")
     return values

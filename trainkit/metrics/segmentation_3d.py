@@ -1,7 +1,7 @@
-"""Scores of segmented volumes: of an organ over the cases, of a case over its organs, with intervals and images.
+"""Metrics of segmented volumes: per organ over cases, per case over organs, with intervals and images.
 
-What one case scores is in `trainkit.metrics.surface_distance`. An organ that a case has neither in truth nor in
-prediction has no score there and is left out of that mean; `cases` in the table per class says how many counted.
+The scores of one case are in `trainkit.metrics.surface_distance`. An organ that is in neither truth nor prediction of a
+case has no score there and is left out of that mean; `cases` in the table per class is the number of cases that count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainkit.metrics.surface_distance import SCORES
 from trainkit.metrics.verification import as_array, nan_to_none
 
 SHOWN = 3
-"""Cases shown of the worst, and as many of the best."""
+"""Number of worst cases, and of best cases, in the figure."""
 _AROUND = 1.2
 """Side of an image over the longer side of the box around the organs."""
 _NARROWEST = 32
@@ -37,25 +37,25 @@ METRICS = {
     "asd": ("asd_mean_mm", "asd_mm"),
     "volume_off": ("volume_error_mean_mm3", "volume_error_mm3"),
 }
-"""Scores of whole cases, and the metrics that are their means: over all organs, and of each."""
+"""Scores of whole cases, and the metrics that are their means: over all organs, and per organ."""
 
 
 def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where: str = "volumes") -> Scores:
-    """Score whole cases, or patches.
+    """Compute the metrics of whole cases, or of patches.
 
     Of whole cases `rows` are what `surface_distance.case_scores` gives, each (N, C-1); with kind `overlays` also
     `planes` (N, 3, 3, S, S), see `planes`. Metrics: dice_mean, iou_mean, nsd_mean, hd95_mean_mm, asd_mean_mm and
     volume_error_mean_mm3 (absolute), each the mean over organs of the means over cases; dice_mean_low and
     dice_mean_high, between which lie 95 % of the bootstrap's; dice.ORGAN, iou.ORGAN, nsd.ORGAN, hd95_mm.ORGAN,
-    asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs that are there and of which no voxel is predicted, over
-    all cases), invented (the other way round) and cases. An organ that no case has, in truth or prediction, has no
+    asd_mm.ORGAN and volume_error_mm3.ORGAN; missed (organs in the truth of which no voxel is predicted, over all
+    cases), invented (the reverse) and cases. An organ that no case has, in truth or prediction, has no
     metrics and is in no mean. Tables `per_class` and `per_case`; rows one a case; of `overlays` the images of the
     worst and best cases, and no metrics but dice_mean, missed, invented and cases.
 
     Of patches `rows` are `intersection`, `predicted` and `actual`, numbers of voxels (N, C-1).
     Metrics: dice_mean, iou_mean and dice.ORGAN of all patches taken together.
 
-    Raises UserError where no truth has any organ.
+    Raises UserError if no truth has any organ.
     """
     if protocol.kind == "patches":
         return _score_patches(rows, protocol, where)
@@ -68,7 +68,7 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     tables = {"per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()}}
     if protocol.kind == "overlays":
         pictures = {"overlays": _overlays(as_array(rows["planes"]), columns["dice"], dice, protocol)}
-        # For looking at: what its few cases score organ by organ would only repeat what other evaluations say better.
+        # For display: other evaluations report the organs on more cases.
         metrics = {name: metrics[name] for name in ("dice_mean", "missed", "invented", "cases")}
         return Scores(metrics, cases | scored, tables=tables, pictures=pictures)
     shown = {name: nan_to_none(column) for name, column in scored.items() if name.startswith(("dice", "hd95"))}
@@ -160,12 +160,12 @@ def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A patient is drawn with all their cases."""
+    """Resample patients with all their cases."""
     return Units.by(rows["patient"], "patients")
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """Means of `score_segmentation` of whole cases, (draws,) each, where case i is there `times[:, i]` times."""
+    """Means of `score_segmentation` of whole cases, (draws,) each, with case i counted `times[:, i]` times."""
     called = [name.removeprefix("hd95_mm_") for name in rows if name.startswith("hd95_mm_")]
     metrics = {}
     for whole, each in METRICS.values():
@@ -183,7 +183,7 @@ def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
 
 
 def metric_words(names: Sequence[str]) -> list[str]:
-    """The names of organs as metrics may bear them: lower case, `_` for what is not allowed, no two alike."""
+    """Names of organs for metric names: lower case, `_` for other characters, all different."""
     out: list[str] = []
     for number, name in enumerate(names, start=1):
         word = re.sub(r"[^a-z0-9_.-]+", "_", name.lower()).strip("_.-") or "label"
@@ -246,7 +246,7 @@ def _cuts(guide: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: Segmentation) -> Columns:
-    """The worst and the best cases, no case twice, those without any organ left out."""
+    """The worst and the best cases without repetition; cases without any organ are left out."""
     order = np.argsort(case, kind="stable")  # nan comes last
     order = order[: int((case == case).sum())]
     worst = order[: min(SHOWN, -(-len(order) // 2))]
@@ -267,14 +267,17 @@ def _overlays(drawn: np.ndarray, dice: np.ndarray, case: np.ndarray, protocol: S
 def _column(rows: Mapping[str, Tensor], name: str, protocol: Segmentation) -> np.ndarray:
     values = as_array(rows[name]).astype(np.float64)
     if values.shape != (len(protocol), len(protocol.names) - 1):
-        raise ValueError(f"{name} {values.shape}; {len(protocol)} rows of {len(protocol.names) - 1} organs expected")
+        raise ValueError(f"{name} {values.shape}; expected {len(protocol)} rows of {len(protocol.names) - 1} organs")
     return values
 
 
 def _refuse_empty(actual: np.ndarray, where: str) -> None:
     if not (actual > 0).any():
         raise UserError(
-            where, "no organ in any of its label maps", "labels above 0", "are these the label maps of this set?"
+            where,
+            "no organ in any label map",
+            "labels above 0",
+            "check that these are the label maps of this set",
         )
 
 

@@ -1,10 +1,10 @@
 """Significance of differences: the paired bootstrap over units, and Welch's interval over seeds.
 
-A unit is what a score is a mean over and what another test set would hold others of: a person, a patient, an image.
-All rows of a unit are drawn together, since they are alike. Both of two networks are scored on the same draws: what is
-hard for both then counts for neither (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; Bolle, Ratha and
-Pankanti, "Error analysis of pattern recognition systems: the subsets bootstrap", CVIU 93, 2004, for persons with all
-their pairs). Knows nothing of runs.
+A unit is what a metric is a mean over and what another test set would replace: a person, a patient, an image. All rows
+of a unit are resampled together, because they are alike. Two networks are evaluated on the same draws, so samples that
+are hard for both do not affect the difference (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993; Bolle,
+Ratha and Pankanti, "Error analysis of pattern recognition systems: the subsets bootstrap", CVIU 93, 2004, for persons
+with all their pairs). Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trainkit import rng
 
 DRAWS = 2000
 LEVEL = 0.95
-"""How often an interval is to hold the difference that all units that there could be would show."""
+"""Confidence level of the intervals."""
 _AT_ONCE, _DRAWS_AT_ONCE = 1 << 21, 256
-"""Most numbers of a block of draws, and most draws: what is counted of each may be longer than its rows."""
+"""Limits of a block of draws: numbers, and draws."""
 _LOST = 0.05
-"""Largest share of draws that may be without a score, as where none of a class was drawn."""
+"""Largest share of draws that may lack a metric, for example if a class was not drawn."""
 _FOR_A_VARIANCE = 4
-"""One draw in so many is enough where only the variance over them is used: 500 give it to 6 %."""
+"""Divisor of the number of draws for a variance: 500 draws estimate it to 6 %."""
 
 Verdict = Literal["better", "worse", "not decided", "not comparable"]
 
@@ -40,11 +40,11 @@ class Units:
     of: np.ndarray
     """int64 (rows,), the unit of each row, 0 .. count-1."""
     also: np.ndarray | None = None
-    """int64 (rows,), a second unit of each row, as a pair of two people has; where there is but one, the same again."""
+    """int64 (rows,), a second unit of each row, as for a pair of two people; the same again if there is only one."""
 
     @classmethod
     def by(cls, names: Iterable[object], word: str) -> Units:
-        """One unit for each different name, (rows,)."""
+        """Make one unit per distinct name, (rows,)."""
         column = np.asarray(names if isinstance(names, np.ndarray) else list(names))
         if column.dtype == object:  # None among texts, which cannot be sorted
             column = np.array([str(name) for name in column.tolist()])
@@ -52,12 +52,12 @@ class Units:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of units."""
         return max(int(units.max()) + 1 for units in (self.of, self.also) if units is not None) if len(self.of) else 0
 
     @property
     def independent(self) -> int:
-        """Most rows of which no two share a unit: half as many as there are units, where rows have two."""
+        """Largest number of rows of which no two share a unit: half the number of units if rows have two."""
         return self.count if self.also is None else self.count // 2
 
     def __str__(self) -> str:
@@ -65,12 +65,12 @@ class Units:
 
 
 def draw_counts(units: Units, draws: int = DRAWS) -> Iterator[np.ndarray]:
-    """How often each row is in each draw, float64 (some, rows), a block at a time, `draws` in all.
+    """Count of each row in each draw, float64 (some, rows), a block at a time, `draws` in total.
 
-    As many units as there are, with replacement. The draws depend on the number of units alone, so that whatever is
-    scored on them is scored on the same. A row of two units is there as often as these are drawn in the mean; a row
-    that has one unit twice, as often as the mean of that and 1. Scores then vary half as much as they should, which
-    `resampled` makes good: twice as much would leave rows there less often than never.
+    Each draw has as many units as there are, with replacement. The draws depend only on the number of units, so that
+    all metrics are computed on the same draws. The count of a row with two units is the mean of their counts; of a row
+    that has one unit twice, the mean of its count and 1. Metrics then vary half as much as they should, which
+    `resampled` corrects: with twice as much, counts would be negative.
     """
     draw = np.random.Generator(np.random.Philox(key=rng.number(0, "bootstrap")))
     count, rows = units.count, len(units.of)
@@ -86,7 +86,7 @@ def draw_counts(units: Units, draws: int = DRAWS) -> Iterator[np.ndarray]:
 def resampled(
     units: Units, scores: Callable[[np.ndarray], Mapping[str, np.ndarray]], draws: int = DRAWS
 ) -> dict[str, np.ndarray]:
-    """Scores in each draw, (draws,) each; `scores` gives them where row i is there `times[:, i]` times.
+    """Metrics in each draw, (draws,) each; `scores` computes them with row i counted `times[:, i]` times.
 
     Of rows with two units the variance of a score over the draws is that of drawing units less that of drawing pairs of
     two units: what is of a pair alone varies with both its units, and is counted twice (Aronow, Samii and Assenova,
@@ -178,22 +178,22 @@ def percentile_interval(drawn: np.ndarray, units: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference, and between what it may lie."""
+    """A difference with its confidence interval."""
 
     difference: float
     low: float
     high: float
     decides: bool = True
-    """False where there are too few units or runs for a verdict."""
+    """False if there are too few units or runs for a verdict."""
 
     @property
     def apart(self) -> int:
-        """1 where all of it is above 0, -1 where all of it is below, else 0."""
+        """1 if the whole interval is above 0, -1 if it is below, else 0."""
         return (self.low > 0) - (self.high < 0) if self.decides else 0
 
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
-    """How many standard errors either way hold a share `level` of Student's t with so many degrees of freedom."""
+    """Two-sided quantile of Student's t for a share `level` with so many degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 0.5 + level / 2))
@@ -224,26 +224,25 @@ def bootstrap_interval(difference: float, drawn: np.ndarray, units: int, level: 
 
 
 def log_odds(share: np.ndarray | float, rows: int) -> np.ndarray:
-    """The scale on which an interval of a share of so many rows is found: it is as wide near 1 as anywhere.
+    """Log odds of a share of so many rows, the scale on which its interval is computed.
 
-    On the scale of the share itself sets that seem easy have narrow intervals, and these miss what is below them. 0 and
-    1 are taken as half a row away from there.
+    On the scale of the share itself, intervals near 1 are too narrow. 0 and 1 are moved by half a row.
     """
     share = np.clip(share, 0.5 / rows, 1 - 0.5 / rows)
     return np.log(share / (1 - share))
 
 
 def from_log_odds(found: Interval, share: float) -> Interval:
-    """An interval of log odds as one of the share that they are of."""
+    """Convert an interval of log odds to one of the share."""
     low, high = (1 / (1 + math.exp(-end)) for end in (found.low, found.high))
     return Interval(share, min(low, share), max(high, share), found.decides)
 
 
 def welch(first: Sequence[float], second: Sequence[float], level: float = LEVEL) -> Interval | None:
-    """Welch's interval of the mean of `second` less that of `first`, each of independent runs; None below two of each.
+    """Welch's interval of the mean of `second` minus that of `first`, each of independent runs; None below two of each.
 
-    Student's t with Welch and Satterthwaite's degrees of freedom (Welch, Biometrika 34, 1947). Where neither varies
-    there is no width, and no verdict: two runs that agree to the last digit have not been seen to vary.
+    Student's t with Welch and Satterthwaite's degrees of freedom (Welch, Biometrika 34, 1947). If neither varies,
+    the interval has no width and gives no verdict: two equal runs do not show the variation.
     """
     a, b = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if min(len(a), len(b)) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -259,7 +258,7 @@ def welch(first: Sequence[float], second: Sequence[float], level: float = LEVEL)
 
 
 def verdict(intervals: Sequence[Interval], lower_is_better: bool = False) -> Verdict:
-    """`better` or `worse` where every interval lies on that side of 0, else `not decided`; so without any."""
+    """`better` or `worse` if every interval is on that side of 0, else `not decided`, also without intervals."""
     sides = {interval.apart for interval in intervals}
     if len(sides) != 1 or 0 in sides:
         return "not decided"

@@ -1,4 +1,4 @@
-"""One case against its truth, organ by organ: overlap, distances between surfaces in mm, volumes in mm3.
+"""Scores of one case, organ by organ: overlap, distances between surfaces in mm, volumes in mm3.
 
 Plain NumPy and SciPy, in float64, on the box around each organ. All distances are exact and use the true spacing.
 Definitions, which are those of MONAI's metrics (`compute_hausdorff_distance`, `compute_average_surface_distance`,
@@ -12,9 +12,8 @@ Definitions, which are those of MONAI's metrics (`compute_hausdorff_distance`, `
 - nsd: the share of the voxels of both surfaces whose distance is at most the tolerance (Nikolov et al., 2018, arXiv
   1809.04430); every voxel counts as one, whatever area of the surface it stands for.
 
-An organ that is empty is a stated case and no accident. Empty in both: no score, nan throughout, so that it is left out
-of means. Empty in one of the two: dice, iou and nsd are 0, hd95 and asd the diagonal of the volume, which
-no distance in it exceeds.
+Empty organs: if both truth and prediction are empty, all scores are nan, so that the organ is left out of means. If one
+of the two is empty, dice, iou and nsd are 0, and hd95 and asd the diagonal of the volume, the largest distance in it.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ def surface(mask: np.ndarray) -> np.ndarray:
 
 
 def surface_distances(a: np.ndarray, b: np.ndarray, spacing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each surface voxel of `a` the mm to the nearest of `b`, and the other way round; neither is empty.
+    """Distance in mm from each surface voxel of `a` to the nearest of `b`, and the reverse; neither may be empty.
 
     The order within each is not that of the voxels.
     """
@@ -109,14 +108,14 @@ def surface_distances(a: np.ndarray, b: np.ndarray, spacing: np.ndarray) -> tupl
 
 
 def _nearest(of: np.ndarray, to: np.ndarray, spacing: np.ndarray) -> np.ndarray:
-    """Of each voxel of `of` the mm to the nearest of `to`. Those that are of both are 0 mm away."""
+    """Distance in mm from each voxel of `of` to the nearest of `to`; 0 for voxels of both."""
     apart = of & ~to
     many = int(apart.sum())
     out = np.zeros(int(of.sum()))
     if many * _QUERY < of.size:
         from scipy.spatial import KDTree
 
-        # On the points of a grid a tree that is neither balanced nor compact is built and searched twice as fast.
+        # On grid points a tree that is neither balanced nor compact is twice as fast to build and search.
         tree = KDTree(np.argwhere(to) * spacing, leafsize=32, balanced_tree=False, compact_nodes=False)
         out[:many] = tree.query(np.argwhere(apart) * spacing)[0]
     else:

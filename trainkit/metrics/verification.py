@@ -1,8 +1,8 @@
-"""1:1 verification on pairs of images: is this the same person?
+"""Metrics of 1:1 verification on pairs of images.
 
 Ten-fold accuracy as Labeled Faces in the Wild defines it (Huang et al. 2007, view 2), with the thresholds that
 FaceNet's evaluation made customary and that ArcFace, AdaFace and AdaDistill report; VAL at a FAR as in FaceNet (Schroff
-et al. 2015, section 4). Plain NumPy in float64, whatever the embeddings come in.
+et al. 2015, section 4). Plain NumPy in float64, whatever the type of the embeddings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VAL_FAR = 1000
 """VAL is taken at a false accept rate of 1 in this many."""
 CHUNK = 4096
 Z_999 = 3.0902
-"""Standard deviations that a normal variable stays below in 999 of 1,000 cases."""
+"""99.9 % quantile of the standard normal distribution."""
 
 
 def score_pairs(
@@ -37,24 +37,23 @@ def score_pairs(
     norm: np.ndarray | Tensor | None = None,
     where: str = "verification set",
 ) -> Scores:
-    """Score a list of pairs.
+    """Compute the metrics of a list of pairs.
 
     `embedding` is (N, D), image and mirrored image summed, not normalised; `norm` is (N,), the mean norm of the two
     before they were summed. Metrics: accuracy, accuracy_std, threshold (mean of the folds', squared distance),
-    val_at_far_1e-3 and its _std and _far (the rate met on the held-out folds), auc, eer, tar_at_far_1e-1 .. 1e-4 (the
-    highest with a false accept rate no higher), xnorm. A rate that the number of impostor pairs cannot resolve is left
-    out, never guessed. Raises UserError when there are fewer than 10 pairs, only one kind of pair, or an embedding that
-    is not finite.
+    val_at_far_1e-3 and its _std and _far (the rate reached on the held-out folds), auc, eer, tar_at_far_1e-1 .. 1e-4
+    (the highest with a false accept rate no higher), xnorm. A rate with too few impostor pairs is left out. Raises
+    UserError for fewer than 10 pairs, only one kind of pair, or an embedding that is not finite.
     """
     if len(pairs) < FOLDS:
-        raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one for each fold")
+        raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one per fold", "add pairs")
     same = np.asarray(pairs.same, dtype=bool)
     if same.all() or not same.any():
         raise UserError(
             where,
-            f"all {len(pairs)} pairs are {'same' if same.all() else 'different'}",
-            "pairs of both kinds",
-            "a threshold cannot be chosen or judged on one kind alone",
+            f"all {len(pairs)} pairs are {'genuine' if same.all() else 'impostor'} pairs",
+            "genuine and impostor pairs",
+            "add the missing kind: a threshold needs both",
         )
     distance = pair_distance(normalised(embedding, where), pairs.first, pairs.second)
     folds = ten_fold(distance, same)
@@ -87,10 +86,10 @@ def score_pairs(
 
 
 def auc_chance_level(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
-    """The AUC that guessing stays below in 999 of 1,000 cases; empty when the pairs are too few to show skill at all.
+    """Upper bound of chance for the AUC (999 of 1,000 guesses are below); empty if there are too few pairs.
 
-    Normal approximation of the Mann-Whitney statistic. Pairs that share members are not independent, so no more of
-    either kind are counted than there are members in it.
+    Normal approximation of the Mann-Whitney statistic. Pairs that share members are not independent, so of each kind at
+    most as many are counted as there are members in it.
     """
     counts = []
     for kind in (same, ~same):
@@ -106,18 +105,18 @@ class TenFold:
     """Outcome of the ten-fold protocol."""
 
     fold: np.ndarray
-    """int64 (pairs,), the fold in which a pair is held out."""
+    """int64 (pairs,), the fold for which a pair is held out."""
     threshold: np.ndarray
-    """float64 (10,), squared distance below which the held-out pairs of a fold were called the same."""
+    """float64 (10,), squared distance below which the held-out pairs of a fold are accepted."""
     accuracy: np.ndarray
     """float64 (10,)."""
 
 
 def ten_fold(distance: np.ndarray, same: np.ndarray) -> TenFold:
-    """Choose a threshold on nine folds, judge the tenth with it, ten times.
+    """Ten times, choose a threshold on nine folds and evaluate it on the tenth.
 
-    `distance` is the squared distance, (pairs,). Folds are contiguous and in the order of the list; when their sizes
-    cannot be equal the first ones are larger by one. Of thresholds that are equally good the smallest is taken.
+    `distance` is the squared distance, (pairs,). Folds are contiguous and in the order of the list; if their sizes
+    cannot be equal, the first ones are larger by one. The smallest of equally good thresholds is used.
     """
     fold = contiguous_folds(len(distance))
     accepted_same = _accepted(distance, same, fold, ACCURACY_GRID)
@@ -130,12 +129,12 @@ def ten_fold(distance: np.ndarray, same: np.ndarray) -> TenFold:
 
 
 def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict[str, float]:
-    """Share of same pairs accepted at the threshold where nine folds accept 1 different pair in 1000; mean over folds.
+    """Share of genuine pairs accepted where nine folds accept 1 of 1000 impostor pairs; mean over folds.
 
     The threshold lies between the last grid point at which the false accept rate is no higher than asked and the next
-    one, linearly. Published code leaves this to scipy's `interp1d(kind="slinear")`, which did just that until it began
-    to refuse repeated values. Empty when some nine folds hold fewer than 1000 different pairs, or a fold has no same
-    or no different pair: then no such rate exists.
+    one, linearly. Published code uses scipy's `interp1d(kind="slinear")`, which did the same until it began to refuse
+    repeated values. Empty if some nine folds have fewer than 1000 impostor pairs, or a fold has no genuine or no
+    impostor pair: then no such rate exists.
     """
     same_in = np.bincount(fold[same], minlength=FOLDS)
     different_in = np.bincount(fold[~same], minlength=FOLDS)
@@ -158,7 +157,7 @@ def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict
 
 
 def _threshold_at(far: np.ndarray, target: float) -> float:
-    # A grid that never reaches the rate accepts nobody: the customary zero.
+    # A grid that never reaches the rate accepts no pair: the customary zero.
     if far[-1] < target:
         return 0.0
     below = int(np.searchsorted(far, target, side="right")) - 1  # never -1: nothing is below distance 0
@@ -169,7 +168,7 @@ def _threshold_at(far: np.ndarray, target: float) -> float:
 
 
 def contiguous_folds(pairs: int) -> np.ndarray:
-    """Number of the fold of each pair, int64 (pairs,): ten runs in order, the first ones longer by one where needed."""
+    """Fold of each pair, int64 (pairs,): ten contiguous blocks, the first ones longer by one if needed."""
     return np.repeat(np.arange(FOLDS), [len(part) for part in np.array_split(np.arange(pairs), FOLDS)])
 
 
@@ -181,7 +180,7 @@ def _accepted(distance: np.ndarray, which: np.ndarray, fold: np.ndarray, grid: n
 
 @dataclass(frozen=True)
 class OperatingPoints:
-    """Every distinct decision that scores allow, from accepting nobody to accepting all. Higher scores mean same."""
+    """Points of the ROC, from accepting no pair to accepting all. Higher scores mean the same identity."""
 
     threshold: np.ndarray
     """(points,), descending; accepted is what scores at least this. The first is +inf."""
@@ -202,13 +201,13 @@ class OperatingPoints:
 
     @property
     def auc(self) -> float:
-        """Chance that a genuine pair scores above an impostor pair, ties counting half."""
+        """Area under the ROC: probability that a genuine pair scores above an impostor pair, ties counting half."""
         twice = np.dot(np.diff(self.false_accepts), (self.true_accepts[1:] + self.true_accepts[:-1]).astype(np.float64))
         return float(twice / 2 / self.false_accepts[-1] / self.true_accepts[-1])
 
     @property
     def eer(self) -> float:
-        """Rate at which as many impostors are accepted as genuine pairs refused, on straight lines between points."""
+        """Equal error rate: false accepts equal false rejects, with linear interpolation between points."""
         far, frr = self.far, 1 - self.tar
         after = int(np.argmax(far >= frr))
         gap_before, gap_after = (frr - far)[after - 1], (far - frr)[after]
@@ -226,7 +225,7 @@ class OperatingPoints:
     def tar_nearest(self, power: int) -> float | None:
         """True accept rate at the false accept rate nearest to 10**-power; None with too few impostors.
 
-        The larger rate where two are equally near, and the largest true accept rate of those at one false accept rate.
+        The larger rate if two are equally near, and the largest true accept rate at one false accept rate.
         """
         impostors = int(self.false_accepts[-1])
         if impostors < 10**power:
@@ -236,7 +235,7 @@ class OperatingPoints:
         return float(self.true_accepts[nearest] / self.true_accepts[-1])
 
     def curve(self, levels: int = 1000) -> dict[str, np.ndarray]:
-        """The points a figure needs: at most about `levels` of them, evenly spread over the logarithm of the rate."""
+        """Points for a figure: at most about `levels`, evenly spread over the logarithm of the rate."""
         impostors = int(self.false_accepts[-1])
         counts = np.unique(np.concatenate([[0], np.geomspace(1, impostors, levels).astype(np.int64), [impostors]]))
         at = np.unique(np.searchsorted(self.false_accepts, counts, side="right") - 1)
@@ -245,7 +244,7 @@ class OperatingPoints:
 
 
 def operating_points(genuine: np.ndarray, impostor: np.ndarray) -> OperatingPoints:
-    """The exact ROC of two sets of scores, a point for each distinct score; both must hold at least one."""
+    """The exact ROC of two sets of scores, one point per distinct score; both need at least one score."""
     if not len(genuine) or not len(impostor):
         raise ValueError(f"both kinds of pairs are needed, got {len(genuine)} genuine and {len(impostor)} impostor")
     genuine, impostor = np.sort(genuine), np.sort(impostor)
@@ -288,7 +287,7 @@ def refuse_nonfinite(length: np.ndarray, where: str) -> None:
             where,
             f"embeddings of {len(bad)} of {len(length)} images are not finite, the first in row {bad[0]}",
             "finite numbers",
-            "the network has diverged or its weights are damaged",
+            "the network has diverged or its weights are damaged: lower the learning rate, or use other weights",
         )
 
 
@@ -301,17 +300,17 @@ def as_array(values: np.ndarray | Tensor) -> np.ndarray:
 
 
 def nan_to_none(column: np.ndarray) -> list:
-    """A column of a table: None, which a table has a word for, in place of nan, which would spread."""
+    """A column of a table, with None instead of nan."""
     return [None if value != value else value for value in column.tolist()]
 
 
-# ---- What other pairs might have scored ------------------------------------------------------------------------------
+# ---- Resampling ------------------------------------------------------------------------------------------------------
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """A person is drawn with all their pairs; a pair of two people is of both.
+    """Resample persons with all their pairs; a pair of two persons belongs to both.
 
-    Who a person is, the pairs themselves say: images that same pairs connect are of one.
+    Images that genuine pairs connect belong to one person.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -325,11 +324,11 @@ def units(rows: Mapping[str, np.ndarray]) -> Units:
 
 
 def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np.ndarray]:
-    """Accuracy, auc, eer and the rates of `score_pairs`, (draws,) each, where pair i is there `times[:, i]` times.
+    """Accuracy, auc, eer and the rates of `score_pairs`, (draws,) each, with pair i counted `times[:, i]` times.
 
-    A drawn pair stays in its fold; a fold of which nothing is drawn is in no mean. nan where a draw has one kind alone.
-    The thresholds of the accuracy are chosen anew in each draw: with those that all pairs chose, one of two networks
-    that are as good seemed better in 12 % of simulated sets of 300 pairs, and so in 2 %.
+    A drawn pair stays in its fold; a fold without drawn pairs is in no mean. nan for a draw with one kind of pair.
+    Thresholds of the accuracy are chosen again in each draw: of two equally good networks one was significantly better
+    in 2 % of simulated sets of 300 pairs, and in 12 % with the thresholds of all pairs.
     """
     distance, same = rows["distance"].astype(np.float64), rows["same"].astype(bool)
     metrics = {"accuracy": _resampled_accuracy(distance, same, rows["fold"], times)}
@@ -340,7 +339,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
 
 def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray) -> np.ndarray:
     grid = len(ACCURACY_GRID)
-    # From which threshold on a pair is called the same; the last place stands for never.
+    # Index of the first threshold that accepts a pair; the last index stands for never.
     place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
     accepted = []
     for kind in (same, ~same):
@@ -355,7 +354,7 @@ def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray
 
 @dataclass(frozen=True)
 class Curve:
-    """The ROC of several draws of the same scores, from accepting nobody to accepting all."""
+    """The ROC of several draws of the same scores, from accepting no pair to accepting all."""
 
     false_accepts: np.ndarray
     """(draws, points), ascending; the first is 0."""
@@ -374,14 +373,14 @@ class Curve:
 
     @property
     def auc(self) -> np.ndarray:
-        """Chance that a positive one scores above another, ties counting half, (draws,)."""
+        """Probability that a positive row scores above another, ties counting half, (draws,)."""
         steps = np.diff(self.false_accepts, axis=1) * (self.true_accepts[:, 1:] + self.true_accepts[:, :-1])
         with np.errstate(invalid="ignore", divide="ignore"):
             return steps.sum(1) / 2 / self.false_accepts[:, -1] / self.true_accepts[:, -1]
 
     @property
     def eer(self) -> np.ndarray:
-        """Rate at which as many are wrongly accepted as wrongly refused, on straight lines between points, (draws,)."""
+        """Equal error rate with linear interpolation between points, (draws,)."""
         with np.errstate(invalid="ignore", divide="ignore"):
             far = self.false_accepts / self.false_accepts[:, -1:]
             over = far - (1 - self.true_accepts / self.true_accepts[:, -1:])
@@ -403,5 +402,5 @@ class Curve:
 
 
 def resampled_auc(score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """The AUC of `score` (rows,), (draws,), where row i is there `times[:, i]` times."""
+    """The AUC of `score` (rows,), (draws,), with row i counted `times[:, i]` times."""
     return Curve.of(score, positive, times).auc

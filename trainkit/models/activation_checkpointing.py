@@ -1,4 +1,4 @@
-"""Keep the inputs of a network's blocks alone, and compute what is inside them again in the backward pass.
+"""Activation checkpointing: keep only the inputs of a network's blocks, and recompute the rest in the backward pass.
 
 Chen et al. 2016, arXiv 1604.06174. timm's own switch is not used: it moves the running statistics of batch norm twice.
 """
@@ -29,9 +29,9 @@ def apply(net: nn.Module) -> list[str]:
     if not found:
         raise UserError(
             "train.activation_checkpointing",
-            f"{type(net).__name__} has no blocks that could be computed again",
+            f"{type(net).__name__} has no blocks to recompute",
             "a network with submodules of two layers or more",
-            "leave it out; a smaller train.micro_batch takes less memory too",
+            "leave it out; a smaller train.micro_batch also saves memory",
         )
     for block in found.values():
         block.forward = _recomputed(block, block.forward)
@@ -53,8 +53,8 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        args = tuple(list(arg) if isinstance(arg, list) else arg for arg in args)  # DenseNet's grows behind our back
-        if torch.compiler.is_compiling():  # what the forward changes is taken out of the graph, and changed once
+        args = tuple(list(arg) if isinstance(arg, list) else arg for arg in args)  # DenseNet appends to its list later
+        if torch.compiler.is_compiling():  # the compiler moves changes of buffers out of the graph
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
         def contexts() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
@@ -79,8 +79,10 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
         for norm, buffers in zip(norms, kept, strict=True):
             norm._buffers.update(buffers)
         if [buffer._version for buffer in _others(block, norms)] != before:
-            found = f"{type(block).__name__} changes a buffer in its forward pass, which would be done twice"
-            raise UserError("train.activation_checkpointing", found, remedy="leave it out for this network")
+            found = f"{type(block).__name__} changes a buffer in its forward pass, which recomputation would repeat"
+            raise UserError(
+                "train.activation_checkpointing", found, remedy="leave activation_checkpointing out for this network"
+            )
 
 
 def _others(block: nn.Module, norms: list[_NormBase]) -> Iterator[Tensor]:

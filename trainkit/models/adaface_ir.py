@@ -1,8 +1,8 @@
 """IR: the residual network that AdaFace trains, with the state-dict keys of CVLface's published teachers.
 
 Kim, Jain, Liu, "AdaFace: Quality Adaptive Margin for Face Recognition", CVPR 2022, arXiv 2204.00964. The same blocks as
-iResNet (`iresnet.py`) but for two things: a block that keeps its channels takes its input along as it is, every
-other pixel of it where the block halves the map; and the last batch norm has no weights. CVLface's files begin their
+iResNet (`iresnet.py`) with two differences: a block that keeps its channels adds its input unchanged (every other
+pixel of it if the block halves the map), and the last batch norm has no weights. CVLface's files begin their
 keys with `net.`.
 """
 
@@ -45,8 +45,8 @@ class Block(nn.Module):
 class IR(nn.Module):
     """Square RGB images of `image_size` pixels to embeddings that are not normalised.
 
-    `bgr` is for weights that were learnt on images in the order blue, green, red, as AdaFace's own release was: the
-    network still takes RGB and turns the channels round before its first layer.
+    `bgr` is for weights that were trained on images in the order blue, green, red, such as AdaFace's own release: the
+    network still takes RGB and reverses the channels before its first layer.
     """
 
     def __init__(

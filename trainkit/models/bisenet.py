@@ -1,17 +1,17 @@
-"""BiSeNet: two ways through a network, one that keeps detail and one that sees far, and what fuses them.
+"""BiSeNet: a path that keeps spatial detail, a path with a large receptive field, and their fusion.
 
 `BiSeNetV1` is that of Yu et al., ECCV 2018, arXiv 1808.00897; `BiSeNetV2` that of Yu et al., IJCV 2021, arXiv
-2004.02147. Where the papers leave something open (channels of the heads, activations, first weights), it is as in the
-public implementation most in use (github.com/CoinCheung/BiSeNet), whose weights `from_published` renames.
+2004.02147. Details that the papers leave open (channels of the heads, activations, initial weights) follow the most
+used public implementation (github.com/CoinCheung/BiSeNet), whose weights `from_published` renames.
 
 Both map images (B, channels, H, W), whose sides are multiples of 32, to a dict:
 
 - `logits`: a list of class scores (B, classes, h, w). First those of the main head, at an eighth of the image's
   sides; while training, those of the auxiliary heads follow, each at its own size. Nothing is enlarged to the image
   here: at 19 classes that costs more memory than the network.
-- `fine`: a map (B, fine_channels, H/4, W/4) of the way that keeps detail, for the refinement of points.
+- `fine`: a map (B, fine_channels, H/4, W/4) with spatial detail, for the refinement of points.
 
-While training, batch norm must see two images or more (`least`): some are of one value per image.
+In training, batch norm needs two images or more (`least`): some maps have one value per image.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Attention(nn.Module):
 
 
 FusionKind = Literal["squeeze", "conv"]
-"""How the share of each channel follows from the means of all channels: through two 1x1 convolutions and a quarter of
-the channels, as in the paper; or through one 1x1 convolution and batch norm, as in today's public implementation."""
+"""Computation of the channel weights from the channel means: two 1x1 convolutions with a quarter of the channels
+between them, as in the paper; or one 1x1 convolution and batch norm, as in today's public implementation."""
 
 
 class Fusion(nn.Module):
@@ -124,7 +124,7 @@ class BiSeNetV1(nn.Module):
 
     `encoder` is a network of timm with maps at strides 4 to 32 (the paper's is ResNet-18), here with random weights;
     `width` scales what is around it. `fusion` is the form of the fusion module, see `FusionKind`. `fine` is the
-    encoder's map at stride 4. In the public implementation the fusion module learns at the rate of the heads:
+    encoder's map at stride 4. In the public implementation the fusion module has the learning rate of the heads:
     `match: "*fusion*"` beside `"*head*"`.
     """
 
@@ -152,7 +152,7 @@ class BiSeNetV1(nn.Module):
         info = feature_info(self.encoder)
         strides = info.reduction()
         if strides != [4, 16, 32]:
-            raise ValueError(f"encoder is {encoder!r}, with maps at strides {strides}; 4, 16 and 32 are needed")
+            raise ValueError(f"encoder {encoder!r} has maps at strides {strides}; expected 4, 16 and 32")
         self.fine_channels, near, far = info.channels()
         self.spatial = nn.Sequential(
             ConvBN(in_channels, c64, 7, 2), ConvBN(c64, c64, 3, 2), ConvBN(c64, c64, 3, 2), ConvBN(c64, c128, 1)

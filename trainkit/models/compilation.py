@@ -1,7 +1,7 @@
-"""Compile networks in the mode of a run, and keep what they return apart from the memory of CUDA graphs.
+"""Compile networks in the mode of a run, and copy their outputs out of the memory of CUDA graphs.
 
-A CUDA graph writes its outputs, gradients included, into the same memory at every call. What a step keeps, such as log
-values, features or the gradients of an earlier micro-batch, would change under it; so outputs leave as copies.
+A CUDA graph writes its outputs, gradients included, into the same memory at every call. Values that a step keeps, such
+as logs, features or the gradients of an earlier micro-batch, would be overwritten; so outputs are copied.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def compile_in_place(net: nn.Module, mode: str) -> None:
-    """Compile a network so that calls of it are compiled, under the names that its parameters have; `off`: nothing."""
+    """Compile the calls of a network without renaming its parameters; `off`: do nothing."""
     if mode == "off":
         return
     # Wrapped in a new module, every key of a checkpoint would start with `_orig_mod.`
     if type(net).compile is not nn.Module.compile:  # a network that compiles part of itself
         net.compile(mode=_torch_mode(mode))
     else:
-        # What `Module.compile` sets, and copies of a module leave out.
+        # The attribute that `Module.compile` sets; copies of a module do not have it.
         net._compiled_call_impl = by_mode(net, net._call_impl, mode=_torch_mode(mode))
     if mode in CUDA_GRAPHS:
         # A network may compile parts of itself only.
@@ -40,8 +40,8 @@ def compile_in_place(net: nn.Module, mode: str) -> None:
 def by_mode(net: nn.Module, call: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Any:
     """Compile `call`, a method of `net`, once for training and once for evaluation; `dynamic` is that of training.
 
-    Batches of a training have one size, and those of evaluations many. Compiled together, a training graph that comes
-    after an evaluation would leave the size of its batches open, and all graphs would count against one limit.
+    Training batches have one size, evaluation batches many. If both were compiled together, a training graph compiled
+    after an evaluation would have a dynamic batch size, and all graphs would count against one limit.
     """
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # torch 2.14 has it, 2.11 may not
         options["isolate_recompiles"] = True
@@ -55,7 +55,7 @@ def by_mode(net: nn.Module, call: Callable[..., Any], *, dynamic: bool | None = 
 
 
 def compiled(net: nn.Module, mode: str) -> Callable[[Tensor], Tensor]:
-    """Return a compiled version of a network, which itself stays as it is; `off`: the network."""
+    """Return a compiled version of a network and leave the network unchanged; `off`: the network."""
     if mode == "off":
         return net
     call = torch.compile(net, mode=_torch_mode(mode))
@@ -63,7 +63,7 @@ def compiled(net: nn.Module, mode: str) -> Callable[[Tensor], Tensor]:
 
 
 def begin_step(mode: str) -> None:
-    """Let CUDA graphs use their memory anew: nothing that they returned, or kept for a backward pass, is needed."""
+    """Let CUDA graphs reuse their memory: their outputs, and what they keep for a backward pass, are not needed."""
     if mode in CUDA_GRAPHS:
         torch.compiler.cudagraph_mark_step_begin()
 

@@ -28,7 +28,7 @@ from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
-"""Of the four maps of the encoder, finest first."""
+"""Strides of the four maps of the encoder, finest first."""
 Form = Literal["paper", "code"]
 """The decoder as the paper describes it: a spatial attention at each level, ReLU where maps are enlarged and gated, and
 PyTorch's first weights. Or as the published code trains it: one spatial attention for all levels, ReLU6 there, and all
@@ -37,32 +37,36 @@ convolutions with first weights from a normal distribution of deviation 0.02 and
 
 @dataclass(kw_only=True)
 class EmcadSpec:
-    """EMCAD's decoder over a network of timm, on every slice; the loss runs over all subsets of its four outputs."""
+    """EMCAD (CVPR 2024, arXiv 2405.06880): a decoder over a network of timm, applied to each slice of a volume."""
 
     name: Literal["emcad"]
+    """Selects EMCAD."""
     encoder: str = field(default="pvt_v2_b2", metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it, of a network with maps at strides of 4, 8, 16 and 32; with the tag of its
-    weights where those are `pretrained`."""
+    """Name of a network in `timm.list_models()` with maps at strides 4, 8, 16 and 32, with the tag of its weights if
+    `weights` is `pretrained`."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices that skip a block."""
+    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices, from 0 to below 1, that skip
+    a block."""
     kernels: list[Annotated[int, Field(ge=1, le=31)]] = field(default_factory=lambda: [1, 3, 5])
-    """Of the depth-wise convolutions that run beside each other."""
+    """Sides, all odd, of the parallel depth-wise convolutions."""
     expansion: Annotated[int, Field(ge=1, le=32)] = 2
-    """Channels between the two 1x1 convolutions of a block, per channel of its map."""
+    """Factor on the channels between the two 1x1 convolutions of a block."""
     form: Form = "paper"
-    """The decoder of the paper, or that of the published code: one spatial attention for all levels in place of one at
-    each, ReLU6 in place of ReLU where maps are enlarged and gated, and first weights of deviation 0.02."""
+    """`paper`: the decoder of the paper. `code`: that of the published code, with one spatial attention for all levels
+    instead of one per level, ReLU6 instead of ReLU where maps are enlarged and gated, and initial weights with standard
+    deviation 0.02."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
+    """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
+    slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of the encoder, downloaded by `trainkit download`), or a whole network from a file, `run:NAME` or
-    `models:/ID`; None: random."""
+    """Initial weights: `pretrained` (for the encoder, downloaded by `trainkit download`), or those of a whole network
+    from a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "subsets"
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if not self.kernels or any(k % 2 == 0 for k in self.kernels):
-            raise ValueError(f"kernels is {self.kernels}; odd sides are needed")
+            raise ValueError(f"kernels is {self.kernels}; expected one or more odd numbers")
 
 
 class ChannelAttention(nn.Module):
@@ -218,7 +222,7 @@ class Emcad(nn.Module):
 
 
 def build(spec: EmcadSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
-    """The network of `spec`, with random weights, and what is to be said about it."""
+    """Build the network of `spec`, with random weights; return also a description."""
     import timm
 
     check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))

@@ -1,4 +1,4 @@
-"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone, and one of four heads above its last map.
+"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone with one of four heads.
 
 After the networks of an eye-state classifier (OCEC and its ConvNeXt fork, 32 x 64 pixels), written from their
 description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwise-separable ones (Howard et al., 2017,
@@ -42,31 +42,37 @@ class EyeSpec:
     """A small network for eye crops or other small images: 12 thousand to 2 million parameters."""
 
     name: Backbone
+    """Backbone: ConvNeXt blocks (`eye_convnext`) or depthwise-separable convolutions (`eye_baseline`)."""
     base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Channels of the first blocks; doubled, and the map halved, at the third, the fifth, and so on."""
+    """Channels of the first two blocks. They double, and the map is halved, at the third block, the fifth, and so
+    on."""
     num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
+    """Number of blocks, 1 to 16."""
     head: Head = "transformer"
-    """Layers from the last map to the embedding; the last two see it as a grid of tokens."""
+    """Layers between the last map and the embedding: mean (`avg`), mean and maximum with an MLP (`avgmax_mlp`), or a
+    transformer or MLP-mixer over a grid of tokens."""
     grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
-    """Rows and columns of tokens."""
+    """Rows and columns of tokens, for the heads `transformer` and `mlp_mixer`."""
     embedding: Channels | None = None
-    """Length of the embedding; None: channels of the last map. Any other is the work of one more linear layer."""
+    """Length of the embedding. None: the channels of the last map. Any other length adds a linear layer."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier ones less."""
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples, from 0 to below 1, that skip the last block;
+    earlier blocks have smaller shares."""
     dropout: FractionBelowOne = 0.0
-    """Share of what the head pools set to zero in training."""
+    """Share of the head's input, from 0 to below 1, that is set to zero in training."""
     layer_scale: FractionAboveZero = 1e-6
-    """Factor on each block of `eye_convnext` at the start. As published; a training of minutes needs a larger one."""
+    """Initial factor on each block of `eye_convnext`. The default is the published one; a training of a few minutes
+    needs a larger one."""
 
     def __post_init__(self) -> None:
         last = channels_of(self.base_channels, self.num_blocks)[-1]
         if last > MOST_CHANNELS:
             raise ValueError(
-                f"base_channels is {self.base_channels} and num_blocks {self.num_blocks}, which makes {last} channels "
-                f"in the last block; {MOST_CHANNELS} at most are possible"
+                f"base_channels {self.base_channels} with num_blocks {self.num_blocks} gives {last} channels in the "
+                f"last block; expected at most {MOST_CHANNELS}"
             )
         if self.embedding is None:
-            # Tasks size their heads by it, and the resolved recipe then says what it is.
+            # Tasks size their heads by it, and the resolved recipe shows it.
             self.embedding = last
 
 
@@ -115,8 +121,8 @@ def _map_size(size: tuple[int, int], backbone: str, num_blocks: int, grid: tuple
     """Height and width of the last map. Raises UserError where pixels would be left out, or a grid place is empty."""
     stride = STEM_STRIDE[backbone] * 2 ** ((num_blocks - 1) // 2)
     found = f"images of {size[1]} x {size[0]} pixels"
-    remedy = "change the size of the data's images, or num_blocks or grid of the net"
-    # Patches that do not fit would be cut off without a word; the padded 3x3 of the baseline takes any size.
+    remedy = "change data.image_size, or task.net.num_blocks or task.net.grid"
+    # Patches that do not fit would be cut off silently; the padded 3x3 of the baseline takes any size.
     whole = backbone == "eye_convnext"
     least = [g * stride if whole else (g - 1) * stride + 1 for g in grid]
     if (whole and any(n % stride for n in size)) or any(n < m for n, m in zip(size, least, strict=True)):

@@ -1,4 +1,4 @@
-"""Networks by name: the YAML blocks that choose one, and `build`, which makes it.
+"""Networks for embeddings: the recipe blocks that select one, and `build`.
 
 Every network maps float images (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
 normalised.
@@ -30,9 +30,10 @@ SMALLEST_SIDE = 16
 
 @dataclass(kw_only=True)
 class MobileFaceNetSpec:
-    """MobileFaceNet in AdaDistill's layout (Chen et al. 2018): 1.2 M parameters at width 1."""
+    """MobileFaceNet in AdaDistill's layout (Chen et al., CCBR 2018, arXiv 1804.07573): 1.2 M parameters at width 1."""
 
     name: Literal["mobilefacenet"]
+    """Selects MobileFaceNet."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
@@ -41,64 +42,73 @@ class MobileFaceNetSpec:
 
 @dataclass(kw_only=True)
 class IResNetSpec:
-    """Residual network of face recognition (Duta et al. 2020; Deng et al. 2019)."""
+    """iResNet, the residual network of face recognition (Duta et al., ICPR 2020; Deng et al., CVPR 2019)."""
 
     name: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100"]
+    """Selects iResNet with 18, 34, 50 or 100 layers."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.0
-    """Share of the last map set to zero in training."""
+    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
 class IRSpec:
-    """The network of AdaFace (Kim et al. 2022) that CVLface's teachers are: iResNet with plain shortcuts."""
+    """IR, the network of AdaFace (Kim et al., CVPR 2022) and of CVLface's teachers: iResNet with plain shortcuts."""
 
     name: Literal["ir18", "ir50", "ir101"]
+    """Selects IR with 18, 50 or 101 layers."""
     embedding: Channels = 512
     """Length of the embedding."""
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.4
-    """Share of the last map set to zero in training."""
+    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
     bgr: bool = False
-    """For weights learnt on images with blue first (AdaFace's own release); CVLface's have red first, as here."""
+    """Set it for weights that were trained on images in the channel order blue, green, red, such as AdaFace's own
+    release. CVLface's weights use red, green, blue."""
 
 
 @dataclass(kw_only=True)
 class TimmSpec:
-    """Any classification network of timm with a neck: batch norm, linear, batch norm."""
+    """Any classification network of timm, followed by a neck: batch norm, linear layer, batch norm."""
 
     name: Literal["timm"]
+    """Selects a network of timm."""
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     embedding: Channels = 512
     """Length of the embedding."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
+    """Further arguments of the network's constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
     weights: str | None = field(default=None, metadata={"hash": "set"})
-    """Of task `embed`: where the network without its neck starts from, as `task.net.weights` of `classify` says it;
-    None: random."""
+    """Initial weights of the network without its neck, with the values of `task.net.weights` of task `classify`; only
+    for task `embed`. None: random."""
     frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Of task `embed`: train the neck and the class centres alone, over features of the pretrained network that are
-    computed once, before the first step. Images may be mirrored and not changed otherwise."""
+    """Train only the neck and the class centres, on features of the pretrained network that are computed once before
+    the first step; only for task `embed`. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms below the neck, with which the weights were trained."""
+    """Keep the running statistics of the pretrained batch norms below the neck fixed."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen and self.weights is None:
-            raise ValueError("frozen is true over random weights, which would stay random; give weights")
+            raise ValueError(
+                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
+            )
         if self.freeze_bn and self.weights is None:
-            raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
+            raise ValueError(
+                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
+            )
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
 Net = Annotated[AnyNet, Field(discriminator="name")]
-"""The block of a recipe that chooses a network."""
+"""The block of a recipe that selects a network."""
 
 
 def embedding_of(spec: AnyNet) -> int:
@@ -109,23 +119,23 @@ def embedding_of(spec: AnyNet) -> int:
 
 
 def weights_of(spec: AnyNet) -> str | None:
-    """Return where initial weights come from, as `required_weights` of a task says it; None: nowhere."""
+    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
     if not isinstance(spec, TimmSpec):
         return None
     return f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights
 
 
 def refuse_weights(spec: AnyNet, key: str) -> None:
-    """Raise ValueError where a network is to start from weights, or to be frozen, and its task trains it otherwise."""
+    """Raise ValueError if a network has initial weights, or is frozen, in a task that does not support it."""
     if isinstance(spec, TimmSpec) and spec.weights is not None:
-        raise ValueError(f"{key} has weights, which task embed reads and this one does not; leave them out")
+        raise ValueError(f"{key}.weights is set, which only task embed supports; leave it out")
 
 
 def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
-    """Make the network of `spec` for images of `shape` (channels, height, width), with random weights.
+    """Build the network of `spec` for images of `shape` (channels, height, width), with random weights.
 
-    `weights` is a file for a network of timm without its neck. Raises UserError where it does not fit, when the network
-    cannot take such images, or timm has none of that name or with such arguments.
+    `weights` is a file for a network of timm without its neck. Raises UserError if it does not fit, if the network does
+    not take such images, or if timm has no such network or argument.
     """
     channels, height, width = shape
     if isinstance(spec, TimmSpec):
@@ -137,20 +147,22 @@ def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn
             f"net {spec.name}",
             f"images of {width} x {height} pixels",
             f"square images of {SMALLEST_SIDE} pixels or more",
-            "change image_size of the data, or take a timm network",
+            "change data.image_size, or use a network of timm",
         )
     if isinstance(spec, IResNetSpec):
         return IResNet(iresnet.LAYERS[spec.name], spec.embedding, height, spec.width, spec.dropout, channels)
     if isinstance(spec, IRSpec):
         if spec.bgr and channels != 3:
-            raise UserError(f"net {spec.name}", f"images of {channels} channels", "3 for bgr", "leave bgr out")
+            raise UserError(
+                f"net {spec.name}", f"bgr with images of {channels} channels", "3 channels", "leave bgr out"
+            )
         layers = adaface_ir.LAYERS[spec.name]
         return IR(layers, spec.embedding, height, spec.width, spec.dropout, channels, spec.bgr)
     return MobileFaceNet(spec.embedding, height, spec.width, channels)
 
 
 class TimmEmbedding(nn.Module):
-    """A network of timm and a neck, which makes embeddings of its features."""
+    """A network of timm and a neck that maps its features to embeddings."""
 
     def __init__(self, spec: TimmSpec, shape: Sequence[int], weights: Path | None = None):
         super().__init__()
@@ -169,7 +181,7 @@ class TimmEmbedding(nn.Module):
         self.train()
 
     def forward(self, x: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W), or features (B, F) of theirs that were computed before, to embeddings (B, D)."""
+        """Images (B, C, H, W), or their cached features (B, F), to embeddings (B, D)."""
         return self.neck(self.backbone(x) if features is None else features)
 
     def train(self, mode: bool = True) -> TimmEmbedding:

@@ -13,19 +13,19 @@ from torch import nn
 from trainkit.errors import UserError
 
 FEATURES = "features"
-"""Key of a batch that holds what the last layer reads, float32 (B, D)."""
+"""Key of a batch with the input of the last layer, float32 (B, D)."""
 
 
 def without_layer(net: nn.Module, path: str) -> nn.Module:
-    """Copy a network with the layer at `path` left out: what it gives is what that layer reads, (B, D).
+    """Copy a network without the layer at `path`: its output is the input of that layer, (B, D).
 
-    Parameters and buffers are shared with the network, so the copy takes no memory and has its weights, whatever is
-    loaded later. Raises UserError where the layer is not linear, and so does not read vectors.
+    Parameters and buffers are shared with the network, so the copy takes no memory and follows weights loaded later.
+    Raises UserError if the layer is not linear.
     """
     layer = net.get_submodule(path)
     if not isinstance(layer, nn.Linear):
-        found = f"true, for a network whose last layer is {type(layer).__name__}"
-        raise UserError("task.net.frozen", found, "a last layer that is linear", "take another model, or tune: linear")
+        found = f"a network whose last layer is {type(layer).__name__}"
+        raise UserError("task.net.frozen", found, "a linear last layer", "use another model, or `tune: linear`")
     shared = {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())}
     features = copy.deepcopy(net, shared)
     features.set_submodule(path, nn.Identity())
@@ -33,7 +33,7 @@ def without_layer(net: nn.Module, path: str) -> nn.Module:
 
 
 def probe_note(net: nn.Module) -> str:
-    """Return in words how many parameters of a network are trained, and how many are frozen."""
+    """Describe how many parameters of a network are trained and how many are frozen."""
     sizes = [(p.numel(), p.requires_grad) for p in net.parameters()]
     trained, frozen = (sum(size for size, grad in sizes if grad is wanted) for wanted in (True, False))
     return f"linear probe: {trained:,} parameters are trained, {frozen:,} are frozen"

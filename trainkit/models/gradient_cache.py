@@ -1,9 +1,8 @@
 """Forward and backward passes of a micro-batch in parts, under a loss that compares all of its samples.
 
-GradCache (Gao et al., RepL4NLP 2021, arXiv 2101.06983): the outputs of all parts are computed without what a backward
-pass needs; the loss is computed of all of them, and its gradients with respect to them; then each part is computed
-again, and its gradients go on. It costs a second forward pass. Of layers that see each sample by itself it is exact;
-batch norm sees a part.
+GradCache (Gao et al., RepL4NLP 2021, arXiv 2101.06983): compute the outputs of all parts without a graph, the loss on
+all of them and its gradients with respect to them; then recompute each part and continue the backward pass. It costs a
+second forward pass. The result is exact for layers that treat samples independently; batch norm sees one part.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ T = TypeVar("T")
 
 
 def forward_in_parts(compute: Callable[[slice], T], count: int, size: int, net: nn.Module, device: torch.device) -> T:
-    """Return `compute(rows)` of `count` rows, made of `size` rows at a time and joined along the first dimension.
+    """Return `compute(rows)` of `count` rows, computed `size` rows at a time and joined along the first dimension.
 
-    It is called again of each part in the backward pass, under the same random numbers and precision. Buffers of `net`,
-    such as the statistics of batch norm, move with the first call alone.
+    It is called again for each part in the backward pass, with the same random numbers and precision. Buffers of `net`,
+    such as the statistics of batch norm, change only in the first call.
     """
-    on = torch.empty(0, device=device)  # tells whose random numbers are to be repeated, besides the processor's
+    on = torch.empty(0, device=device)  # names the device whose random numbers are repeated, besides the CPU's
 
     def of(_: torch.Tensor, first: int) -> T:
         return compute(slice(first, min(first + size, count)))
@@ -43,7 +42,7 @@ def forward_in_parts(compute: Callable[[slice], T], count: int, size: int, net: 
 
 @contextmanager
 def _unmoved(net: nn.Module) -> Iterator[None]:
-    """Put the buffers of a network back afterwards."""
+    """Restore the buffers of a network afterwards."""
     before = [buffer.clone() for buffer in net.buffers()]
     try:
         yield

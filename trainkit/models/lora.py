@@ -25,19 +25,21 @@ from trainkit.errors import UserError
 
 @dataclass(kw_only=True)
 class Lora:
-    """Low-rank corrections of the linear layers of a transformer."""
+    """Low-rank corrections (LoRA) of the linear layers of a transformer, one per modality (ICLR 2022, arXiv
+    2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Rank of the correction, 1 to 1,024."""
     alpha: Positive = 4.0
-    """The correction counts alpha / rank times."""
+    """The correction is multiplied by alpha / rank."""
     layers: Layers | None = None
-    """How many of the last blocks have them; None: all."""
+    """Number of blocks, counted from the last one, that get corrections. None: all blocks."""
     match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
-    """Patterns of names of the linear layers that have them."""
+    """Patterns of the names of the linear layers that get corrections."""
 
     def __post_init__(self) -> None:
         if not self.match:
-            raise ValueError("match is empty; a pattern such as '*.attn.qkv' is needed")
+            raise ValueError("match is empty; give a pattern such as '*.attn.qkv'")
 
 
 class BatchModalities:
@@ -64,7 +66,7 @@ class BatchModalities:
             self.own = {width: one.repeat_interleave(width, 1) for width in sorted(self.widths)}
 
     def clear(self) -> None:
-        """Nothing is kept of a batch."""
+        """Drop all data of a batch."""
         self.first, self.own = None, {}
 
 
@@ -115,9 +117,9 @@ class LoraLinear(nn.Linear):
 
 
 def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> list[str]:
-    """Give linear layers of `net` corrections, in place; returns their names.
+    """Add corrections to linear layers of `net`, in place; return their names.
 
-    Raises UserError when none matches.
+    Raises UserError if no layer matches.
     """
     linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
     chosen = [name for name in linears if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.match)]
@@ -127,7 +129,7 @@ def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, wher
             f"{where}.match",
             f"{spec.match} match no linear layer",
             f"patterns of names such as {some}" if some else "a network with linear layers",
-            "convolutions have no such corrections" if not some else "",
+            "LoRA is not available for convolutions; use another model" if not some else "",
         )
     if spec.layers is not None:
         chosen = _of_last(chosen, spec.layers, where)
@@ -146,7 +148,7 @@ def _of_last(names: Sequence[str], layers: int, where: str) -> list[str]:
     order = list(dict.fromkeys(blocks.values()))
     if layers > len(order):
         raise UserError(
-            f"{where}.layers", f"{layers}, of a network with {len(order)} such blocks", "that many or fewer"
+            f"{where}.layers", f"{layers}, but the network has {len(order)} such blocks", f"at most {len(order)}"
         )
     kept = set(order[-layers:])
     return [name for name in names if blocks.get(name) in kept]

@@ -1,6 +1,6 @@
 """MobileFaceNet: a face network of one million parameters (Chen et al., "MobileFaceNets", CCBR 2018, arXiv 1804.07573).
 
-Layout, first weights and state-dict keys are those of AdaDistill's student (Boutros et al., ECCV 2024), so its
+Layout, initial weights and state-dict keys are those of AdaDistill's student (Boutros et al., ECCV 2024), so its
 checkpoints load by key; InsightFace's `mbf` is another, wider net.
 """
 

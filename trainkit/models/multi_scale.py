@@ -1,11 +1,11 @@
-"""Class probabilities of images, averaged over what a network sees of them: sizes, mirror images, windows.
+"""Class probabilities of images, averaged over scales, mirror images and windows (test-time augmentation).
 
-As BiSeNet is evaluated (facts of the public implementation: sizes 0.5 to 1.75, the mirror image, windows whose stride
-is two thirds of their side, softmax before any mean). Where windows overlap their mean is taken.
+Follows the evaluation of the public BiSeNet: scales 0.5 to 1.75, the mirror image, windows with a stride of two thirds
+of their side, softmax before any mean. Overlapping windows are averaged.
 
-Pixels are seen as squares whose centres lie at (i + 1/2). The public implementation does so within its networks, but
-lays the centres of the outermost pixels on each other (`align_corners`) where it brings an image to another size and
-what was found back; it enlarges scores to the size of what the network saw first.
+Pixels are squares with centres at (i + 1/2). The public implementation does the same within its networks, but aligns
+the centres of the corner pixels (`align_corners`) when it resizes images and scores; it enlarges scores to the size of
+the network's input first.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def probabilities(
     """Class probabilities, float32 (B, classes, h, w), of images (B, channels, H, W): a mean over `scales`.
 
     `forward` maps images whose sides are multiples of `multiple` to class scores (b, classes, ., .) of any size over
-    the same extent. Of each scale the images are brought to that size, bilinear, and their sides are rounded up to
-    multiples; scores are brought to `size` (h, w; None: that of the images), bilinear, and their softmax is averaged,
-    with that of the mirror images along every combination of the axes in `mirrors` (height, width).
+    the same extent. For each scale the images are resized bilinearly, with sides rounded up to multiples; scores are
+    resized bilinearly to `size` (h, w; None: that of the images), and their softmax is averaged, together with that of
+    the mirror images along every combination of the axes in `mirrors` (height, width).
 
-    With a `window` (height, width; rounded up to multiples) each scaled image is seen through windows instead, at
-    most `batch_size` at once, and the mean of their softmax is brought to `size`. It is padded with 0, the mean colour,
-    on both sides where it is smaller than a window. One image is seen at a time; neither its neighbours nor
-    `batch_size` matter for what is found.
+    With a `window` (height, width; rounded up to multiples) each scaled image is divided into windows, at most
+    `batch_size` per forward pass, and the mean of their softmax is resized to `size`. An image smaller than a window is
+    padded with 0, the mean colour, on both sides. Images are processed one at a time, so neither the other images of a
+    batch nor `batch_size` change the result.
     """
     if bool(window[0]) != bool(window[1]):
-        raise ValueError(f"window is {tuple(window)}; both sides are needed, or neither")
+        raise ValueError(f"window is {tuple(window)}; expected both sides or none")
     own, flips = image.shape[2:], list(axis_subsets([2 + axis for axis, on in enumerate(mirrors) if on]))
     target = tuple(own if size is None else size)
 
@@ -64,7 +64,7 @@ def probabilities(
 
         def turned(flip: list[int]) -> Tensor:
             scores = forward(seen.flip(flip) if flip else seen)
-            # Turned back while it is small.
+            # Flip back before it is enlarged.
             return resize_back(scores.flip(flip) if flip else scores, seen.shape[2:], target, align_corners).softmax(1)
 
         return reduce(Tensor.add_, map(turned, flips)).div_(len(flips))
@@ -79,7 +79,7 @@ def probabilities(
 
 
 def resize_back(scores: Tensor, seen: Sequence[int], size: Sequence[int], align_corners: bool) -> Tensor:
-    """Class scores (B, C, *size), float32 or wider, of images that a network saw at the size `seen`."""
+    """Class scores resized to (B, C, *size), float32 or wider, for images with the input size `seen`."""
     return resized(resized(scores, seen) if align_corners else scores, size, align_corners)
 
 
@@ -93,7 +93,7 @@ def _through_windows(
 
 
 def _resized(image: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Images as `resized` scores, in their own precision."""
+    """Images resized like the scores in `resized`, in their own precision."""
     if image.shape[2:] == torch.Size(size):
         return image
     return F.interpolate(image, tuple(size), mode="bilinear", align_corners=align_corners)

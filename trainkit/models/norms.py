@@ -1,8 +1,8 @@
 """Normalisation over the micro-batch, the micro-batches of all processes, or groups of channels.
 
-Batch norm (Ioffe & Szegedy, ICML 2015) depends on how many images a process sees at once; gradient accumulation does
-not change that, so two micro-batches of 32 are not one of 64. `SyncBatchNorm2d` makes it the images of all processes;
-group norm (Wu & He, ECCV 2018, arXiv 1803.08494) makes it each image alone.
+Batch norm (Ioffe & Szegedy, ICML 2015) depends on the number of images per process and forward pass; gradient
+accumulation does not change that, so two micro-batches of 32 differ from one of 64. `SyncBatchNorm2d` normalises over
+the images of all processes; group norm (Wu & He, ECCV 2018, arXiv 1803.08494) over each image alone.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from trainkit.errors import UserError
 Kind = Literal["batch", "sync", "group"]
 
 LEAST_CHANNELS = 4
-"""In a group, where there are as many. Of a map of one pixel, such as the mean of an image, one channel normalised
-alone is 0 whatever it was, and of two only the order is left."""
+"""Smallest number of channels per group. In a map of one pixel, such as the mean of an image, a single channel is
+normalised to 0, and of two channels only the order remains."""
 
 
 def convert(net: nn.Module, kind: Kind, groups: int = 32) -> nn.Module:
-    """`net` with every 2-d batch norm replaced, in place; `kind` batch leaves all as it is.
+    """Replace every 2-d batch norm of `net`, in place, and return the network; `kind` batch changes nothing.
 
     `sync`: `SyncBatchNorm2d`, with the same parameters, statistics and names. `group`: group norm with the scale and
-    shift of the batch norm, in as many groups as divide the channels, at most `groups` and with 4 channels or more
-    each; the running statistics are gone. So weights of a network with batch norm are to be loaded before. Where a
-    batch norm is the whole of `net`, what is returned is another module. Raises UserError for a batch norm of a kind
-    that is not known here.
+    shift of the batch norm, in the largest number of groups that divides the channels, at most `groups` and with 4 or
+    more channels each; the running statistics are dropped. Load weights of a network with batch norm before. If `net`
+    itself is a batch norm, another module is returned. Raises UserError for an unknown class of batch norm.
     """
     if groups < 1:
-        raise ValueError(f"groups is {groups}; 1 or more are needed")
+        raise ValueError(f"groups is {groups}; expected 1 or more")
     if kind == "batch":
         return net
     if isinstance(net, nn.BatchNorm2d):
@@ -57,8 +56,8 @@ def _converted(norm: nn.BatchNorm2d, kind: Kind, groups: int) -> nn.Module:
     if not plain and not (type(norm).__name__ == "BatchNormAct2d" and {"drop", "act"} <= set(norm._modules)):
         raise UserError(
             "task.norm",
-            f"the network has norms of {type(norm).__name__}, which cannot become {kind} norms",
-            remedy="choose another network, or norm batch",
+            f"the network has norms of class {type(norm).__name__}, which cannot be converted to {kind} norms",
+            remedy="use another network, or `norm: {name: batch}`",
         )
     channels = norm.num_features
     if kind == "sync":
@@ -84,11 +83,11 @@ def _converted(norm: nn.BatchNorm2d, kind: Kind, groups: int) -> nn.Module:
 class SyncBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the images of all processes, on CPUs (gloo) and GPUs (NCCL) alike; names as `BatchNorm2d`.
 
-    torch's own refuses CPUs. Here the means of all processes, and the squares about them, are gathered and put
-    together as in Chan et al. (1979): processes may differ in how many images they have, and nothing is lost where a
-    mean is large. Statistics are float32 under mixed precision. The running variance is the unbiased one of all
-    samples, as with one process. In evaluation, and with one process, it is `BatchNorm2d`. All processes must take part
-    in every forward and backward.
+    torch's own does not run on CPUs. Here the means of all processes, and the squares about them, are all-gathered and
+    combined as in Chan et al. (1979): processes may have different numbers of images, and large means lose no
+    precision. Statistics are float32 under mixed precision. The running variance is the unbiased one of all samples, as
+    with one process. In evaluation, and with one process, it is `BatchNorm2d`. All ranks must take part in every
+    forward and backward pass.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +97,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         return self._together(x)
 
-    # The collectives are not for a compiler: a compiled network is cut here.
+    # Collectives are not compiled: a compiled network has a graph break here.
     @_disable_dynamo  # `torch.compiler.disable`, which imports the compiler here: 2 s of processor time
     def _together(self, x: Tensor) -> Tensor:
         out, mean, square, count = _Together.apply(x, self.weight, self.bias, self.eps)
@@ -141,7 +140,7 @@ class _Together(torch.autograd.Function):
         grad = grad.float()
         normal = (x - _each(mean)) * _each(inverse)
         of_bias, of_weight = grad.sum((0, 2, 3)), (grad * normal).sum((0, 2, 3))
-        # The gradients of scale and shift are left to each process: what trains averages them as all others.
+        # The gradients of scale and shift stay local: DDP averages them like all others.
         about, along = (_reduce(torch.stack([of_bias, of_weight])) / count).unbind()
         scale = inverse if weight is None else inverse * weight.float()
         to_x = (grad - _each(about) - normal * _each(along)) * _each(scale)

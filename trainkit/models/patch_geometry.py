@@ -29,7 +29,7 @@ class Levels:
 
     @property
     def multiple(self) -> Triple:
-        """Numbers that the sides of a patch must be multiples of."""
+        """The sides of a patch must be multiples of these numbers."""
         return triple(prod(sides) for sides in zip(*self.strides, strict=True))
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Levels:
 
 
 def triple(sides: Iterable[int]) -> Triple:
-    """Return three numbers as a tuple of which the length is known."""
+    """Return three numbers as a tuple with a known length."""
     deep, high, wide = sides
     return deep, high, wide
 
@@ -62,7 +62,7 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
         halved = [a for a in possible if mm[a] < 2 * min(mm[b] for b in possible)]
         if not halved or (len(halved) == 1 and size[halved[0]] < 3 * SMALLEST_SIDE):
             break
-        # What is halved has a kernel of 3, or voxels would be passed over.
+        # A halved axis needs a kernel of 3, or voxels would be skipped.
         wide = [a in halved or (size[a] > 1 and mm[a] < 2 * min(mm)) for a in axes]
         kernel = [3 if wide[a] else kernel[a] for a in axes]
         kernels.append(triple(kernel))
@@ -76,18 +76,20 @@ def levels_for(patch: Sequence[int], spacing: Sequence[float], most: int) -> Lev
 def check_patch(
     name: str, patch: Sequence[int], multiple: Sequence[int], where: str = "data.patch", unit: str = "voxels"
 ) -> None:
-    """Refuse a patch whose sides are no multiples of what the network divides them by."""
+    """Raise UserError for a patch whose sides are not multiples of the network's strides."""
     if any(side % m for side, m in zip(patch, multiple, strict=True)):
         near = [max(m, round(side / m) * m) for side, m in zip(patch, multiple, strict=True)]
         raise UserError(
             where,
-            f"{format_sides(patch)} {unit}, which {name} cannot divide by its strides",
+            f"{format_sides(patch)} {unit}, not divisible by the strides of {name}",
             f"sides that are multiples of {format_sides(multiple)}",
-            f"the nearest is [{', '.join(map(str, near))}]",
+            f"use [{', '.join(map(str, near))}]",
         )
 
 
 def require(package: str, extra: str = "medical") -> None:
-    """Refuse to go on without a package of an extra."""
+    """Raise UserError if a package of an extra is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise UserError("task.net", f"{package} is not installed", remedy=f'pip install "trainkit[{extra}]"')
+        raise UserError(
+            "task.net", f"{package} is not installed", remedy=f'install it with pip install "trainkit[{extra}]"'
+        )

@@ -1,12 +1,12 @@
 """Predictions at single points, where a coarse map is least sure: point refinement of segmentations (PointRend).
 
-Kirillov et al., CVPR 2020, arXiv 1912.08193, as published for semantic segmentation: in training the points with the
-smallest margin between the two best classes among three times as many drawn at random, and a quarter anywhere; at
-inference the coarse map is doubled step by step, and each time the least sure points are predicted anew. Here points
-may also be drawn near the boundaries of the labels, by distance maps.
+Kirillov et al., CVPR 2020, arXiv 1912.08193, as published for semantic segmentation. Training uses the points with the
+smallest margin between the two best classes among three times as many random ones, and a quarter of uniform points. At
+inference the coarse map is doubled repeatedly, and each time the least certain points are predicted again. Points may
+also be drawn near the boundaries of the labels, by distance maps.
 
 Points are (x, y) in [0, 1]: pixel i of w has its centre at (i + 1/2) / w, whatever the size of the map. All shapes are
-static and nothing waits for the device.
+static, so the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -24,42 +24,46 @@ from trainkit.losses.margin import at_least_float32
 from trainkit.tensors import wide
 
 COARSE_STRIDE = 4
-"""Logits finer than this are pooled to it: there would be nothing to refine."""
+"""Logits finer than this are pooled to it, so that there is something to refine."""
 _UNIT = 1 << 16
-"""Weights of pixels are counted in parts of this: sums of integers are the same however a device adds them."""
+"""Weights of pixels are integers in units of 1 over this: integer sums do not depend on the order of addition."""
 
 
 @dataclass(kw_only=True)
 class PointSpec:
-    """A head that predicts single points, for training at many places of an image and refining where it is unsure."""
+    """Point head of PointRend (Kirillov et al., CVPR 2020, arXiv 1912.08193): refines a segmentation at uncertain
+    points."""
 
     points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """Points of each image that are learned from."""
+    """Number of points per image in training."""
     oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
-    """Points that are drawn for each that is kept as unsure."""
+    """Number of candidate points per point that is selected as uncertain, 1 to 100."""
     importance: Fraction = 0.75
-    """Share of the points that are the least sure of those drawn; the rest are anywhere. Without those of `near`."""
+    """Share of the points, without those of `near`, that are the least certain candidates; the rest are drawn
+    uniformly."""
     near: Fraction = 0.0
-    """Share of the points that are drawn near boundaries between classes; needs `data.distance`."""
+    """Share of the points, 0 to 1, that are drawn near class boundaries; needs `data.distance`."""
     sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
-    """Pixels: a pixel at distance d of the nearest boundary is drawn in proportion to exp(-d^2 / (2 sigma^2))."""
+    """Range in pixels of the draw near boundaries: a pixel at distance d from the nearest boundary is drawn in
+    proportion to exp(-d^2 / (2 sigma^2))."""
     steps: Annotated[int, Field(ge=0, le=8)] | None = None
-    """Doublings at inference, then bilinear to the size of the image; None: until that is reached. Published are 2
-    from stride 4, which reach it."""
+    """Number of doublings of the map at inference, followed by bilinear resizing to the size of the image. None: until
+    that size is reached. Published: 2 from stride 4, which reach it."""
     subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
-    """Points that are predicted anew at each doubling."""
+    """Number of points that are predicted again after each doubling."""
     channels: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Channels of the hidden layers of the head."""
+    """Channels of the head's hidden layers."""
     layers: Annotated[int, Field(ge=1, le=64)] = 3
-    """Hidden layers of the head."""
+    """Number of hidden layers of the head."""
     coarse_each_layer: bool = False
-    """Give each layer the coarse logits again; published for instances, not for semantic segmentation."""
+    """Give the coarse logits to every layer of the head. Published for instance segmentation, not for semantic
+    segmentation."""
     weight: NotNegative = 1.0
-    """Of the loss at the points beside that of the coarse map."""
+    """Weight of the loss at the points; the loss of the coarse map has weight 1."""
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """How many points are drawn near boundaries, for being unsure, and anywhere."""
+        """Numbers of points near boundaries, of uncertain points, and of uniform points."""
         near = round(self.near * self.points)
         unsure = int(self.importance * (self.points - near))
         return near, unsure, self.points - near - unsure
@@ -95,18 +99,18 @@ class PointHead(nn.Module):
 def sample(maps: Tensor, points: Tensor) -> Tensor:
     """Bilinear values (B, C, N), float32 at least, of maps (B, C, H, W) at points (B, N, 2).
 
-    Beyond the centres of the outermost pixels their values go on; the published code fades to zero there, where the
-    pixels of finer maps lie. Gathered by hand: `grid_sample` has no deterministic gradient on a GPU.
+    Beyond the centres of the outermost pixels their values are extended; the published code fades to zero there, where
+    pixels of finer maps lie. Not `grid_sample`, which has no deterministic gradient on a GPU.
     """
     height, width = maps.shape[2:]
-    # Times plain numbers: put into a tensor, sides that an export leaves open would become those of its example.
+    # Multiply by plain numbers: in a tensor, dynamic sides of an export would become constants of its example.
     x = (points[:, :, 0] * width - 0.5).clamp(0, width - 1)
     y = (points[:, :, 1] * height - 0.5).clamp(0, height - 1)
     left, upper = x.floor(), y.floor()
     across, down = x - left, y - upper
     left, upper = left.long(), upper.long()
     right, lower = (left + 1).clamp_max(width - 1), (upper + 1).clamp_max(height - 1)
-    # All four corners at once: each gather of its own would have a gradient the size of the maps.
+    # All four corners in one gather: each separate gather would have a gradient of the size of the maps.
     index = torch.stack([row * width + column for row in (upper, lower) for column in (left, right)], 1)
     share = torch.stack([a * b for a in (1 - down, down) for b in (1 - across, across)], 1)
     kind = torch.promote_types(maps.dtype, torch.float32)
@@ -115,7 +119,7 @@ def sample(maps: Tensor, points: Tensor) -> Tensor:
 
 
 def uncertainty(logits: Tensor) -> Tensor:
-    """Second-best minus best of logits (B, C, ...) over the classes: (B, ...), at most 0; 0 where two are level."""
+    """Second-best minus best of logits (B, C, ...) over the classes: (B, ...), at most 0; 0 for a tie."""
     best, which = logits.max(1, keepdim=True)
     second = logits.scatter(1, which, float("-inf")).amax(1, keepdim=True)
     return (second - best)[:, 0]
@@ -124,8 +128,8 @@ def uncertainty(logits: Tensor) -> Tensor:
 def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor:
     """Points (B, count, 2) drawn independently, in proportion to exp(-d^2 / (2 sigma^2)) of their pixel's distance d.
 
-    `distance` is (B, h, w) in pixels. Where within its pixel a point lies is uniform. Each pixel keeps a weight of at
-    least 1 in 65,537 of the largest possible, so a map without boundary gives points anywhere.
+    `distance` is (B, h, w) in pixels. The place of a point within its pixel is uniform. Each pixel has a weight of at
+    least 1 in 65,537 of the largest possible one, so a map without a boundary gives uniform points.
     """
     height, width = distance.shape[1:]
     weight = torch.exp(-distance.flatten(1).float().square() / (2 * sigma**2))
@@ -136,16 +140,16 @@ def points_near_boundaries(distance: Tensor, count: int, sigma: float) -> Tensor
     pixel = torch.searchsorted(until, (chance * total).long().clamp_max(total - 1), right=True)
     corner = torch.stack([pixel % width, pixel // width], 2)
     within = torch.rand(len(distance), count, 2, device=distance.device)
-    # Made where it is used: a list would be copied there, and the copy waits for the device.
+    # Created on the device: copying a list there would block.
     sides = torch.stack([within.new_full((), width), within.new_full((), height)])
     return (corner + within) / sides
 
 
 @torch.no_grad()
 def choose_points(logits: Tensor, spec: PointSpec, distance: Tensor | None = None) -> Tensor:
-    """Points (B, spec.points, 2) to learn from, by coarse logits (B, C, h, w) and perhaps distances (B, H, W).
+    """Points (B, spec.points, 2) for training, by coarse logits (B, C, h, w) and optional distances (B, H, W).
 
-    First those near boundaries, then the least sure, then those anywhere; from torch's own generator.
+    First those near boundaries, then the least certain, then uniform ones; from torch's global generator.
     """
     near, unsure, anywhere = spec.parts
     count, device, chosen = len(logits), logits.device, []
@@ -167,10 +171,10 @@ def pooled(logits: Tensor, stride: int) -> Tensor:
 
 
 def refine(head: nn.Module, coarse: Tensor, fine: Tensor, size: tuple[int, int], spec: PointSpec) -> Tensor:
-    """Coarse logits (B, C, h, w) to logits (B, C, *size), doubled step by step, the least sure points predicted anew.
+    """Coarse logits (B, C, h, w) to (B, C, *size), doubled repeatedly; the least certain points are predicted again.
 
-    `fine` (B, F, h', w') and `coarse` are what the head sees at each point, at all steps. Logits are float32 at least:
-    in half precision every doubling would round them again, and margins between classes with them.
+    `fine` (B, F, h', w') and `coarse` are the inputs of the head at each point, in all steps. Logits are float32 or
+    wider: in half precision every doubling would round them, and the margins between classes, again.
     """
     logits, done = at_least_float32(coarse), 0
     while (logits.shape[2] * 2 <= size[0] and logits.shape[3] * 2 <= size[1]) and done != spec.steps:

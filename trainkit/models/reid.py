@@ -1,9 +1,9 @@
 """The network of multi-modal person re-identification: images of four kinds and captions in one space.
 
-One backbone of timm sees the images of all modalities, each through a first layer of its own and, in a transformer,
-with low-rank corrections of its own; a second transformer reads captions. A query of several records is fused to one
-vector, and a batch norm before the classifier (Luo et al., "Bag of Tricks", CVPRW 2019, arXiv 1903.07071) gives what
-is compared. After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
+One backbone of timm processes the images of all modalities, each with its own first layer and, in a transformer, its
+own low-rank corrections; a second transformer encodes captions. A query of several records is fused to one vector. The
+output of a batch norm before the classifier (Luo et al., "Bag of Tricks", CVPRW 2019, arXiv 1903.07071) is compared.
+After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 """
 
 from __future__ import annotations
@@ -36,72 +36,81 @@ InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
 
 @dataclass(kw_only=True)
 class Fusion:
-    """How the features of the records of a query become one: their mean, with a learnt correction or without."""
+    """Combines the features of a query's records into one vector."""
 
     name: Literal["mean", "transformer"] = "mean"
+    """`mean`: the mean of the records' features. `transformer`: the mean plus a trained correction, which is 0 at the
+    start."""
     layers: Layers = 2
-    """Blocks of the transformer in which the features see each other."""
+    """Number of transformer blocks."""
     heads: Layers = 4
+    """Number of attention heads per block; it must divide the length of the embedding."""
     dropout: FractionBelowOne = 0.0
-    """Share of what each half of a block adds that is set to zero in training."""
+    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
 class ReidSpec:
-    """A network for records of people: a backbone of timm for images, and where there are captions, one for these."""
+    """A network for records of people: a backbone of timm for images and, if the data has captions, a text encoder."""
 
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `depth`, `patch_size`, `output_stride`, ..."""
+    """Further arguments of the network's constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """`pretrained` (timm's own, downloaded by `trainkit download`); a file with weights of the backbone, or with a
-    CLIP, of which it takes the image tower; or a file, `run:NAME` or `models:/ID` of such a network as this, whose
-    classifier is left out where it is for other people. None: random."""
+    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`); a file with weights of the backbone,
+    or of a CLIP, of which the image tower is used; or a file, `run:NAME` or `models:/ID` of a re-identification
+    network, whose classifier is dropped if it has other identities. None: random."""
     embedding: Channels | None = 512
-    """Length of a feature, the same for all modalities; None: what the backbone gives, without a projection."""
+    """Length of a feature, the same for all modalities. None: the length that the backbone outputs, without a
+    projection."""
     stems: Literal["own", "shared"] = "own"
-    """`own`: images of each modality have a first convolution (the patch embedding of a transformer), with the norm
-    after it, of their own. All start alike."""
+    """`own`: images of each modality have their own first convolution (patch embedding of a transformer) and the norm
+    after it, all with equal initial weights. `shared`: one for all modalities."""
     lora: Lora | None = None
-    """Low-rank corrections of the backbone's linear layers for each modality."""
+    """Low-rank corrections of the backbone's linear layers, one per modality. None: no corrections."""
     tune: Literal["all", "lora"] = "all"
-    """Trained part of the backbone: everything; or the corrections and the first layers, above weights that stay."""
+    """Trained part of the backbone. `all`: every parameter. `lora`: only the corrections and the first layers."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that
+    skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
+    """Encoder of captions; used if the data has captions."""
     fusion: Fusion = field(default_factory=Fusion)
+    """Combines the features of a query's records into one vector."""
     neck: Literal["bn", "none"] = "bn"
-    """Layer between a feature and the vector that is compared and classified."""
+    """Layer between a feature and the vector that is compared and classified: `bn`, a batch norm without trained bias,
+    or `none`."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
         if "drop_path_rate" in self.args:
-            raise ValueError("args holds drop_path_rate; say drop_path")
+            raise ValueError("args has drop_path_rate; use drop_path instead")
         check_tag(self.model, self.weights, "resnet50.a1_in1k", "model")
         if self.tune == "lora" and (self.lora is None or self.weights is None):
-            raise ValueError("tune is 'lora', which needs a block `lora`, and weights that it corrects")
+            raise ValueError("tune is 'lora', but lora or weights is not set; set both")
         if self.text.tune == "lora" and self.weights is None and self.text.weights is None:
-            raise ValueError("text.tune is 'lora', which needs weights that it corrects")
+            raise ValueError("text.tune is 'lora', but neither weights nor text.weights is set; set one")
 
 
 def required_weights(spec: ReidSpec) -> dict[str, str]:
-    """Where the weights that a network starts from come from, as `required_weights` of a task says it: name to word."""
+    """Sources of the initial weights by name, in the form of `required_weights` of a task."""
     net = {"net": f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights}
     return {name: word for name, word in (net | {"text": spec.text.weights}).items() if word is not None}
 
 
 class Handed(nn.Module):
-    """In place of a first layer: gives what the first layers of all modalities made of the images."""
+    """Replaces the first layer of a backbone: returns the output of the first layers of all modalities."""
 
     def __init__(self, rows: BatchModalities):
         super().__init__()
         self.rows = rows
 
     def forward(self, x: Tensor) -> Tensor:
-        """Whatever comes, and what was made before."""
+        """Ignore the input and return the maps in `rows.first`."""
         if self.rows.first is None:
-            raise RuntimeError("the backbone is called without what the first layers made")
+            raise RuntimeError("the backbone was called before the first layers")
         return self.rows.first
 
 
@@ -117,30 +126,30 @@ class _NoRows(torch.autograd.Function):
 
 
 def empty_rows(params: Iterable[Tensor], like: Tensor) -> Tensor:
-    """Rows like those of `like`, none of them, by which parameters get a gradient of zero.
+    """Zero rows in the shape of `like` that give parameters a gradient of zero.
 
-    Without any gradient, averaging over processes would wait for ever. The layers themselves are not asked: a batch
-    norm over no rows makes numbers that are none.
+    Without any gradient, the all-reduce over processes would wait forever. The layers are not called: a batch norm over
+    zero rows computes NaN.
     """
     trained = [p for p in params if p.requires_grad] if torch.is_grad_enabled() else []
     return _NoRows.apply(like[:0].detach(), *trained) if trained else like[:0]
 
 
 class MeanFusion(nn.Module):
-    """The mean of the features that are there."""
+    """The mean of the features that are present."""
 
     def forward(self, features: Tensor, present: Tensor) -> Tensor:
         """Features (N, 5, D), of which some are `present` (N, 5), to (N, D); zeros where none is."""
         there = present[:, :, None]
-        # What is not there may hold anything, even numbers that are none.
+        # Absent features may hold anything, even NaN.
         total = torch.where(there, features, 0).sum(1)
         return total / present.sum(1, keepdim=True).clamp(min=1).to(features.dtype)
 
 
 class TransformerFusion(nn.Module):
-    """The mean of the features that are there, and what a transformer over them adds to it: nothing at the start.
+    """The mean of the features that are present plus a correction by a transformer, which is 0 at the start.
 
-    A record that is alone is its own fusion, so images of the gallery and queries of one record need no pass.
+    A single record is its own fusion, so gallery images and queries of one record need no pass.
     """
 
     def __init__(self, dim: int, fusion: Fusion):
@@ -163,7 +172,7 @@ class TransformerFusion(nn.Module):
             return empty_rows(self.parameters(), mean)
         several = present.sum(1, keepdim=True) > 1
         x = self.before(torch.where(present[:, :, None], features, 0)) + self.kinds
-        # Softmax over nothing is no number: a row without records looks at all of them, and is left out below.
+        # Softmax over nothing is NaN: a row without records attends to all of them, and is left out below.
         seen = present | ~present.any(1, keepdim=True)
         for block in self.blocks:
             x = block(x, seen[:, None, None])
@@ -171,15 +180,15 @@ class TransformerFusion(nn.Module):
         return mean + added * several.to(added.dtype)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the vectors that stand for a modality."""
+        """Names of the modality embeddings."""
         return {"kinds"}
 
 
 class ReidNet(nn.Module):
     """Records of people to features, in one space for all modalities.
 
-    Rows of a batch are images in the order of `MODALITIES`, then captions. How many there are of each is
-    known from shapes alone, so nothing waits for the device; a modality may have no row.
+    Rows of a batch are images in the order of `MODALITIES`, then captions. Their numbers are known from shapes, so the
+    host never waits for the device; a modality may have no row.
     """
 
     backbone: Any
@@ -194,7 +203,7 @@ class ReidNet(nn.Module):
         """Sentences about what was built."""
         self.backbone = backbone
         self.stems: nn.ModuleDict | None = None
-        """First layers of each modality, where it has its own; `build` takes them out of the backbone."""
+        """First layers of each modality, if `stems` is `own`; `build` takes them out of the backbone."""
         wide = _features(backbone, meta.shape)
         self.dim = spec.embedding or wide
         self.project = nn.Identity() if spec.embedding is None else nn.Linear(wide, self.dim, bias=False)
@@ -206,13 +215,13 @@ class ReidNet(nn.Module):
         several = len(known) > 2 and spec.fusion.name == "transformer"
         if several and self.dim % spec.fusion.heads:
             raise UserError(
-                f"{WHERE}.fusion.heads", f"{spec.fusion.heads}, over features of {self.dim}", "a divisor of it"
+                f"{WHERE}.fusion.heads", f"{spec.fusion.heads}", f"a divisor of the length of a feature, {self.dim}"
             )
         self.fusion = TransformerFusion(self.dim, spec.fusion) if several else MeanFusion()
         self.bn = nn.Identity()
         if spec.neck == "bn":
             self.bn = nn.BatchNorm1d(self.dim)
-            # A shift would be one for all people, and cosines would depend on where zero is.
+            # A shift would be the same for all people and would change the cosines.
             self.bn.bias.requires_grad_(False)
         self.classifier = nn.Linear(self.dim, meta.classes, bias=False)
         nn.init.normal_(self.classifier.weight, std=0.001)
@@ -241,10 +250,10 @@ class ReidNet(nn.Module):
             self.rows.clear()
 
     def compile(self, **options: Any) -> None:
-        """Compile in place all but the first layers.
+        """Compile in place everything but the first layers.
 
-        How many images there are of each modality changes with every batch; compiled, the first layers would be
-        compiled again for each modality that has none or one.
+        The number of images per modality changes with every batch; compiled first layers would be recompiled for each
+        modality that has none or one.
         """
         self._after = _SizesLeftOpen(self, by_mode(self, self._after, dynamic=None, **options))
 
@@ -252,14 +261,14 @@ class ReidNet(nn.Module):
         """Features (B, D) of images, then captions, float32, before the neck."""
         try:
             return self._features(self._first(images), text)
-        finally:  # also where memory runs out: what the first layers made would be kept
+        finally:  # also if memory runs out: the maps of the first layers would be kept
             self.rows.clear()
 
     def _first(self, images: Mapping[str, Tensor]) -> Tensor | None:
         """Images of all modalities (N, 3, H, W), None without one; `rows` is set for the layers that need it."""
         missing = [name for name in self.pictures if name not in images]
         if missing:
-            raise KeyError(f"images of {', '.join(missing)} are not in the batch, not even none of them")
+            raise KeyError(f"the batch has no entry for images of {', '.join(missing)}; expected one, even if empty")
         parts = {name: images[name] for name in self.pictures}
         sizes = [len(x) for x in parts.values()]
         if not sum(sizes):
@@ -271,7 +280,7 @@ class ReidNet(nn.Module):
         like = next(iter(made.values()))
         idle = {name: empty_rows(self.stems[name].parameters(), like) for name in parts if name not in made}
         self.rows.first = torch.cat([(made | idle)[name] for name in parts])
-        # The backbone looks at the size of what comes, and at nothing else.
+        # The backbone only uses the shape of its input.
         return like.new_zeros(()).expand(sum(sizes), *parts[self.pictures[0]].shape[1:])
 
     def _after(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
@@ -315,11 +324,11 @@ class ReidNet(nn.Module):
         return self.fusion(features, present).float()
 
     def neck(self, x: Tensor) -> Tensor:
-        """Features (N, D) to what is compared by cosine, and classified, (N, D)."""
+        """Features (N, D) to the vectors that are compared by cosine and classified, (N, D)."""
         return self.bn(x)
 
     def train(self, mode: bool = True) -> ReidNet:
-        """Statistics of a backbone that stays do not move."""
+        """Set the mode; a frozen backbone keeps its statistics."""
         super().train(mode)
         for module in self.backbone.modules() if self.tune == "lora" else ():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
@@ -328,9 +337,9 @@ class ReidNet(nn.Module):
 
 
 class _SizesLeftOpen:
-    """Calls what is compiled behind the first layers: sizes are fixed until one changes, and then all are left open.
+    """Calls the compiled part behind the first layers: sizes are static until one changes, then all become dynamic.
 
-    Left to itself torch opens the size that has changed, and compiles again for each of the others.
+    By default torch makes only the size dynamic that has changed, and compiles again for each of the others.
     """
 
     def __init__(self, net: ReidNet, call: Callable[..., dict[str, Tensor]]):
@@ -342,7 +351,7 @@ class _SizesLeftOpen:
         self.open = False
 
     def __call__(self, pictures: Tensor | None, text: Tensor | None, queries: Tensor | None) -> dict[str, Tensor]:
-        if self.rows.first is not None:  # rows of a modality that has none would change the format of all
+        if self.rows.first is not None:  # an empty modality would change the memory format of all rows
             self.rows.first = self.rows.first.contiguous(memory_format=self.format)
         every = (pictures, text, queries, self.rows.first, *self.rows.own.values())
         tensors = [t for t in every if t is not None]
@@ -353,7 +362,7 @@ class _SizesLeftOpen:
             return self.call(pictures, text, queries)
         for t in tensors:
             torch._dynamo.maybe_mark_dynamic(t, 0)
-        # Sizes that are equal by chance are not taken for one.
+        # Sizes that happen to be equal stay separate.
         with shape_settings.patch(use_duck_shape=False):  # pyright: ignore[reportAttributeAccessIssue] - torch types no settings
             return self.call(pictures, text, queries)
 
@@ -381,16 +390,16 @@ def _features(backbone: Any, shape: Sequence[int]) -> int:
         pooled = backbone.forward_head(maps, pre_logits=True)
     backbone.train(was)
     if pooled.ndim != 2:
-        found = f"a network that gives maps of shape {tuple(pooled.shape)}"
-        raise UserError(f"{WHERE}.model", found, "one vector per image", "take another model, or another global_pool")
+        found = f"the network outputs maps of shape {tuple(pooled.shape)}"
+        raise UserError(f"{WHERE}.model", found, "one vector per image", "use another model, or set args.global_pool")
     return pooled.shape[1]
 
 
 def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidNet:
-    """The network of `spec` for records of `meta`: images of its shape, its modalities, captions and persons.
+    """Build the network of `spec` for records of `meta`: its image shape, modalities, captions and identities.
 
-    `found` holds the files of its weights, under `net` and `text`. Raises UserError when timm has no such network, it
-    does not take such images, nothing in it can be corrected, or weights do not fit.
+    `found` holds the files of its weights, under `net` and `text`. Raises UserError if timm has no such network, it
+    does not take such images, it has no layer for LoRA, or weights do not fit.
     """
     drop = {"drop_path_rate": spec.drop_path}
     net = ReidNet(spec, meta, timm_network(spec.model, meta.shape, {**spec.args, **drop}, 0, WHERE))
@@ -408,13 +417,13 @@ def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidN
         _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
     if spec.text.lora is not None and net.text is not None:
         if spec.text.tune == "lora":
-            # Nothing is found where a network that is trained already is put together again.
+            # `found` is empty if a trained network is rebuilt.
             if found and "text" not in found and not any(name.startswith("text.tokens.") for name in tensors):
                 raise UserError(
                     f"{WHERE}.text.tune",
-                    "lora, and no weights of a text encoder",
-                    "weights that the corrections are of: text.weights, or a run of such a network as weights",
-                    "what is random and stays so reads nothing; tune: all trains it",
+                    "lora, but no weights for the text encoder",
+                    "pretrained weights below the corrections",
+                    "set text.weights, or weights to a run of such a network, or `tune: all`",
                 )
             net.text.requires_grad_(False)
         # Captions are one modality: the same corrections for every row.
@@ -423,17 +432,17 @@ def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidN
         _fill_whole(net, tensors, str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
     trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-    net.about.insert(0, f"{spec.model} and what is around it: {count:,} parameters")
+    net.about.insert(0, f"{spec.model} with heads and encoders: {count:,} parameters")
     if trained < count:
         net.about.append(f"{trained:,} parameters are trained")
     return net.train()
 
 
 def _first_layers(net: ReidNet, spec: ReidSpec, shape: Sequence[int]) -> None:
-    """Give each modality first layers of its own; where the backbone stays, the first layers are trained all the same.
+    """Give each modality its own first layers; they are trained even if the backbone is frozen.
 
-    The first convolution, and the norm where one is next. Raises UserError where timm does not say which that is, or
-    images are changed before it.
+    These are the first convolution, and the norm if one follows. Raises UserError if timm does not name it, or images
+    are changed before it.
     """
     own = spec.stems == "own" and len(net.pictures) > 1
     if spec.tune == "lora":
@@ -448,11 +457,11 @@ def _first_layers(net: ReidNet, spec: ReidSpec, shape: Sequence[int]) -> None:
     for name, instead in zip(names, (Handed(net.rows), nn.Identity()), strict=False):
         parent, _, last = name.rpartition(".")
         setattr(net.backbone.get_submodule(parent), last, instead)
-    net.about.append(f"{', '.join(net.pictures)} have {' and '.join(names)} of their own")
+    net.about.append(f"{', '.join(net.pictures)} each have their own {' and '.join(names)}")
 
 
 def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
-    """Names of the first convolution and of the norm that takes what it gives, as one forward shows."""
+    """Names of the first convolution and of the norm after it, found by one forward pass."""
     import timm
 
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
@@ -475,8 +484,8 @@ def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     for handle in handles:
         handle.remove()
     if first not in seen or seen[first][0] is not picture:
-        found = f"{model} has no first convolution that timm names and that sees the images themselves"
-        raise UserError(f"{WHERE}.stems", found, "a network with one", "take another model, or stems: shared")
+        found = f"{model} has no first convolution that timm names and that takes the images directly"
+        raise UserError(f"{WHERE}.stems", found, remedy="use another model, or `stems: shared`")
     return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
 
 
@@ -484,12 +493,12 @@ def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, row
     names = lora.add(encoder, spec, modalities, rows, where)
     count = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" in name)
     net.about.append(
-        f"{where}: rank {spec.rank} in {len(names)} linear layers, {modalities} times, {count:,} parameters"
+        f"{where}: rank {spec.rank}, {len(names)} linear layers, {modalities} modalities, {count:,} parameters"
     )
 
 
 def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Weights of the backbone alone, or of the image tower of a CLIP, whose projection is taken where it fits."""
+    """Load weights of the backbone, or of a CLIP's image tower, with its projection if that fits."""
     import timm
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
@@ -498,7 +507,11 @@ def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], wher
             # Names of OpenAI and OpenCLIP; position embeddings and patches of another size are interpolated.
             tensors = checkpoint_filter_fn(dict(tensors), net.backbone)
         except (RuntimeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise UserError(where, f"is not of {model} ({' '.join(str(error).split())[:200]})") from error
+            raise UserError(
+                where,
+                f"does not fit {model} ({' '.join(str(error).split())[:200]})",
+                remedy="use the weights of this model",
+            ) from error
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
     heads = config.classifier if config is not None else None
     heads = heads if isinstance(heads, tuple) else (heads,)
@@ -513,14 +526,14 @@ def _fill_projection(net: ReidNet, into: nn.Linear, projection: Tensor, where: s
     if projection.shape == into.weight.shape:
         safe_load.load_into(into, {"weight": projection}, where)
     else:
-        net.about.append(f"the projection to {len(projection)} in {where} is left out: embedding is {net.dim}")
+        net.about.append(f"projection to {len(projection)} in {where} not used: embedding is {net.dim}")
 
 
 def _fill_whole(net: ReidNet, tensors: dict[str, Tensor], where: str) -> None:
-    """Weights of such a network as this; a classifier of other people is left as it is."""
+    """Load weights of a whole re-identification network; a classifier for other identities is not loaded."""
     name = "classifier.weight"
     own = net.state_dict()[name]
     if name in tensors and tensors[name].shape[:1] != own.shape[:1]:
-        net.about.append(f"the classifier of {len(tensors[name])} people in {where} is left out")
+        net.about.append(f"classifier of {len(tensors[name])} identities in {where} not used")
         tensors = {**tensors, name: own.clone()}
     safe_load.load_into(net, tensors, where)

@@ -1,6 +1,6 @@
-"""Networks of images that see a volume slice by slice, perhaps with the slices beside it (2.5-D).
+"""2-D networks applied to a volume slice by slice, optionally with the slices on either side (2.5-D).
 
-For volumes whose slices are a dozen times as far apart as their voxels, neighbours say little about each other.
+For anisotropic volumes: if slices are a dozen times as far apart as voxels, adjacent slices have little in common.
 """
 
 from __future__ import annotations
@@ -23,56 +23,58 @@ from trainkit.models.patch_geometry import check_patch, format_sides, require
 from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
 
 TIMM = "tu-"
-"""How segmentation_models_pytorch marks encoders of timm."""
+"""Prefix of segmentation_models_pytorch for encoders of timm."""
 
 
 @dataclass(kw_only=True)
 class SlicesSpec:
-    """A network of segmentation_models_pytorch on every slice."""
+    """A 2-D network of segmentation_models_pytorch that is applied to each slice of a volume."""
 
     name: Literal["slices"]
+    """Selects a 2-D network of segmentation_models_pytorch."""
     encoder: str = field(metadata={"timm": TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """How its maps become an image again."""
+    """Decoder, by its name in segmentation_models_pytorch."""
     filters: list[Channels] | None = None
-    """Channels of the decoder's levels, coarsest first, 3 to 5 of them, which is also how often the encoder halves its
-    image; for `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
+    """Channels of the decoder's levels, coarsest first; their number, 3 to 5, is also how often the encoder halves the
+    image. For `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Slices on either side that are seen as further channels: 0, 1 or 2. Beyond a patch its last slice is repeated."""
+    """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
+    slice is repeated."""
     weights: str | None = None
-    """`pretrained` (of a `tu-` encoder, downloaded by `trainkit download`), or a whole network from a file,
-    `run:NAME` or `models:/ID`; None: random."""
+    """Initial weights: `pretrained` (for a `tu-` encoder, downloaded by `trainkit download`), or those of a whole
+    network from a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
         if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
             raise ValueError(
-                f"encoder is {self.encoder!r}; pretrained weights are those of timm, as in tu-resnet18.a1_in1k"
+                f"encoder is {self.encoder!r}; pretrained weights need an encoder of timm, such as tu-resnet18.a1_in1k"
             )
         if self.filters is not None:
             if self.decoder not in ("unet", "unetplusplus", "manet"):
-                raise ValueError(f"filters are given, which {self.decoder} does not have")
+                raise ValueError(f"filters is set, but decoder {self.decoder} has no such option; leave it out")
             if not 3 <= len(self.filters) <= 5:
-                raise ValueError(f"filters is {self.filters}; 3 to 5 levels are needed")
-            # Others keep the levels that nothing reads, which then get no gradient.
+                raise ValueError(f"filters is {self.filters}; expected 3 to 5 levels")
+            # Other encoders keep unused levels, which then get no gradient.
             if len(self.filters) < 5 and not self.encoder.startswith(TIMM):
                 raise ValueError(
-                    f"filters is {self.filters}; only `tu-` encoders can be cut to {len(self.filters)} levels"
+                    f"filters has {len(self.filters)} levels, which needs a `tu-` encoder; use one, or give 5 levels"
                 )
 
 
 class Slices(nn.Module):
-    """A network of images, applied to every slice of a volume."""
+    """A 2-D network applied to every slice of a volume."""
 
     def __init__(self, net: nn.Module, neighbours: int = 0):
         super().__init__()
         self.net, self.neighbours = net, neighbours
 
     def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); a list where the network gives one."""
+        """Volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); a list if the network returns one."""
         count, depth = image.shape[0], image.shape[2]
         out = self.net(with_neighbours(image, self.neighbours))
         return [_volumes(x, count, depth) for x in out] if isinstance(out, list) else _volumes(out, count, depth)
@@ -94,7 +96,7 @@ def _volumes(scores: Tensor, count: int, depth: int) -> Tensor:
 
 
 def build(spec: SlicesSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
-    """The network of `spec`, with random weights, and what is to be said about it."""
+    """Build the network of `spec`, with random weights; return also a description."""
     channels, depth = meta.shape[0] * (2 * spec.neighbours + 1), 5 if spec.filters is None else len(spec.filters)
     check_patch(spec.name, meta.shape[1:], (1, 2**depth, 2**depth))
     require("segmentation_models_pytorch")
@@ -114,14 +116,14 @@ def build(spec: SlicesSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
 
 
 def about_slices(neighbours: int, multiple: int) -> str:
-    """Say what every network of slices sees and needs."""
+    """Describe the input of a network of slices."""
     seen = "each slice alone" if not neighbours else f"each slice with {neighbours} on either side"
-    return f"{seen}, sides of a patch multiples of {format_sides((1, multiple, multiple))}"
+    return f"{seen}, patch sides multiples of {format_sides((1, multiple, multiple))}"
 
 
 @torch.no_grad()
 def probe(net: nn.Module, meta: DatasetInfo, encoder: str) -> None:
-    """Refuse a network that does not give a class for every voxel of a patch, by trying it on one slice."""
+    """Raise UserError for a network that does not give a score per voxel and class, by a test on one slice."""
     net.eval()
     slice_of = (1, meta.shape[0], 1, *meta.shape[2:])
     try:
@@ -129,7 +131,9 @@ def probe(net: nn.Module, meta: DatasetInfo, encoder: str) -> None:
     except (RuntimeError, ValueError, AssertionError, TypeError, IndexError) as error:
         raise misfit(f"{encoder} on slices of {format_sides(meta.shape[2:])} voxels", error) from error
     if tuple(out.shape) != (1, meta.classes, 1, *meta.shape[2:]):
-        raise UserError("task.net", f"{encoder} gives scores of {tuple(out.shape)}", "one for every voxel and class")
+        found = f"{encoder} outputs scores of shape {tuple(out.shape)}"
+        expected = f"one per voxel and class, {(1, meta.classes, 1, *meta.shape[2:])}"
+        raise UserError("task.net", found, expected, "use another encoder or decoder")
     net.train()
 
 
@@ -139,23 +143,23 @@ def timm_name(encoder: str) -> str:
 
 
 def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
-    """Fill the encoder of a network of slices from a file of timm's classifier of that name.
+    """Load the encoder of a network of slices from a file of timm's classifier of that name.
 
-    timm renames what it must and adds up or repeats the filters of the first convolution for other than three channels.
-    Raises UserError for a file that holds anything but tensors, or those of another network.
+    timm renames tensors, and sums or repeats the filters of the first convolution if the input has other than three
+    channels. Raises UserError for a file with anything but tensors, or with those of another network.
     """
     import timm
 
     inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
-    # Handed over as tensors: timm has readers of files of its own.
+    # Pass tensors, so that timm does not read the file itself.
     tensors = safe_load.read_tensors(file)
     places = tuple(feature_info(inner).out_indices)
 
     def given() -> dict[str, Any]:
-        return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # from which it takes out
+        return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # timm removes entries
 
     try:
-        # The whole classifier first: of its maps alone timm leaves at random whatever the file does not hold.
+        # The whole classifier first: for feature maps timm silently keeps random values for missing tensors.
         timm.create_model(timm_name(encoder), **given())
         filled = timm.create_model(
             timm_name(encoder),
@@ -170,16 +174,18 @@ def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
 
 
 def check_encoder(name: str, known: dict) -> None:
-    """Refuse an encoder that neither timm nor segmentation_models_pytorch has; `known` are the names of the latter."""
+    """Raise UserError for an encoder that neither timm nor segmentation_models_pytorch (`known`) has."""
     if name.startswith(TIMM):
         refuse_unknown(timm_name(name), "task.net.encoder")
     elif name not in known:
         near = difflib.get_close_matches(name, known, n=3)
-        remedy = f"did you mean {' or '.join(near)}?" if near else f"encoders of timm begin with {TIMM}"
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"put {TIMM} before the name of an encoder of timm"
         raise UserError("task.net.encoder", f"segmentation_models_pytorch has no encoder {name!r}", remedy=remedy)
 
 
 def misfit(what: str, error: Exception) -> UserError:
-    """Return the error for a library's refusal to make or run `what`."""
+    """Return the error for `what` if a library cannot build or run it."""
     reason = re.sub(r"\s+", " ", str(error))[:200] or type(error).__name__
-    return UserError("task.net", f"{what}: {reason}", "an encoder and a decoder that fit", "choose another of them")
+    return UserError(
+        "task.net", f"{what}: {reason}", "an encoder and a decoder that fit together", "use another encoder or decoder"
+    )

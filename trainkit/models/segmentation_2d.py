@@ -1,6 +1,6 @@
-"""Networks that give every pixel of an image a class: BiSeNet, or any decoder of segmentation_models_pytorch.
+"""Networks for semantic segmentation: BiSeNet, or any decoder of segmentation_models_pytorch.
 
-Whatever the network, with or without a head for single points, it becomes a `SceneNet`.
+Every network, with or without a point head, is wrapped in a `SceneNet`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trainkit.models.timm_classifier import check_tag, refuse_unknown
 
 SMP = "segmentation_models_pytorch"
 _MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
-"""Errors that the libraries raise when parts do not fit each other."""
+"""Errors that the libraries raise if encoder and decoder do not fit together."""
 _GIVEN = {"self", "encoder_name", "encoder_weights", "in_channels", "classes", "activation", "aux_params", "upsampling"}
-"""Arguments of smp's decoders that are not a recipe's: set here, or of what is left out."""
+"""Arguments of smp's decoders that a recipe cannot set: they are set here or not used."""
 
 
 @dataclass(kw_only=True)
@@ -38,18 +38,19 @@ class BiSeNetV1Spec:
     """BiSeNet (Yu et al., ECCV 2018, arXiv 1808.00897): a spatial path beside the context path of an encoder."""
 
     name: Literal["bisenetv1"]
+    """Selects BiSeNet V1."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on the channels of what is around the encoder."""
+    """Factor on the channels of everything but the encoder."""
     fusion: bisenet.FusionKind = "squeeze"
-    """Form of the feature fusion module: `squeeze`, two 1x1 convolutions, is the paper's and that of older weights of
-    the public implementation; `conv`, one 1x1 convolution and batch norm, that of its weights today."""
+    """Form of the feature fusion module. `squeeze`: two 1x1 convolutions, as in the paper and in older weights of the
+    public implementation. `conv`: one 1x1 convolution and batch norm, as in its current weights."""
     encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
-    """A network of timm with maps at strides 4, 16 and 32; the tag says which weights are `pretrained`. Published are
-    ResNet-18 and torchvision's weights."""
+    """A network of timm with maps at strides 4, 16 and 32; the tag selects the `pretrained` weights. Published:
+    ResNet-18 with torchvision's weights."""
     weights: str | None = None
-    """Of the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
-    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
-    understood. None: random."""
+    """Initial weights. For the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of
+    timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
+    supported. None: random."""
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
@@ -60,50 +61,54 @@ class BiSeNetV2Spec:
     """BiSeNet V2 (Yu et al., IJCV 2021, arXiv 2004.02147): a detail branch beside a deep, narrow one."""
 
     name: Literal["bisenetv2"]
+    """Selects BiSeNet V2."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on all channels."""
+    """Factor on all channel counts."""
     weights: str | None = None
-    """A whole network from a file, `run:NAME` or `models:/ID`; files of the public implementation are understood.
-    None: random."""
+    """Initial weights of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
+    supported. None: random."""
 
     def __post_init__(self) -> None:
         if _of_timm(self.weights):
             raise ValueError(
-                f"weights is {self.weights!r}; bisenetv2 has no encoder with such weights: name a file or a run"
+                f"weights is {self.weights!r}, but bisenetv2 has no encoder of timm; use a file, run:NAME or models:/ID"
             )
 
 
 @dataclass(kw_only=True)
 class SmpSpec:
-    """A network of segmentation_models_pytorch: an encoder, mostly of timm, and a decoder."""
+    """A network of segmentation_models_pytorch: an encoder, usually of timm, and a decoder."""
 
     name: Literal["smp"]
+    """Selects a network of segmentation_models_pytorch."""
     encoder: str = field(metadata={"timm": segmentation_2_5d.TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights where those are `pretrained`; or an encoder
+    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
     of segmentation_models_pytorch, such as `resnet18`."""
     decoder: Literal[
         "unet", "unetplusplus", "fpn", "linknet", "manet", "pspnet", "pan", "deeplabv3", "deeplabv3plus", "segformer",
         "upernet",
     ]  # fmt: skip
-    """How its maps become one again."""
+    """Decoder, by its name in segmentation_models_pytorch."""
     args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
-    """Further arguments of that decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
+    """Further arguments of the decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
     weights: str | None = None
-    """Of a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of timm's
-    classifier. Of the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
+    """Initial weights. For a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a
+    file of timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
 
     def __post_init__(self) -> None:
         if _of_timm(self.weights) and not self.encoder.startswith(segmentation_2_5d.TIMM):
-            raise ValueError(f"encoder is {self.encoder!r}; pretrained weights are those of timm: tu-resnet18.a1_in1k")
+            raise ValueError(
+                f"encoder is {self.encoder!r}; pretrained weights need an encoder of timm, such as tu-resnet18.a1_in1k"
+            )
         check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
         reserved = sorted(_GIVEN & set(self.args))
         if reserved:
-            raise ValueError(f"args names {', '.join(reserved)}, which follow from the data or are not used")
+            raise ValueError(f"args has {', '.join(reserved)}, which trainkit sets or does not use; leave them out")
 
 
 AnySceneNet = BiSeNetV1Spec | BiSeNetV2Spec | SmpSpec
 SceneNetSpec = Annotated[AnySceneNet, Field(discriminator="name")]
-"""The block of a recipe that chooses a network for images whose pixels have classes."""
+"""The block of a recipe that selects a network for semantic segmentation."""
 
 
 @dataclass(kw_only=True)
@@ -111,18 +116,18 @@ class Norm:
     """Replacement of the batch norms of a network."""
 
     name: Literal["batch", "sync", "group"] = "batch"
-    """Batch norm over the micro-batch of a process; over the micro-batches of all processes; or group norm (Wu & He,
-    ECCV 2018, arXiv 1803.08494), which sees each image alone."""
+    """`batch`: batch norm over the micro-batch of a process. `sync`: batch norm over the micro-batches of all
+    processes. `group`: group norm, each image alone (Wu and He, ECCV 2018, arXiv 1803.08494)."""
     groups: Channels = 32
-    """Of group norm: the channels are parted into the largest number of groups that divides them, up to this, with 4
-    channels or more in each."""
+    """Largest number of groups of group norm. The number used is the largest one up to this that divides the channels
+    and leaves 4 or more channels per group."""
 
 
 class SmpBody(nn.Module):
-    """A network of segmentation_models_pytorch without its last enlargement: scores at the stride of its decoder.
+    """A network of segmentation_models_pytorch without its final upsampling: scores at the stride of its decoder.
 
-    `fine` is the encoder's finest map at stride 4 or more, as PointRend takes it of DeepLabV3. Parameters that no score
-    depends on get no gradient, and `idle` is how many there are: other processes would wait for theirs.
+    `fine` is the encoder's finest map at stride 4 or more, as PointRend uses for DeepLabV3. Parameters that no score
+    depends on are frozen, because DDP would wait for their gradients; `idle` is their number.
     """
 
     encoder: nn.Module
@@ -132,12 +137,12 @@ class SmpBody(nn.Module):
     def __init__(self, model: Any, shape: Sequence[int]):
         super().__init__()
         self.encoder, self.decoder, self.segmentation_head = model.encoder, model.decoder, model.segmentation_head[0]
-        # Where an encoder's stride is below 2^depth, it is dilated, and nobody says that fewer will do.
+        # An encoder with a stride below 2^depth is dilated; smaller multiples are not guaranteed to work.
         self.multiple = 2 ** getattr(model.encoder, "_depth", 5)
-        # A small image, of a shape that few networks could have been made for.
+        # A small image of an unusual shape.
         m = self.multiple
         height, width = (max(m, min(side // m, most) * m) for side, most in zip(shape[1:], (4, 6), strict=True))
-        self.eval()  # the statistics of batch norms stay as they are
+        self.eval()  # keep the statistics of batch norms
         with torch.enable_grad(), _normed(self) as sizes:
             maps = self.encoder(torch.zeros(1, shape[0], height, width, device=next(self.parameters()).device))
             scores = self.segmentation_head(self.decoder(maps))
@@ -159,7 +164,7 @@ class SmpBody(nn.Module):
 
 @contextlib.contextmanager
 def _normed(net: nn.Module) -> Iterator[set[int]]:
-    """How many values of a channel the batch norms of `net` are given, filled in while it runs."""
+    """Collect the number of values per channel that the batch norms of `net` receive."""
     sizes: set[int] = set()
     norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     hooks = [norm.register_forward_pre_hook(lambda _, given: sizes.add(given[0][:, 0].numel())) for norm in norms]
@@ -175,11 +180,11 @@ Body = bisenet.BiSeNetV1 | bisenet.BiSeNetV2 | SmpBody
 
 
 class SceneNet(nn.Module):
-    """A network that gives every pixel a class, with or without a head for single points.
+    """A network for semantic segmentation, with or without a point head.
 
-    `body` maps images to a dict of `logits`, a list of class scores, the main ones first at a stride of their own,
-    and `fine`, a finer map of features. It says its `stride`, the `fine_channels`, what the sides of an image must be
-    multiples of (`multiple`), and how many images batch norm must see at once in training (`least`).
+    `body` maps images to a dict of `logits`, a list of class scores with the main ones first, and `fine`, a finer map
+    of features. Its attributes are `stride` of the main logits, `fine_channels`, `multiple` (divisor of the sides of an
+    image), and `least` (smallest number of images that batch norm needs in training).
     """
 
     body: Body
@@ -191,21 +196,21 @@ class SceneNet(nn.Module):
 
     @property
     def multiple(self) -> int:
-        """Number that the sides of an image must be multiples of."""
+        """The sides of an image must be multiples of this number."""
         return self.body.multiple
 
     @property
     def least(self) -> int:
-        """How many images batch norm must see at once in training: 2 where a map has one value per image."""
+        """Smallest number of images that batch norm needs in training: 2 if a map has one value per image."""
         return self.body.least
 
     def forward(self, image: Tensor, distance: Tensor | None = None) -> dict[str, Tensor | list[Tensor]]:
         """Images (B, 3, H, W) to a dict of `logits`: a list of class scores (B, classes, h, w), the main ones first.
 
-        While training, those of auxiliary heads follow, each at its stride, and with a head for points there are also
-        `points` (B, N, 2), (x, y) in [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the
-        nearest boundary, is needed where some are drawn near boundaries. In evaluation there are the main scores alone,
-        with a head for points refined to (B, classes, H, W).
+        In training those of auxiliary heads follow, each at its stride; a point head adds `points` (B, N, 2), (x, y) in
+        [0, 1], and `point_logits` (B, classes, N); `distance` (B, H, W), pixels to the nearest boundary, is needed
+        if points are drawn near boundaries. In evaluation there are only the main scores, refined to (B, classes, H, W)
+        by a point head.
         """
         out = self.body(image)
         logits = list(out["logits"]) if self.training else out["logits"][:1]
@@ -216,7 +221,11 @@ class SceneNet(nn.Module):
             size = (image.shape[2], image.shape[3])
             return {"logits": [pointwise.refine(self.point_head, coarse, out["fine"], size, self.points)]}
         if self.points.near and distance is None:
-            raise UserError("task.points.near", f"{self.points.near}, without distances", "data.distance in the recipe")
+            raise UserError(
+                "task.points.near",
+                f"{self.points.near}, but the data gives no distances",
+                remedy="add `distance: {}` under data",
+            )
         chosen = pointwise.choose_points(coarse.detach(), self.points, distance)
         found = self.point_head(pointwise.sample(out["fine"], chosen), pointwise.sample(coarse, chosen))
         return {"logits": logits, "points": chosen, "point_logits": found}
@@ -225,10 +234,10 @@ class SceneNet(nn.Module):
 def build(
     spec: AnySceneNet, points: PointSpec | None, norm: Norm, meta: DatasetInfo, found: Mapping[str, Path]
 ) -> tuple[SceneNet, list[str]]:
-    """The network of `spec` for images of `meta.shape` (3, h, w), and sentences about it.
+    """Build the network of `spec` for images of `meta.shape` (3, h, w); return also notes about it.
 
-    `found` holds the file of its weights under `net`. Raises UserError where a package is missing, encoder and decoder
-    do not fit, the crop is no multiple of what the network divides by, or the weights are of another network.
+    `found` holds the file of its weights under `net`. Raises UserError if a package is missing, encoder and decoder do
+    not fit together, the crop is not a multiple of the network's stride, or the weights are of another network.
     """
     match spec:
         case BiSeNetV1Spec():
@@ -241,7 +250,7 @@ def build(
     tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
     if tensors and not isinstance(spec, BiSeNetV2Spec) and _is_of_encoder(spec, body, tensors):
         segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
-        notes.append(f"{spec.encoder} starts from {spec.weights or found['net'].name}, the rest at random")
+        notes.append(f"{spec.encoder} starts from {spec.weights or found['net'].name}, the rest from random weights")
         tensors = {}
     if norm.name != "batch":
         from trainkit.models import norms
@@ -255,8 +264,8 @@ def build(
     if points is not None and net.point_head is not None:
         refined = sum(p.numel() for p in net.point_head.parameters())
         near, unsure, anywhere = points.parts
-        parts = f"{near} near boundaries, {unsure} unsure, {anywhere} anywhere"
-        said.append(f"points: {refined:,} of the parameters; {points.points} points an image: {parts}")
+        parts = f"{near} near boundaries, {unsure} uncertain, {anywhere} uniform"
+        said.append(f"point head: {refined:,} of the parameters; {points.points} points per image: {parts}")
     return net, said + notes
 
 
@@ -265,14 +274,14 @@ def _of_timm(weights: str | None) -> bool:
 
 
 def source_of(spec: AnySceneNet) -> str | None:
-    """Return where the initial weights come from, as `required_weights` of a task says it; None: nowhere."""
+    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
     if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
         return spec.weights
     return f"{timm_weights.PREFIX}{segmentation_2_5d.timm_name(spec.encoder)}"
 
 
 def _is_of_encoder(spec: BiSeNetV1Spec | SmpSpec, body: Body, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether tensors are those of the encoder's classifier in timm's names, and not of a whole network."""
+    """Return True for tensors of the encoder's classifier in timm's names, False for a whole network."""
     if isinstance(spec, SmpSpec) and not spec.encoder.startswith(segmentation_2_5d.TIMM):
         return False
     renamed = bisenet.from_published(tensors)
@@ -281,22 +290,22 @@ def _is_of_encoder(spec: BiSeNetV1Spec | SmpSpec, body: Body, tensors: Mapping[s
 
 
 def _load(net: SceneNet, tensors: dict[str, Tensor], file: Path) -> list[str]:
-    """Fill a whole network; from a file without a head for points, or of the public BiSeNet, all but that head."""
+    """Load a whole network; from a file without a point head, such as the public BiSeNet's, all but that head."""
     if not any(name.startswith("body.") for name in tensors):
         tensors = {f"body.{name}": tensor for name, tensor in bisenet.from_published(tensors).items()}
     if isinstance(net.body, bisenet.BiSeNetV1):
         _check_fusion(net.body.fusion.kind, tensors, file)
     headless = net.point_head is not None and not any(name.startswith("point_head.") for name in tensors)
     safe_load.load_into(net, tensors, str(file), ignore=("point_head.*",) if headless else ())
-    return [f"{file} has no head for points: it starts at random"] if headless else []
+    return [f"{file} has no point head: it starts from random weights"] if headless else []
 
 
 def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Refuse weights whose fusion module has another form than `kind`, with the key that chooses it."""
+    """Raise UserError, naming the key to set, for weights whose fusion module has another form than `kind`."""
     layers = {"squeeze": "body.fusion.squeeze.weight", "conv": "body.fusion.share.weight"}
     found = next((form for form, name in layers.items() if name in tensors), kind)
     if found != kind:
-        raise UserError("task.net.fusion", kind, found, f"the weights {file} have that form: write `fusion: {found}`")
+        raise UserError("task.net.fusion", kind, f"{found}, the form of the weights {file}", f"set `fusion: {found}`")
 
 
 def _bisenetv1(spec: BiSeNetV1Spec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
@@ -319,7 +328,8 @@ def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
     known -= _GIVEN | {"kwargs"}
     unknown = [name for name in spec.args if name not in known]
     if unknown:
-        raise UserError("task.net.args", f"{few(unknown)}: {spec.decoder} has none", few(sorted(known), len(known)))
+        found = f"{few(unknown)}, which {spec.decoder} does not have"
+        raise UserError("task.net.args", found, few(sorted(known), len(known)), "correct the name, or leave it out")
     what = f"{spec.decoder} over {spec.encoder}"
     try:
         model = smp.create_model(
@@ -333,5 +343,5 @@ def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
         body = SmpBody(model, meta.shape)
     except _MISFITS as error:
         raise segmentation_2_5d.misfit(what, error) from error
-    unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not read are frozen"
+    unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not use are frozen"
     return body, what, [unread] if body.idle else []

@@ -1,8 +1,8 @@
-"""Networks that give every voxel of a volume a class: MONAI's U-Net, nnU-Net's network, SegResNet, and those of slices.
+"""Networks for the segmentation of volumes: MONAI's U-Net, nnU-Net's network, SegResNet, and networks of slices.
 
-Every network maps float volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); while training, one with deep
-supervision gives a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s to
-import, so nothing here imports it before a network is made.
+Every network maps float volumes (B, C, D, H, W) to class scores (B, classes, D, H, W). In training, a network with deep
+supervision returns a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s
+to import, so it is imported only when a network is built.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import FractionBelowOne, Layers
-from trainkit.errors import UserError
+from trainkit.errors import UserError, number_of
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, segmentation_2_5d
 from trainkit.models.emcad import EmcadSpec
@@ -39,17 +39,18 @@ Filters = Annotated[int, Field(ge=1, le=4096)]
 
 @dataclass(kw_only=True)
 class UNetSpec:
-    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018): residual units, strided convolutions, instance norm."""
+    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018) with residual units, strided convolutions and instance norm."""
 
     name: Literal["unet"]
+    """Selects MONAI's U-Net."""
     filters: list[Filters]
-    """Channels of each level, finest first; there are fewer levels where the patch is too small for them."""
+    """Channels of each level, finest first. Levels are dropped if the patch is too small for them."""
     res_units: Annotated[int, Field(ge=0, le=16)] = 2
-    """Convolutions of a residual unit; 0: one plain convolution at each level."""
+    """Number of convolutions in a residual unit, 0 to 16. 0: one plain convolution per level."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values set to zero after each convolution."""
+    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "none"
 
     def __post_init__(self) -> None:
@@ -58,21 +59,22 @@ class UNetSpec:
 
 @dataclass(kw_only=True)
 class DynUNetSpec:
-    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions at each level."""
+    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions per level."""
 
     name: Literal["dynunet"]
+    """Selects nnU-Net's network."""
     filters: list[Filters]
-    """Channels of each level, finest first; there are fewer levels where the patch is too small for them. nnU-Net has
-    32, 64, 128, 256, 320, 320."""
+    """Channels of each level, finest first. Levels are dropped if the patch is too small for them. nnU-Net uses 32, 64,
+    128, 256, 320, 320."""
     deep_supervision: bool = True
-    """A loss at every level but the two coarsest, weighted 1, 1/2, 1/4 ... by nnU-Net's rule: there are scores at the
-    last level but one too, with weight 0."""
+    """Compute the loss at every level but the two coarsest, with weights 1, 1/2, 1/4 ... by nnU-Net's rule. The last
+    level but one also has an output, with weight 0."""
     res_block: bool = False
-    """Residual blocks instead of plain ones."""
+    """Use residual blocks instead of plain ones."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values set to zero after each convolution."""
+    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "nnunet"
 
     def __post_init__(self) -> None:
@@ -81,42 +83,45 @@ class DynUNetSpec:
 
 @dataclass(kw_only=True)
 class SegResNetSpec:
-    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, of MONAI's blocks."""
+    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, built of MONAI's blocks."""
 
     name: Literal["segresnet"]
+    """Selects SegResNet."""
     filters: Filters
-    """Channels of the finest level; doubled at each further one."""
+    """Channels of the finest level; they double at each further level."""
     blocks: list[Layers]
-    """Residual blocks on the way down at each level, finest first; on the way up there is one at each. There are fewer
-    levels where the patch is too small for them."""
+    """Number of residual blocks of the encoder at each level, finest first; the decoder has one per level. Levels are
+    dropped if the patch is too small for them."""
     deep_supervision: Annotated[int, Field(ge=1, le=16)] = 3
-    """Levels with scores and a loss, from the finest; 1: the finest alone."""
+    """Number of levels, from the finest, that have an output and a loss. 1: only the finest."""
     weights: str | None = None
-    """A file, `run:NAME` or `models:/ID` to start from; None: random."""
+    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "deep"
 
     def __post_init__(self) -> None:
         _check([self.filters], 1, self.weights)
         if len(self.blocks) < 2:
-            raise ValueError(f"blocks is {self.blocks}; two levels or more are needed")
+            raise ValueError(f"blocks is {self.blocks}; expected two levels or more")
 
 
 AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec | SlicesSpec | EmcadSpec
 VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
-"""The block of a recipe that chooses a network for volumes."""
+"""The block of a recipe that selects a network for volumes."""
 
 
 def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
     if len(filters) < levels:
-        raise ValueError(f"filters is {list(filters)}; {levels} levels or more are needed")
+        raise ValueError(f"filters is {list(filters)}; expected {levels} levels or more")
     if word == "pretrained":
-        raise ValueError("weights is 'pretrained'; only networks of slices (slices, emcad) have such weights")
+        raise ValueError(
+            "weights is 'pretrained', which only slices and emcad have; use a file, run:NAME or models:/ID"
+        )
 
 
 def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> tuple[nn.Module, list[str]]:
-    """The network of `spec` for patches of `meta.shape` (C, D, H, W), and sentences about what was derived.
+    """Build the network of `spec` for patches of `meta.shape` (C, D, H, W); return also notes about its levels.
 
-    `found` holds the file of its weights under `net`. Raises UserError when MONAI is not installed, the patch is too
+    `found` holds the file of its weights under `net`. Raises UserError if MONAI is not installed, the patch is too
     small or does not fit the strides, or the weights are of another network.
     """
     net, about = _MAKERS[type(spec)](spec, meta)
@@ -130,7 +135,7 @@ def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> t
 
 
 def source_of(spec: AnyVolumeNet) -> str | None:
-    """Return where the initial weights come from, as `required_weights` of a task says it; None: nowhere."""
+    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
     if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
         return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
     return spec.weights
@@ -141,9 +146,9 @@ def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], 
     if len(levels.kernels) < least:
         raise UserError(
             "data.patch",
-            f"{format_sides(patch)} voxels, which leave room for {len(levels.kernels)} of the levels of {spec.name}",
-            f"{least} or more",
-            f"a side is halved only while {SMALLEST_SIDE} voxels are left: take a larger patch",
+            f"{format_sides(patch)} voxels, enough for {number_of(len(levels.kernels), 'levels')} of {spec.name}",
+            f"enough for {least} or more",
+            f"use a larger patch: a side is halved only while {SMALLEST_SIDE} voxels are left",
         )
     check_patch(spec.name, patch, levels.multiple)
     return levels
@@ -155,10 +160,10 @@ def _unet(spec: UNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
     from monai.networks.nets.unet import UNet
 
     upwards = iter(levels.kernels[-2::-1])
-    strides: Any = levels.strides[1:]  # MONAI passes each on as it is, and names only plain numbers
+    strides: Any = levels.strides[1:]  # MONAI accepts tuples, although its types name only integers
 
     class ByLevel(UNet):
-        """MONAI's has one kernel for all levels. It makes them from the coarsest up, so the next one's is set here."""
+        """MONAI's U-Net with a kernel per level. MONAI builds levels from the coarsest; this sets the next one's."""
 
         def _get_bottom_layer(self, *args: Any) -> nn.Module:
             return self._then_next(super()._get_bottom_layer(*args))
@@ -181,14 +186,14 @@ def _unet(spec: UNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
         norm="instance",
         dropout=spec.dropout,
     )
-    # A plain module: the class of this function could not be pickled.
+    # A plain module: a class inside a function cannot be pickled.
     return Whole(net.model), _about(levels, len(spec.filters))
 
 
 def _about(levels: Levels, wanted: int) -> str:
     count = len(levels.kernels)
-    fewer = f"{count} of {wanted} levels, for the patch has room for no more, " if count < wanted else ""
-    return f"{fewer}{levels}, sides of a patch multiples of {format_sides(levels.multiple)}"
+    fewer = f"{count} of {wanted} levels, the most that the patch allows, " if count < wanted else ""
+    return f"{fewer}{levels}, patch sides multiples of {format_sides(levels.multiple)}"
 
 
 class Whole(nn.Module):
@@ -229,7 +234,7 @@ def _dynunet(spec: DynUNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
 class Dynamic(nn.Module):
     """The blocks of MONAI's DynUNet, each once.
 
-    MONAI's own holds every block under two names, so its checkpoints are twice as large; it keeps the last outputs and
+    MONAI's own class holds every block under two names, which doubles its checkpoints; it keeps the last outputs and
     their graph in a list; and it enlarges the coarse outputs to the full size, which at 96^3 and ten classes costs more
     memory than the outputs themselves.
     """
@@ -268,10 +273,10 @@ def _segresnet(spec: SegResNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
 
 
 class SegResNet(nn.Module):
-    """MONAI's SegResNetDS with instance norm, and with kernels and strides that are given.
+    """MONAI's SegResNetDS with instance norm and given kernels and strides.
 
-    MONAI's derives them from the resolution alone: it pools without regard to the patch, and an axis that is no longer
-    pooled has kernels of 1 from there on. Where both agree, the names and shapes of the weights are the same.
+    MONAI's own class derives them from the resolution only: it ignores the size of the patch, and an axis that is no
+    longer pooled has kernels of 1 from there on. If both agree, the names and shapes of the weights are the same.
     """
 
     encoder: Any

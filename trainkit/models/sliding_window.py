@@ -1,4 +1,4 @@
-"""Class probabilities of a whole volume or image from a network that sees windows of it."""
+"""Sliding-window prediction: class probabilities of a whole volume or image from a network for windows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 Weight = Literal["gaussian", "constant"]
 
 LEAST_WEIGHT = 1e-3
-"""Of a corner of a window against its centre, so that a voxel that only a corner sees is not divided by nothing."""
+"""Smallest weight of a voxel, relative to the centre of a window; avoids a division by zero at corners."""
 
 
 def window_starts(length: int, window: int, overlap: float) -> list[int]:
-    """Where windows begin along an axis of `length` voxels, so that they cover it, `overlap` (a share) in common.
+    """First voxels of the windows that cover an axis of `length` voxels with an `overlap` (a share).
 
-    The last one is moved back to end with the axis. A window that is longer than the axis begins at 0.
+    The last window ends with the axis. A window longer than the axis begins at 0.
     """
     if window >= length:
         return [0]
@@ -28,7 +28,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
 
 
 def window_weights(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
-    """How much each voxel of a window counts, float32 of the window's sides, 1 at the most.
+    """Weight of each voxel of a window, float32 with the window's sides, at most 1.
 
     `gaussian` has a standard deviation of an eighth of the window (nnU-Net): predictions are worst at its border.
     """
@@ -55,10 +55,11 @@ def sliding_probabilities(
 ) -> Tensor:
     """Class probabilities, float32 (classes, *S), of one volume or image `image` (1, channels, *S).
 
-    They are the mean over windows, weighted, of the softmax of `forward`, which maps (b, channels, *window) to class
-    scores (b, classes, *window), at most `batch_size` windows at once. `mirrors` names axes: each window is then also
-    seen mirrored along every combination of them. What is smaller than a window is padded on both sides with `fill`,
-    or the lowest value of each channel. Beside the result one window's weights and a map of their sums are in memory.
+    They are the weighted mean over windows of the softmax of `forward`, which maps (b, channels, *window) to class
+    scores (b, classes, *window), with at most `batch_size` windows per call. `mirrors` selects axes: each window is
+    also predicted mirrored along every combination of them. An image smaller than a window is padded on both sides with
+    `fill`, or with the lowest value of each channel. Besides the result, one window's weights and a map of their sums
+    are in memory.
     """
     window, size = tuple(window), tuple(image.shape[2:])
     missing = [max(0, w - s) for w, s in zip(window, size, strict=True)]

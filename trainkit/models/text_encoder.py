@@ -1,7 +1,7 @@
-"""A transformer that reads captions, laid out so that the text tower of CLIP can be put into it.
+"""A transformer for captions, laid out so that the text tower of CLIP can be loaded into it.
 
 Pre-norm blocks (Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021,
-arXiv 2103.00020). A caption ends at its first token of the highest id; what follows is padding and changes nothing.
+arXiv 2103.00020). A caption ends at its first token with the highest id; what follows is padding and has no effect.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ from trainkit.models.lora import Lora
 
 @dataclass(kw_only=True)
 class TextSpec:
-    """An encoder of captions. CLIP's: 12 layers, 512 wide, 8 heads, pool end, causal, activation quick_gelu."""
+    """A transformer for captions. CLIP's has 12 layers, width 512, 8 heads, pool end, causal, activation quick_gelu."""
 
     layers: Layers = 4
+    """Number of transformer blocks."""
     width: Channels = 256
-    """Numbers that stand for a token."""
+    """Length of a token's vector; a multiple of `heads`."""
     heads: Layers = 4
+    """Number of attention heads per block."""
     pool: Literal["mean", "end"] = "mean"
-    """Vector of a caption: the mean of its tokens, or the token that ends it."""
+    """Vector of a caption: the mean of its tokens (`mean`), or its last token (`end`, as in CLIP)."""
     causal: bool = False
-    """A token sees only those before it, as CLIP's do; the one that ends a caption has seen it all."""
+    """Let a token attend only to itself and earlier tokens, as in CLIP."""
     activation: Literal["gelu", "quick_gelu"] = "gelu"
-    """quick_gelu is x sigmoid(1.702 x), with which OpenAI's weights were learnt."""
+    """`gelu`, or `quick_gelu`: x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
     dropout: FractionBelowOne = 0.0
-    """Share of what each half of a block adds that is set to zero in training."""
+    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
     weights: str | None = None
-    """A file with CLIP's text tower (OpenAI's or OpenCLIP's names), `run:NAME` or `models:/ID`; None: random."""
+    """Initial weights: a file with CLIP's text tower (names of OpenAI or OpenCLIP), `run:NAME` or `models:/ID`. None:
+    random."""
     lora: Lora | None = None
-    """Low-rank corrections of the linear layers."""
+    """Low-rank corrections of the linear layers. None: no corrections."""
     tune: Literal["all", "lora"] = "all"
-    """Trained parameters: all, or those of the corrections and the last projection."""
+    """Trained parameters. `all`: every parameter. `lora`: only the corrections and the last projection."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"width is {self.width}; a multiple of heads ({self.heads}) is needed")
+            raise ValueError(f"width is {self.width}; expected a multiple of heads ({self.heads})")
         if self.tune == "lora" and self.lora is None:
-            raise ValueError("tune is 'lora', which needs a block `lora`")
+            raise ValueError("tune is 'lora', but lora is not set; add a block `lora`")
 
 
 class QuickGELU(nn.Module):
@@ -69,14 +72,14 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
-        """(N, L, width) to the same; `seen` (N, 1, 1, L) is True where a token may be looked at, None: everywhere."""
+        """(N, L, width) to the same; `seen` (N, 1, 1, L) is True for tokens to attend to, None: all."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
         return self.proj(x.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
-    """Two linear layers, four times as wide between them."""
+    """Two linear layers with four times the width between them."""
 
     def __init__(self, width: int, activation: nn.Module):
         super().__init__()
@@ -88,7 +91,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each after a layer norm and added to what came in."""
+    """Attention and two linear layers, each after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, activation: nn.Module | None = None, dropout: float = 0.0):
         super().__init__()
@@ -115,7 +118,7 @@ class TextEncoder(nn.Module):
         blocks = [Block(width, spec.heads, act(), spec.dropout) for _ in range(spec.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
-        # First weights as CLIP's: deeper towers start with smaller additions.
+        # Initial weights as in CLIP: deeper towers start with smaller residuals.
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.01)
         for block in blocks:
@@ -131,7 +134,7 @@ class TextEncoder(nn.Module):
         last = last_token(text, self.end)
         x = self.tokens(text) + self.positions[: text.shape[1]]
         used = torch.arange(text.shape[1], device=text.device) <= last[:, None]
-        # Padding comes last, so what sees only backwards never sees it.
+        # Padding comes last, so causal attention never sees it.
         seen = None if self.causal else used[:, None, None]
         for block in self.blocks:
             x = block(x, seen, self.causal)
@@ -142,16 +145,16 @@ class TextEncoder(nn.Module):
         return (x * share[:, :, None].to(x.dtype)).sum(1)
 
     def no_weight_decay(self) -> set[str]:
-        """Names of the vectors that stand for a token or a place."""
+        """Names of token and position embeddings."""
         return {"tokens.weight", "positions"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, object]:
-        """The order of the layers, as timm's networks state theirs."""
+        """The order of the layers, in the form of timm's networks."""
         return {"stem": r"^tokens|positions", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
 
 def last_token(text: Tensor, end: int) -> Tensor:
-    """Place of the token that ends each caption (N, L): the first `end`; without one the last that is not 0."""
+    """Position of the last token of each caption (N, L): the first `end`, or the last that is not 0."""
     place = torch.arange(text.shape[1], device=text.device)
     used = torch.where(text > 0, place, 0).amax(1)
     return torch.where(text == end, place, text.shape[1]).amin(1).minimum(used)
@@ -171,15 +174,15 @@ _CLIP = (
 
 
 _HEAD = 64
-"""Numbers that a head of CLIP's towers sees; no tensor says how many heads there are."""
+"""Width per head of CLIP's towers; no tensor shows the number of heads."""
 
 
 def load(net: TextEncoder, spec: TextSpec, tensors: Mapping[str, Tensor], where: str) -> Tensor | None:
-    """Fill an encoder from the text tower of a CLIP, or from a network of which it was a part.
+    """Load an encoder from the text tower of a CLIP, or from a re-identification network.
 
-    Of CLIP the names are those of OpenAI's release or of OpenCLIP (with or without `text.`); positions beyond the
-    longest caption are left out. Returns the weight (D, width) of the projection that follows; None where there is
-    none. Raises UserError where there is no such encoder, or it is of another kind.
+    For CLIP the names are those of OpenAI's release or of OpenCLIP (with or without `text.`); positions beyond the
+    longest caption are dropped. Returns the weight (D, width) of the projection that follows, or None. Raises UserError
+    if there is no such encoder, or it does not fit.
     """
     if "text.tokens.weight" in tensors:
         own = {name.removeprefix("text."): t for name, t in tensors.items() if name.startswith("text.")}
@@ -187,14 +190,14 @@ def load(net: TextEncoder, spec: TextSpec, tensors: Mapping[str, Tensor], where:
         return tensors.get("project_text.weight")
     tower = {_plain(name): t for name, t in tensors.items() if re.match(_TOWER, name)}
     if "tokens.weight" not in tower:
-        remedy = "take a file that holds it"
-        raise UserError(where, "no token_embedding.weight in it", "the text tower of a CLIP", remedy)
+        remedy = "use a file with one as task.net.text.weights"
+        raise UserError(where, "no tensor token_embedding.weight", "the text tower of a CLIP", remedy)
     if not spec.causal or spec.width != _HEAD * spec.heads:
         raise UserError(
             "task.net.text",
-            f"causal {str(spec.causal).lower()} and {spec.heads} heads of {spec.width}, over weights of a CLIP",
-            f"causal true and a head for every {_HEAD} of the width",
-            "no tensor would show the difference, and nothing would be as it was learnt",
+            f"causal {str(spec.causal).lower()}, heads {spec.heads} and width {spec.width} with weights of a CLIP",
+            f"causal true and one head per {_HEAD} of the width, as the weights were trained",
+            f"set causal: true and heads: {max(1, spec.width // _HEAD)}",
         )
     if "positions" in tower and len(tower["positions"]) > len(net.positions):
         tower["positions"] = tower["positions"][: len(net.positions)]

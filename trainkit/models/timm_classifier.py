@@ -1,4 +1,4 @@
-"""Classifiers: any network of timm with its own head, and how much of it is trained."""
+"""Classifiers: any network of timm with its own head, trained in whole or in part."""
 
 from __future__ import annotations
 
@@ -22,72 +22,80 @@ _RESERVED = {
     "num_classes", "in_chans", "features_only", "out_indices", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
     "checkpoint_path", "cache_dir", "scriptable", "exportable", "no_jit",
 }  # fmt: skip
-"""Arguments of timm that no recipe passes on: they change what comes out, download, or unpickle a file."""
+"""Arguments of timm that a recipe cannot set: they change the output, download, or unpickle a file."""
 
 Argument = bool | int | float | str | list[int] | list[float]
 
 
 @dataclass(kw_only=True)
 class Network:
-    """A network of timm, where its weights come from, and which of them are trained."""
+    """A network of timm, its initial weights, and the parameters that are trained."""
 
     model: str = field(metadata={"timm": ""})
-    """Name as `timm.list_models()` gives it; with the tag of its weights where those are `pretrained`."""
+    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
+    `pretrained`."""
     args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of its constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
+    """Further arguments of the network's constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
+    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that skip a block."""
     dropout: FractionBelowOne = 0.0
-    """Share of the features that is set to zero before the classifier."""
+    """Share of the features, from 0 to below 1, that is set to zero before the classifier."""
     weights: str | None = None
-    """`pretrained` (timm's own for the tag of `model`, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, a
-    run, a folder of `trainkit export`, or `models:/NAME@ALIAS`; None: random. A classifier for other classes is left
-    out and starts anew."""
+    """Initial weights: `pretrained` (timm's weights for the tag of `model`, downloaded by `trainkit download`),
+    `timm:NAME.TAG`, a file, a run `run:NAME`, a folder written by `trainkit export`, or a logged model
+    `models:/NAME@ALIAS`. None: random. A classifier for another number of classes is replaced by a new one."""
     tune: Literal["all", "head", "linear"] = "all"
-    """Trained part: everything; the head (with its norm), above a frozen backbone; or its last layer alone."""
+    """Parameters that are trained. `all`: the whole network. `head`: the head with its norm, above a frozen backbone.
+    `linear`: only the last layer."""
     frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Linear probe: train the last layer alone, over features of the pretrained network that are computed once, before
-    the first step. Images may be mirrored and not changed otherwise."""
+    """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
+    first step. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms, with which the weights were trained: those of few small batches are
-    far from them. The norms' weights are trained."""
+    """Keep the running statistics of batch norms, with which the weights were trained, fixed: statistics of few small
+    batches are far from them. The weights and biases of batch norms are still trained."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)
         if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
-            raise ValueError(f"args holds {', '.join(sorted(taken))}; say drop_path and dropout")
+            raise ValueError(f"args has {', '.join(sorted(taken))}; use drop_path and dropout instead")
         if self.tune != "all" and self.weights is None:
-            raise ValueError(f"tune is {self.tune!r} over random weights, which would stay random; give weights")
+            raise ValueError(
+                f"tune is {self.tune!r}, but weights is not set, so the rest would stay random; set weights"
+            )
         if self.freeze_bn and self.weights is None:
-            raise ValueError("freeze_bn is true over random weights, whose statistics are none; give weights")
+            raise ValueError(
+                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
+            )
         check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
         if self.frozen:
             self._check_frozen()
 
     def _check_frozen(self) -> None:
         if self.weights is None:
-            raise ValueError("frozen is true over random weights, which would stay random; give weights")
+            raise ValueError(
+                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
+            )
         if self.tune == "head":
-            raise ValueError("tune is 'head' beside frozen, which trains the last layer alone; leave tune out")
+            raise ValueError("tune is 'head', but frozen trains only the last layer; leave tune out")
         for key in ("drop_path", "dropout"):
             if getattr(self, key):
-                raise ValueError(f"{key} is {getattr(self, key)}, which does nothing in a frozen network; leave it out")
+                raise ValueError(f"{key} is {getattr(self, key)}, which has no effect with frozen; leave it out")
 
 
 def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:
-    """Refuse `pretrained` weights for the name of a network of timm that does not say which."""
+    """Raise ValueError for `pretrained` weights if the name of the network has no tag."""
     if weights == "pretrained" and "." not in model:
-        raise ValueError(f"{key} is {model!r}; pretrained weights need a tag, as in {example}")
+        raise ValueError(f"{key} is {model!r}; pretrained weights need a tag, such as {example}")
 
 
 def check_arguments(args: Mapping[str, Argument]) -> None:
-    """Refuse what a recipe may not pass to the constructor of a network, such as a file that would be unpickled."""
+    """Raise ValueError for arguments that a recipe may not set, such as a file that would be unpickled."""
     if taken := _RESERVED & args.keys():
-        raise ValueError(f"args holds {', '.join(sorted(taken))}, which the data or the recipe decides elsewhere")
+        raise ValueError(f"args has {', '.join(sorted(taken))}, which other keys or the data decide; leave them out")
 
 
 class Classifier(nn.Module):
-    """A network of timm in which what is not trained has no gradient and stays as in evaluation."""
+    """A network of timm whose frozen part has no gradient and stays in evaluation mode."""
 
     net: Any
     """The network of timm, whose methods no type of torch has."""
@@ -102,9 +110,9 @@ class Classifier(nn.Module):
     def forward(
         self, image: Tensor | None = None, with_embedding: bool = False, features: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) to class scores (B, classes), and on request what the classifier reads (B, D).
+        """Images (B, C, H, W) to class scores (B, classes), and on request the input of the last layer (B, D).
 
-        Given these `features`, computed before, only the last layer runs.
+        With cached `features` only the last layer runs.
         """
         if features is not None:
             scores = self.net.get_classifier()(features)
@@ -115,7 +123,7 @@ class Classifier(nn.Module):
         return (scores, self.net.forward_head(features, pre_logits=True)) if with_embedding else scores
 
     def train(self, mode: bool = True) -> Classifier:
-        """Only what is trained drops features and moves its statistics."""
+        """Set the mode of the trained part; the frozen part stays in evaluation mode."""
         super().train(mode)
         if self.tune != "all":
             self.net.eval()
@@ -126,24 +134,23 @@ class Classifier(nn.Module):
 
     def _tuned(self) -> nn.Module:
         path = last_layer(self.net)
-        # The head is named by where the classifier lies: `head.fc` belongs to `head`.
+        # The head is the module that contains the classifier: `head.fc` belongs to `head`.
         return self.net.get_submodule(path if self.tune == "linear" else path.partition(".")[0])
 
 
 def keep_statistics(net: nn.Module) -> None:
-    """Have the batch norms of a network use their running statistics, and leave them, until `train` is called again."""
+    """Put the batch norms of a network into evaluation mode until `train` is called again."""
     for module in net.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 
 def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str, Path]) -> tuple[Classifier, list[str]]:
-    """The classifier of a recipe for images of `shape` (channels, height, width), and sentences about its weights.
+    """Build the classifier of a recipe for images of `shape` (channels, height, width); return also notes.
 
-    `found` holds the file of its weights under `net`. A new last layer over trained features starts at zero: timm's
-    random start, as large as +-0.3 for 10 classes, is noise that decays slowly.
-    Raises UserError when timm has no such network, it does not take
-    an argument or such images, or the weights do not fit.
+    `found` holds the file of its weights under `net`. A new last layer over pretrained features starts at zero: timm's
+    random initial values, as large as +-0.3 for 10 classes, are noise that decays slowly. Raises UserError if timm has
+    no such network, it does not take an argument or such images, or the weights do not fit.
     """
     net = timm_network(
         spec.model,
@@ -160,19 +167,20 @@ def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str,
 
 
 def last_layer(net: Any) -> str:
-    """Name of the layer of a network of timm that gives the class scores. Raises UserError where there are several."""
+    """Name of the layer of a network of timm that computes the class scores. Raises UserError for several."""
     last = net.get_classifier()
     path = next((name for name, module in net.named_modules() if module is last), "")
     if not path:
-        raise UserError("task.net", "a network whose class scores come from several layers", "one with a single one")
+        found = "a network whose class scores come from several layers"
+        raise UserError("task.net", found, "a single last layer", "use another model")
     return path
 
 
 def load(net: nn.Module, file: Path, classes: int) -> list[str]:
-    """Fill a network of timm from a file; a classifier for another number of classes is left as it is, and said so.
+    """Load a network of timm from a file; a classifier for another number of classes is not loaded, with a note.
 
     The file may be of a run of `classify` or `embed`. `classes` 0: the network has no classifier. Raises UserError with
-    the names that are missing or unexpected where the file is of another network.
+    the missing and unexpected names if the file is of another network.
     """
     tensors = _of_backbone(safe_load.read_tensors(file))
     prefix = last_layer(net)
@@ -185,13 +193,15 @@ def load(net: nn.Module, file: Path, classes: int) -> list[str]:
     safe_load.load_into(net, rest | own, str(file))
     if not classes:
         return []
-    of = f"for {max((len(t) for t in head.values() if t.ndim), default=0):,} classes" if head else "not there"
-    return [f"{file}: its last layer ({prefix}) is {of}, and left out; a new one for {classes} is trained"]
+    if not head:
+        return [f"{file}: no last layer ({prefix}); a new one for {classes} classes is trained"]
+    of = max((len(t) for t in head.values() if t.ndim), default=0)
+    return [f"{file}: last layer ({prefix}) for {of:,} classes not used; a new one for {classes} is trained"]
 
 
 def _of_backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of a run, or of an exported network, to timm's names."""
-    for prefix in ("net.backbone.", "backbone."):  # of `embed`: its neck and class centres are left out
+    for prefix in ("net.backbone.", "backbone."):  # of `embed`: without its neck and class centres
         if any(name.startswith(prefix) for name in tensors):
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     if tensors and all(name.startswith("net.") for name in tensors):  # of `classify`
@@ -200,17 +210,17 @@ def _of_backbone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def feature_info(net: nn.Module) -> FeatureInfo:
-    """Return timm's table of the maps that a network made with `features_only` gives."""
+    """Return timm's table of the feature maps of a network built with `features_only`."""
     from timm.models import FeatureInfo
 
     info = net.feature_info
     if not isinstance(info, FeatureInfo):
-        raise TypeError(f"{type(net).__name__} describes its maps by {type(info).__name__}, not by timm's FeatureInfo")
+        raise TypeError(f"feature_info of {type(net).__name__} is a {type(info).__name__}; expected timm's FeatureInfo")
     return info
 
 
 def refuse_unknown(model: str, where: str) -> None:
-    """Raise UserError with the nearest names where timm has no network of that name; none is built."""
+    """Raise UserError with the nearest names if timm has no network of that name; no network is built."""
     import timm
 
     architecture = model.partition(".")[0]
@@ -219,14 +229,14 @@ def refuse_unknown(model: str, where: str) -> None:
         raise UserError(
             where,
             f"timm {timm.__version__} has no model {model!r}",
-            remedy=f"did you mean {' or '.join(near)}?" if near else "timm.list_models() lists the names",
+            remedy=f"did you mean {' or '.join(near)}?" if near else "choose a name from timm.list_models()",
         )
 
 
 def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], classes: int, where: str) -> nn.Module:
-    """A network of timm with random weights for images of `shape`; `classes` 0: without classifier.
+    """Build a network of timm with random weights for images of `shape`; `classes` 0: without classifier.
 
-    Raises UserError with the nearest names when there is no such network, and when it takes no such argument or
+    Raises UserError if there is no such network, with the nearest names, or it does not take an argument or such
     images.
     """
     import timm
@@ -236,26 +246,27 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
     config = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
     sized = {"img_size": tuple(shape[1:])} if config is not None and config.fixed_input_size else {}
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
-    # Not every network has every regulariser; 0 is what it does without being asked.
+    # Not every network has both arguments; 0 is their default.
     given = {name: value for name, value in given.items() if name not in ("drop_path_rate", "drop_rate") or value}
     try:
         net = timm.create_model(architecture, num_classes=classes, in_chans=shape[0], **sized, **given)
     except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "take out the argument it names" if given else "take another model"
-        raise UserError(where, f"{model} cannot be made: {reason} (of {given})"[:400], remedy=remedy) from error
+        remedy = "remove the argument named above" if given else "use another model"
+        raise UserError(where, f"{model} cannot be built with {given}: {reason}"[:400], remedy=remedy) from error
     unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} images"
-    # A transformer would leave the pixels out that do not fill a patch, without a word.
+    # A transformer would silently drop the pixels that do not fill a patch.
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
     if sized and patch is not None and any(n % p for n, p in zip(shape[1:], patch, strict=True)):
-        raise UserError(where, unfit, f"sides that are multiples of {patch[0]}", "change image_size or the model")
+        raise UserError(where, unfit, f"sides that are multiples of {patch[0]}", "change data.image_size or the model")
     net.eval()
     try:
         with torch.no_grad():
             out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(where, f"{unfit} ({reason})", remedy="change image_size or the model") from error
+        raise UserError(where, f"{unfit} ({reason})", remedy="change data.image_size or the model") from error
     if out.ndim != 2:
-        raise UserError(where, f"{model} gives maps of shape {tuple(out.shape)}", "one vector per image")
+        found = f"{model} outputs maps of shape {tuple(out.shape)}"
+        raise UserError(where, found, "one vector per image", "use another model")
     return net.train()

@@ -11,10 +11,10 @@ from trainkit.errors import UserError
 
 
 def refuse_unknown(*recipes: Recipe) -> None:
-    """Raise UserError for the first network or optimizer of timm that timm does not have, with the nearest names.
+    """Raise UserError, with the nearest names, for the first network or optimizer that timm does not have.
 
-    timm, which takes seconds to import, is imported where a recipe names something of it, and no network is built. A
-    field says by `metadata={"timm": PREFIX}` that it names a network of timm where its text begins so.
+    timm, which takes seconds to import, is imported only if a recipe names something of it; no network is built. A
+    field with `metadata={"timm": PREFIX}` names a network of timm if its value begins with the prefix.
     """
     for recipe in recipes:
         for where, model in _of_timm(recipe, ""):
@@ -26,7 +26,7 @@ def refuse_unknown(*recipes: Recipe) -> None:
 
             if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in (known := list_optimizers()):
                 near = nearest(name, known)
-                remedy = f"did you mean timm:{near}?" if near else "timm.optim.list_optimizers() lists the names"
+                remedy = f"did you mean timm:{near}?" if near else "choose a name from timm.optim.list_optimizers()"
                 raise UserError("optim.name", f"timm has no optimizer {name!r}", remedy=remedy)
 
 

@@ -1,33 +1,33 @@
-"""Draw a benchmark: the speed-up of each switch of a recipe, with the interval of its repeats."""
+"""Draw a benchmark: the throughput ratio of each switch of a recipe, with its 95 % interval."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainkit.plots.curves import COLOURS, INK, QUIET, blank
+from trainkit.plots.style import BLUE, GREEN, INK, PURPLE, QUIET, SMALL, VERMILION, blank, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _KINDS = {
-    "kept": (COLOURS[2], "kept"),
-    "faster": (COLOURS[0], "faster, not chosen"),
-    "slower": (COLOURS[1], "slower"),
-    "computed": (COLOURS[3], "computed from single events"),
-    "none": (QUIET, "no difference, or not certain"),
+    "kept": (GREEN, "kept"),
+    "faster": (BLUE, "significantly faster, not kept"),
+    "slower": (VERMILION, "significantly slower"),
+    "computed": (PURPLE, "computed from single events"),
+    "none": (QUIET, "inconclusive"),
 }
 _TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
-def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the recipe as shipped") -> Figure:
-    """Draw a line for each setting that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
+def figure(rows: Sequence[Mapping[str, Any]], about: str = "Throughput relative to the recipe as shipped") -> Figure:
+    """Draw a row for each setting that has a ratio, fastest first: the ratio as a dot, its 95 % interval as a bar.
 
     `rows` are those of `diagnostics.benchmark.rows`: `switch`, `change`, `ratio`, `low`, `high`, `verdict`. The axis is
-    logarithmic where a setting is twice as fast or half as fast, so that both look alike.
+    logarithmic where a ratio is above 2 or below 0.5.
     """
     shown = sorted((row for row in rows if row["switch"] and row["ratio"] is not None), key=lambda row: -row["ratio"])
-    figure, (axes,) = blank(height=1.6 + 0.3 * max(len(shown), 1))
+    figure, (axes,) = blank(height=1.2 + 0.3 * max(len(shown), 1))
     axes.axvline(1.0, color=QUIET, linewidth=1)
     used: set[str] = set()
     for place, row in enumerate(shown):
@@ -42,9 +42,9 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the rec
         right = max(row["high"] or 0.0, row["ratio"])
         axes.annotate(
             f"{row['ratio']:.2f}", (right, place), xytext=(6, 0), textcoords="offset points", va="center",
-            color=INK, fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            color=INK, fontsize=SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )  # fmt: skip
-    axes.set_yticks(range(len(shown)), [_name(row) for row in shown], fontsize=9)
+    axes.set_yticks(range(len(shown)), [_name(row) for row in shown], fontsize=SMALL)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
@@ -59,11 +59,22 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str = "Speed beside the rec
     else:
         room = (most - least) * 0.12
         axes.set_xlim(least - room / 2, most + room)
-    axes.set_xlabel("samples per second, as shipped = 1 (bar: 95 % interval)")
-    axes.set_title(title)
+    axes.set_xlabel("throughput ratio (recipe as shipped = 1)")
     if used:
-        figure.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False, labelcolor=INK)
+        figure.legend(loc="outside lower center", ncols=3, fontsize=SMALL, frameon=False, labelcolor=INK)
+    titled(figure, _finding(shown), f"{about}; dot: ratio, bar: 95 % CI")
     return figure
+
+
+def _finding(shown: Sequence[Mapping[str, Any]]) -> str:
+    """State the setting that is kept, else the fastest that is significantly faster, else that there is none."""
+    faster = [row for row in shown if row["verdict"] == "kept"]
+    faster = faster or [row for row in shown if row["low"] is not None and row["low"] > 1]
+    if not faster:
+        return "No setting is significantly faster than the recipe" if shown else "No setting was measured"
+    best = faster[0]
+    ends = "" if best["low"] is None else f" (95 % CI {best['low']:.2f} to {best['high']:.2f})"
+    return f"{best['ratio']:.2f}x the throughput with {_name(best)}{ends}"
 
 
 def _kind(row: Mapping[str, Any]) -> str:

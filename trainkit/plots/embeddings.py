@@ -1,4 +1,4 @@
-"""Draw single samples: maps of their embeddings, and sheets of the samples themselves."""
+"""Draw single samples: 2-D projections of their embeddings, and contact sheets of the images."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.metrics.embedding_inspection import to_uint8
-from trainkit.plots.curves import COLOURS, GRID, INK, QUIET, WIDTH, Sheet, blank, legend
+from trainkit.plots.style import COLOURS, GRID, INK, QUIET, SMALL, WIDTH, Sheet, blank, legend, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAP_COLOURS = (*COLOURS, "#8b5a2b", "#8c8c8c", "#7030a0", "#9a9a00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-"""Six, which has no common factor with eleven colours: 66 classes look different."""
+"""Six markers and eleven colours have no common factor: 66 classes look different."""
 _LISTED = 66
 
 
@@ -24,17 +24,18 @@ def scatter(
     label: np.ndarray,
     wrong: np.ndarray,
     names: Sequence[str],
-    title: str,
+    about: str,
     axes_names: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """Draw a map of `points` (n, 2), coloured and shaped by `label` (n,), -1 for none, with rings around `wrong` (n,).
+    """Draw a scatter plot of `points` (n, 2), coloured by `label` (n,), -1 for none; rings mark `wrong` (n,).
 
-    Classes without a sample are left out of the legend, which ends where looks would repeat.
+    Classes without a sample are left out of the legend; there is none where colours and markers would repeat. `about`:
+    the line below the title.
     """
     points, label, wrong = np.asarray(points, dtype=float), np.asarray(label), np.asarray(wrong, dtype=bool)
     if points.shape != (len(label), 2) or wrong.shape != label.shape:
         raise ValueError(f"points {points.shape}, labels {label.shape}, wrong {wrong.shape}")
-    figure, (axes,) = blank(height=6.0)
+    figure, (axes,) = blank(height=5.6)
     size = 30 if len(points) <= 300 else 18 if len(points) <= 1000 else 13
     present = np.unique(label)
     for k in present:
@@ -43,32 +44,43 @@ def scatter(
         called = f"{names[k][:24] if k >= 0 else 'no label'} ({of.sum():,})" if len(present) <= _LISTED else None
         axes.scatter(*points[of].T, s=size, color=colour, marker=marker, alpha=0.65, linewidths=0, label=called)
     if wrong.any():
-        # Many rings would hide what they are around.
+        # Many thick rings would hide the points.
         ring, line = (2.6, 0.9) if wrong.sum() <= 200 else (1.6, 0.5)
         axes.scatter(
             *points[wrong].T, s=size * ring, facecolors="none", edgecolors=INK, linewidths=line,
-            label=f"predicted wrongly ({wrong.sum():,})",
+            label=f"misclassified ({wrong.sum():,})",
         )  # fmt: skip
-    axes.set_title(title)
     axes.set_xlabel(axes_names[0])
     axes.set_ylabel(axes_names[1])
     if not any(axes_names):
-        # Neither a coordinate nor a distance between groups means anything on such a map.
+        # Neither coordinates nor distances between groups have a meaning in a t-SNE.
         axes.tick_params(labelleft=False, labelbottom=False, length=0)
         axes.grid(visible=False)
     if len(present) > _LISTED:
-        axes.annotate(f"{len(present)} classes; looks repeat", (0.01, 0.01), xycoords="axes fraction", color=QUIET)
+        axes.annotate(
+            f"{len(present)} classes; colours and markers repeat", (0.01, 0.01), xycoords="axes fraction", color=QUIET
+        )
     named = len(axes.get_legend_handles_labels()[1])
     if named > 7:
         columns = -(-named // 34)
         beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0, "ncols": columns, "markerscale": 1.5}
-        legend(axes, "upper left", fontsize=8 if named <= 25 else 6.5, **beside)
+        legend(axes, "upper left", fontsize=SMALL if named <= 25 else 7, **beside)
     elif named:
         legend(axes, "best")
+    titled(figure, _finding(label, wrong), about)
     return figure
 
 
-def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
+def _finding(label: np.ndarray, wrong: np.ndarray) -> str:
+    """State how many of the samples that have a label are misclassified."""
+    of = int((label >= 0).sum())
+    if not of:
+        return f"{len(label):,} samples without labels"
+    share = f" ({100 * wrong.sum() / of:.1f} %)" if wrong.any() else ""
+    return f"{int(wrong.sum()):,} of {of:,} samples shown are misclassified{share}"
+
+
+def sheet(images: np.ndarray, captions: Sequence[str], title: str, about: str = "") -> Figure:
     """Draw images side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} images, {len(captions)} captions")
@@ -76,17 +88,17 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str) -> Figure:
     across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
     down = max(1, -(-len(images) // across))
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
-    cell, words, head = WIDTH / across, 0.09 + 0.125 * lines, 0.3 + 0.2 * title.count("\n")
+    cell, words, head = WIDTH / across, 0.09 + 0.135 * lines, Sheet.head(title, about)
     tile = (cell - 0.08) * min(tall / wide, 1.5)
     page = Sheet(head + 0.15 + down * (tile + words))
-    page.text(WIDTH / 2, 0.06, title, 12, ha="center")
+    page.titled(title, about)
     if not len(images):
-        page.text(WIDTH / 2, 0.65 * page.height, "none", 11, QUIET, ha="center", va="center")
+        page.text(WIDTH / 2, head + 0.5 * (page.height - head), "none", 11, QUIET, ha="center", va="center")
         return page.figure
-    longest = {4: 34, 6: 20, 8: 15}[across]
+    longest = {4: 32, 6: 20, 8: 15}[across]
     for place, (image, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
         left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
         page.image(image, left, top, cell - 0.08, tile, sharp=max(tall, wide) <= 96)
         shown = [line if len(line) <= longest else f"…{line[1 - longest :]}" for line in caption.splitlines()]
-        page.text(left + cell / 2 - 0.04, top + tile + 0.03, "\n".join(shown), 7, ha="center")
+        page.text(left + cell / 2 - 0.04, top + tile + 0.03, "\n".join(shown), 7.5, ha="center")
     return page.figure

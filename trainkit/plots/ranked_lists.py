@@ -1,25 +1,25 @@
-"""Draw ranked lists of a search: the query, and the records that came first, in a frame that says right or wrong."""
+"""Draw ranked lists of a retrieval: each query and its top results, framed by whether the identity is the same."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trainkit.interfaces import MODALITIES, TEXT
-from trainkit.plots.curves import INK, QUIET, WIDTH, empty
+from trainkit.plots.style import FINE_DPI, GREEN, INK, QUIET, SMALL, TITLE, VERMILION, WIDTH, Sheet, empty, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RIGHT, WRONG = "#009e73", "#d55e00"
-"""Of Okabe and Ito's palette; a frame around a wrong record is broken too."""
+RIGHT, WRONG = GREEN, VERMILION
+"""Frames of right and wrong results; that of a wrong one is dashed too."""
 _GAP = 0.3
-"""Between the query and what was found, in images."""
+"""Between the query and its results, in images."""
 _LETTERS, _LINES = 135, 3
-"""Of a caption: in a line as wide as the figure, and how many such lines are shown."""
+"""Of a caption: letters in a line as wide as the figure, and the most lines shown."""
 _TALLEST = 2.2
 """How much higher than wide an image may be drawn."""
 
@@ -32,12 +32,13 @@ def ranked(
     right: Sequence[np.ndarray],
     captions: Sequence[str],
     title: str,
+    about: str = "",
 ) -> Figure:
-    """Draw a row for each query: at the left its images, then those that came first; above, its caption.
+    """Draw a row for each query: its images at the left, then its top results; its caption above.
 
-    `queries` (n, 5, h, w, 3) and `found` (n, k, h', w', 3) are uint8; `present` (n, 5) says which records a query has,
-    one a modality; `text` (n,) its caption or ""; `right` holds for each query as many bools as records came first, k
-    at most; `captions` (n,) stand above each row.
+    `queries` (n, 5, h, w, 3) and `found` (n, k, h', w', 3) are uint8; `present` (n, 5) tells which modalities a query
+    has; `text` (n,) its caption or ""; `right` holds a bool for each result of a query, k at most; `captions` (n,)
+    stand above each row.
     """
     queries, found, present = np.asarray(queries), np.asarray(found), np.asarray(present, dtype=bool)
     size = len(captions)
@@ -51,21 +52,22 @@ def ranked(
     tall, wide = (cell - 0.06) * min(ratio, _TALLEST), cell - 0.06
     said = [_lines(words) for words in text]
     words = [0.2 + 0.13 * len(lines) for lines in said]
-    head, below = 0.62, 0.24
+    top_of_key = Sheet.head(title, about)
+    head, below = top_of_key + 0.3, 0.24
     page = _Page(head + sum(words) + size * (tall + below) + (0 if size else 0.3))
-    page.text(WIDTH / 2, 0.08, title, 12, ha="center")
+    page.titled(title, about)
     if not size:
-        page.text(WIDTH / 2, 0.7, "none", 11, QUIET, ha="center")
-    for x, word, hit in ((0.36, "the person", True), (0.54, "someone else", False)) if size else ():
-        page.frame(x * WIDTH - 0.2, 0.37, 0.13, 0.13, hit)
-        page.text(x * WIDTH, 0.435, word, 9, va="center")
+        page.text(WIDTH / 2, head, "none", 11, QUIET, ha="center")
+    for x, word, hit in ((0.3, "same identity", True), (1.6, "other identity", False)) if size else ():
+        page.frame(x - 0.2, top_of_key + 0.07, 0.13, 0.13, hit)
+        page.text(x, top_of_key + 0.135, word, SMALL, va="center")
     top = head
     for row, caption in enumerate(captions):
-        page.text(0.05, top + 0.03, caption, 8)
+        page.text(0.05, top + 0.03, caption, SMALL)
         for k, line in enumerate(said[row]):
-            page.text(0.11, top + 0.19 + 0.13 * k, line, 7, QUIET, style="italic")
+            page.text(0.11, top + 0.19 + 0.13 * k, line, 7.5, QUIET, style="italic")
         top += words[row]
-        # Images of the query end where those that were found begin.
+        # Images of the query are aligned to the right, next to the results.
         asking = np.flatnonzero(shown[row]).tolist()
         cells = [(left - len(asking) + k, queries[row, m], MODALITIES[m], None) for k, m in enumerate(asking)]
         cells += [(left + _GAP + k, found[row, k], str(k + 1), bool(hit)) for k, hit in enumerate(right[row])]
@@ -73,26 +75,32 @@ def ranked(
             w = min(wide, tall * image.shape[1] / image.shape[0])
             h = w * image.shape[0] / image.shape[1]
             page.image(image, place * cell + (cell - w) / 2, top + (tall - h) / 2, w, h, hit)
-            page.text((place + 0.5) * cell, top + tall + 0.03, name, 7, QUIET, ha="center")
+            page.text((place + 0.5) * cell, top + tall + 0.03, name, 8, QUIET, ha="center")
         if not asking:
-            page.text(left * cell / 2, top + tall / 2, "words\nalone", 7, QUIET, ha="center", va="center")
+            page.text(left * cell / 2, top + tall / 2, "text\nonly", 7, QUIET, ha="center", va="center")
         top += tall + below
     return page.finished()
 
 
 class _Page:
-    """A figure in inches from its upper left corner, of one pair of axes: 140 of them would take seconds."""
+    """A figure in inches from its upper left corner with one pair of axes: drawing 140 pairs would take seconds."""
 
     def __init__(self, height: float):
-        self._figure, self._height = empty(height, dpi=160), height
+        self._figure, self._height = empty(height, dpi=FINE_DPI), height
         self._axes = self._figure.add_axes((0, 0, 1, 1))
         self._axes.set_axis_off()
 
+    def titled(self, title: str, about: str) -> None:
+        above, below = title_lines(title, about)
+        self.text(0.1, 0.07, "\n".join(above), TITLE, weight="bold")
+        if below:
+            self.text(0.1, 0.1 + 0.215 * len(above), "\n".join(below), SMALL, QUIET)
+
     def text(
         self, x: float, y: float, words: str, size: float, colour: str = INK, ha: str = "left", va: str = "top",
-        style: str = "normal",
+        **more: Any,
     ) -> None:  # fmt: skip
-        self._axes.text(x, y, words, ha=ha, va=va, color=colour, fontsize=size, style=style)
+        self._axes.text(x, y, words, ha=ha, va=va, color=colour, fontsize=size, linespacing=1.15, **more)
 
     def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, hit: bool | None) -> None:
         """Draw an image, framed where `hit` says whether it is right."""

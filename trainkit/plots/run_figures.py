@@ -1,10 +1,11 @@
-"""Draw the figures of a run from its journal, while it trains and when it ends, and images that go with a step."""
+"""Draw the figures of a run from its journal, during training and at its end, and the images of evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainkit.errors import number_of
 from trainkit.tracking import journal
 
 if TYPE_CHECKING:
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
     from trainkit.tracking.tracker import Silent, Tracker
 
 _OWN = {"this run": "", "EMA weights": "_ema"}
-"""Networks whose classes are drawn one by one, and what their files' names end in."""
+"""Models that get figures of their classes, and the endings of their files' names."""
+_NAMES = {"this run": "model"}
+"""Names of models in legends, where they differ."""
 _SHEETS = {
-    "hard": "two classes nearly equally probable",
-    "mislabelled": "likely mislabelled",
-    "outliers": "far from their class",
+    "hard": "have two classes of nearly equal probability",
+    "mislabelled": "are likely mislabelled",
+    "outliers": "are far from their class",
 }
 
 
@@ -26,31 +29,36 @@ def draw(
 ) -> None:
     """Log loss, speed, ROC, confusion and calibration as artifacts, in place of those of earlier steps.
 
-    `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and network.
+    `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and model.
     """
     from trainkit.plots import curves as figures
 
     steps, loss = history.series("train/loss")
     if steps:
         evaluations = {best: history.series(best)} if best is not None and best in history.metrics else {}
-        tracker.figure("figures/loss.png", figures.loss_curve(steps, loss, history.series("train/lr")[1], evaluations))
-        held = sorted({p.step for name, points in history.metrics.items() if name.startswith("eval/") for p in points})
+        points = history.metrics.get(f"best/{best}", [])
+        chosen = (best, points[-1].step, points[-1].value) if best is not None and points else None
+        rates = history.series("train/lr")[1]
+        tracker.figure("figures/loss.png", figures.loss_curve(steps, loss, rates, evaluations, chosen))
+        evaluated = {p.step for name, points in history.metrics.items() if name.startswith("eval/") for p in points}
         steps, rate = history.series("speed/samples_per_s")
-        tracker.figure("figures/speed.png", figures.speed_curve(steps, rate, held))
-    for name, networks in curves.items():
-        own_first = sorted(networks, key=lambda who: who != "this run")
-        rocs = {who: (c["roc"]["far"], c["roc"]["tar"]) for who in own_first if "roc" in (c := networks[who])}
+        tracker.figure("figures/speed.png", figures.speed_curve(steps, rate, sorted(evaluated)))
+    for name, models in curves.items():
+        own_first = sorted(models, key=lambda who: who != "this run")
+        rocs = {
+            _NAMES.get(who, who): (c["roc"]["far"], c["roc"]["tar"]) for who in own_first if "roc" in (c := models[who])
+        }
         if rocs:
-            # Of two classes the second is looked for; without classes the curve is of pairs.
-            classes = next((c["confusion"]["names"] for c in networks.values() if "confusion" in c), (None, None))
-            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, f"ROC on {name}", classes[1]))
+            # With two classes the curve is that of the second one; without classes it is of pairs.
+            classes = next((c["confusion"]["names"] for c in models.values() if "confusion" in c), (None, None))
+            tracker.figure(f"figures/roc_{name}.png", figures.roc(rocs, f"ROC curve on {name}", classes[1]))
         for who, ending in _OWN.items():
-            found, on = networks.get(who, {}), f"{name}, {who}"
+            found, on = models.get(who, {}), f"{name}, {_NAMES.get(who, who)}"
             if "confusion" in found:
-                figure = figures.confusion(**found["confusion"], title=f"Confusion on {on}")
+                figure = figures.confusion(**found["confusion"], about=f"Confusion matrix on {on}")
                 tracker.figure(f"figures/confusion_{name}{ending}.png", figure)
             if "reliability" in found:
-                figure = figures.reliability(**found["reliability"], title=f"Calibration on {on}")
+                figure = figures.reliability(**found["reliability"], about=f"Reliability diagram on {on}")
                 tracker.figure(f"figures/calibration_{name}{ending}.png", figure)
 
 
@@ -70,47 +78,74 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
     from trainkit.plots import curves, embeddings
 
     if kind == "roc":
-        curve = {f"area {arrays['auc']:.4f}": (arrays["far"], arrays["tar"])}
-        return curves.roc(curve, f"ROC on {on}", arrays["positive"])
+        curve = {f"AUC {arrays['auc']:.4f}": (arrays["far"], arrays["tar"])}
+        return curves.roc(curve, f"ROC curve on {on}", arrays["positive"])
     if kind == "confusion":
-        return curves.confusion(arrays["counts"], arrays["names"], f"Confusion on {on}")
+        return curves.confusion(arrays["counts"], arrays["names"], f"Confusion matrix on {on}")
     if kind in ("pca", "tsne"):
         shown, total = len(arrays["label"]), arrays["total"]
         some = f" ({shown:,} of {total:,} samples)" if shown < total else ""
         drawn = {key: arrays[key] for key in ("points", "label", "wrong", "names")}
         if kind == "tsne":
-            return embeddings.scatter(**drawn, title=f"t-SNE of {on}{some}")
-        across, up = (f"axis {k} ({100 * share:.1f} % of the variance)" for k, share in enumerate(arrays["share"], 1))
-        return embeddings.scatter(**drawn, title=f"Principal axes of {on}{some}", axes_names=(across, up))
+            return embeddings.scatter(**drawn, about=f"t-SNE of embeddings, {on}{some}")
+        across, up = (f"component {k} ({100 * share:.1f} % of variance)" for k, share in enumerate(arrays["share"], 1))
+        return embeddings.scatter(**drawn, about=f"PCA of embeddings, {on}{some}", axes_names=(across, up))
     if kind in _SHEETS:
         captions = []
         for k, name in enumerate(arrays["id"]):
             says = arrays["label"][k] or "no label"
             says += f", {arrays['distance'][k]:.1f} sd" * (kind == "outliers")
             captions.append(f"{name}\n{says}\n→ {arrays['prediction'][k]} {arrays['probability'][k]:.2f}")
-        many = f"{arrays['found']:,} of {arrays['total']:,}"
-        first = f", the first {len(captions)}" * (len(captions) < arrays["found"])
-        return embeddings.sheet(arrays["images"], captions, f"{on}\n{many}: {_SHEETS[kind]}{first}")
+        title = f"{arrays['found']:,} of {arrays['total']:,} samples {_SHEETS[kind]}"
+        first = f"; the first {len(captions)} are shown" * (len(captions) < arrays["found"])
+        return embeddings.sheet(arrays["images"], captions, title, f"{on}{first}")
     if kind == "overlays":
         from trainkit.plots import volumes
 
         channel = f"; channel {arrays['shown']}" if arrays.get("shown") else ""
-        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], f"{on}: {_chosen(arrays)}{channel}")
+        shown = f"{on}: {_chosen(arrays)}{channel}"
+        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], _dice(arrays["dice"]), shown)
     if kind == "ranked":
         from trainkit.plots import ranked_lists
 
         drawn = {key: arrays[key] for key in ("queries", "present", "text", "found", "right")}
-        return ranked_lists.ranked(**drawn, captions=_asked(arrays), title=f"{on}: {_some(arrays)}")
+        about = f"{on}: {_some(arrays)}"
+        return ranked_lists.ranked(**drawn, captions=_asked(arrays), title=_first(arrays["rank"]), about=about)
     if kind == "scenes":
         from trainkit.plots import scenes
 
         drawn = {key: arrays[key] for key in ("images", "truth", "predicted", "names", "colours")}
-        return scenes.scenes(**drawn, captions=_seen(arrays), title=on)
+        return scenes.scenes(**drawn, captions=_seen(arrays), title=_miou(arrays["miou"]), about=on)
     raise ValueError(f"no image of kind {kind!r}")
 
 
+def _range(name: str, values: Sequence[float], shown: str) -> str:
+    """State the lowest and highest value of a metric in the images shown."""
+    known = [float(value) for value in values if value == value]
+    if not known:
+        return f"No {name} for the {shown}"
+    if f"{min(known):.3f}" == f"{max(known):.3f}":
+        return f"{name} {known[0]:.3f} in the {len(known)} {shown}"
+    return f"{name} {min(known):.3f} to {max(known):.3f} in the {len(known)} {shown}"
+
+
+def _dice(values: Sequence[float]) -> str:
+    return _range("Mean Dice", values, "cases shown")
+
+
+def _miou(values: Sequence[float]) -> str:
+    return _range("mIoU", values, "images shown")
+
+
+def _first(ranks: Sequence[int]) -> str:
+    """State how many of the queries shown have a right result at rank 1."""
+    if not len(ranks):
+        return "No queries"
+    return f"The first result is right for {sum(rank == 1 for rank in ranks)} of the {len(ranks)} queries shown"
+
+
 def _cases(arrays: Mapping[str, Any]) -> list[str]:
-    """Write the captions of cases: rank, mean Dice and, as many as there is room for, those of organs."""
+    """Write the captions of cases: rank, mean Dice and as many Dice scores of organs as fit."""
     captions = []
     for name, rank, dice, organs in zip(*(arrays[key] for key in ("id", "rank", "dice", "organ_dice")), strict=True):
         each = [f"{arrays['names'][k]} {v:.2f}" for k, v in enumerate(organs) if v == v]
@@ -119,7 +154,7 @@ def _cases(arrays: Mapping[str, Any]) -> list[str]:
 
 
 def _filled(caption: str, opening: str, parts: list[str], longest: int) -> str:
-    """Add to a caption as many parts as there is room for."""
+    """Add to a caption as many parts as fit."""
     for place, part in enumerate(parts):
         part = f"{', ' if place else opening}{part}"
         if len(caption) + len(part) > longest:
@@ -136,29 +171,29 @@ def _chosen(arrays: Mapping[str, Any]) -> str:
 
 
 def _asked(arrays: Mapping[str, Any]) -> list[str]:
-    """Write the captions of ranked lists: one of the worst or not, the query, the place of the first right record."""
+    """Write the captions of ranked lists: the query, its average precision, and the rank of the first right result."""
     captions = []
     for k, name in enumerate(arrays["list"]):
         many, rank = arrays["relevant"][k], arrays["rank"][k]
-        caption = f"{name.replace('_', ' + ')}: person {arrays['person'][k]}, AP {arrays['ap'][k]:.3f}, "
-        caption += f"{many:,} right {'record' if many == 1 else 'records'}, the first at place {rank:,}"
+        caption = f"{name.replace('_', ' + ')}: identity {arrays['person'][k]}, AP {arrays['ap'][k]:.3f}, "
+        caption += f"{number_of(many, 'right results', 'right result')} in the gallery, the first at rank {rank:,}"
         captions.append("worst: " * (k < arrays["worst"]) + caption)
     return captions
 
 
 def _some(arrays: Mapping[str, Any]) -> str:
     worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
-    return f"{worst} of the worst and {others} other of {arrays['total']:,} queries"
+    return f"the {worst} worst and {others} other queries of {arrays['total']:,}"
 
 
 def _seen(arrays: Mapping[str, Any]) -> list[str]:
-    """Write the captions of segmented images: scores and, as many as there is room for, the worst classes."""
+    """Write the captions of segmented images: scores and as many of the worst classes as fit."""
     captions = []
     for name, miou, right, iou in zip(*(arrays[key] for key in ("id", "miou", "pixel_accuracy", "iou")), strict=True):
         if miou != miou:
-            captions.append(f"{name[-40:]}: nothing labelled")
+            captions.append(f"{name[-40:]}: no labels")
             continue
-        caption = f"{name[-40:]}: mIoU {miou:.3f}, {100 * right:.1f} % of the pixels right"
+        caption = f"{name[-40:]}: mIoU {miou:.3f}, pixel accuracy {100 * right:.1f} %"
         worst = [k for k in iou.argsort(kind="stable") if iou[k] < 1][:4]  # nan is not less
         each = [f"{arrays['names'][k]} {iou[k]:.2f}" for k in worst]
         captions.append(_filled(caption, "; lowest IoU: ", each, 125))

@@ -1,4 +1,4 @@
-"""Draw segmented images: the image, its truth, the prediction, and where the two differ."""
+"""Draw semantic segmentations: the image, its labels, the prediction, and the wrong pixels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.interfaces import IGNORED
-from trainkit.plots.curves import QUIET, WIDTH, Sheet
+from trainkit.plots.style import FINE_DPI, QUIET, SMALL, WIDTH, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 Colours = tuple[tuple[int, int, int], ...]
 
 WRONG = (213, 46, 0)
-"""Of the pixels that are wrong, on the image in pale grey; nearly the red of Okabe and Ito's palette."""
+"""Wrong pixels, on the image in pale grey; close to the vermilion of Okabe and Ito's palette."""
 _PALE = 0.45
-"""Contrast left to the image under its mistakes."""
+"""Contrast of the image below the wrong pixels."""
 _SQUARES = (244, 208)
-"""Greys of the chequered ground where nothing is labelled: no class has a pattern, whatever colours the data brings."""
+"""Greys of the chequered pattern of unlabelled pixels; classes have plain colours."""
 _SQUARE = 24
 """Squares across the longer side of an image."""
 _LEVELS = 12
@@ -45,8 +45,9 @@ def scenes(
     names: Sequence[str],
     colours: Sequence[tuple[int, int, int]],
     title: str,
+    about: str = "",
 ) -> Figure:
-    """Draw a row for each image: the image, truth, prediction and mistakes side by side, a caption above.
+    """Draw a row for each image: the image, truth, prediction and wrong pixels side by side, a caption above.
 
     `images` (h, w, 3), `truth` and `predicted` (h, w) are uint8, of one size image by image; truth may be IGNORED.
     `names` and `colours` are those of the classes, of which the legend has those that occur; without colours `palette`
@@ -60,19 +61,20 @@ def scenes(
     shown, more = _legend(truth, predicted, names)
     cell, words, key = WIDTH / 4, 0.24, 0.2 * len(shown) + 0.1 * bool(shown)
     tall = [min(image.shape[0] / image.shape[1], _TALLEST) * (cell - 0.04) for image in images]
-    head = 0.52 + key
-    page = Sheet(head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4), dpi=160)
-    page.text(WIDTH / 2, 0.08, title, 11, ha="center")
+    above = Sheet.head(title, about) + 0.08
+    head = above + 0.24 + key
+    page = Sheet(head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4), dpi=FINE_DPI)
+    page.titled(title, about)
     unlabelled = any((labels == IGNORED).any() for labels in truth)
     for place, name in enumerate(_COLUMNS):
         name += " (chequered: no label)" * (unlabelled and name == "truth")
-        page.text((place + 0.5) * cell, head - 0.02, name, 9, QUIET, ha="center", va="bottom")
-    _draw_legend(page, shown, more, names, colours, 0.36)
+        page.text((place + 0.5) * cell, head - 0.02, name, SMALL, QUIET, ha="center", va="bottom")
+    _draw_legend(page, shown, more, names, colours, above)
     if not len(images):
         page.text(WIDTH / 2, page.height - 0.2, "none", 11, QUIET, ha="center", va="center")
     top = head
     for row, caption in enumerate(captions):
-        page.text(0.045, top + words - 0.05, caption, 8, va="bottom")
+        page.text(0.045, top + words - 0.05, caption, SMALL, va="bottom")
         top += words
         sharp = max(images[row].shape[:2]) <= _SMALL
         for place, panel in enumerate(panels(images[row], truth[row], predicted[row], colours)):
@@ -188,4 +190,4 @@ def _draw_legend(
             name = names[k] if len(names[k]) <= 24 else f"{names[k][:23]}…"
             page.text(x + 0.25, middle, name, 8, va="center")
     if more:
-        page.text(0.995 * WIDTH, 0.34, f"and {more} rarer classes", 7, QUIET, ha="right", va="bottom")
+        page.text(0.995 * WIDTH, top - 0.02, f"and {more} rarer classes", 8, QUIET, ha="right", va="bottom")

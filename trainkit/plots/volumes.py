@@ -1,4 +1,4 @@
-"""Draw predictions over volumes: three planes a case, the truth as a tint, the prediction as a line."""
+"""Draw predictions over volumes: three planes per case, the truth as a tint, the prediction as an outline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots.curves import QUIET, WIDTH, Sheet
+from trainkit.plots.style import FINE_DPI, QUIET, SMALL, WIDTH, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,8 +30,8 @@ _LINE = 3
 """Pixels of the enlarged plane, of which 2.3 are one where a run keeps the image."""
 
 
-def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str) -> Figure:
-    """Draw a row a case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,).
+def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], title: str, about: str = "") -> Figure:
+    """Draw a row per case: `planes` (n, 3, 3, S, S) as `metrics.segmentation_3d.planes` gives them, `captions` (n,).
 
     `names` are those of the classes 1, 2, ...; those that occur are in the legend.
     """
@@ -43,20 +43,21 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
     abreast = max(1, min(len(present), _ABREAST // (6 + max((len(names[k - 1]) for k in present), default=0))))
     lines = -(-len(present) // abreast)
-    # What the colours are is said above the images: below six cases nobody would see it.
+    # The legend is above the images: below six cases it would be out of sight.
     cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
-    head = 0.85 + key
-    page = Sheet(head + max(1, len(planes)) * (cell + words), dpi=160)
-    page.text(WIDTH / 2, 0.08, title, 12, ha="center")
-    page.text(WIDTH / 2, 0.33, "tint: truth; line: prediction", 9, ha="center")
+    about = "; ".join(filter(None, (about, "tint: truth, outline: prediction")))
+    above = Sheet.head(title, about)
+    head = above + 0.28 + key
+    page = Sheet(head + max(1, len(planes)) * (cell + words), dpi=FINE_DPI)
+    page.titled(title, about)
     for k, name in enumerate(_VIEWS):
-        page.text((k + 0.5) * cell, 0.8 + key, name, 9, QUIET, ha="center", va="bottom")
+        page.text((k + 0.5) * cell, head - 0.04, name, SMALL, QUIET, ha="center", va="bottom")
     if not len(planes):
         page.text(WIDTH / 2, page.height / 2, "none", 11, QUIET, ha="center", va="center")
         return page.figure
     for row, caption in enumerate(captions):
         top = head + row * (cell + words)
-        page.text(0.045, top + words - 0.05, caption, 8, va="bottom")
+        page.text(0.045, top + words - 0.05, caption, SMALL, va="bottom")
         for k in range(3):
             page.image(painted(*planes[row, k]), k * cell + 0.02, top + words, cell - 0.04, cell - 0.04)
     handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
@@ -64,7 +65,7 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
         page.figure.legend(
             handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True, facecolor="#555555",
             edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
-            bbox_to_anchor=(0.5, 1 - 0.56 / page.height), borderaxespad=0,
+            bbox_to_anchor=(0.5, 1 - (above + 0.02) / page.height), borderaxespad=0,
         )  # fmt: skip
     return page.figure
 

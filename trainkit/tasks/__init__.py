@@ -1,1 +1,1 @@
-"""Tasks, one file each: losses and scores. `trainkit.config.schema.TABLES` maps words of recipes to their classes."""
+"""Tasks, one file each: losses and metrics. `trainkit.config.schema.TABLES` maps task names of recipes to classes."""

@@ -1,7 +1,7 @@
-"""AdaDistill: a small face network learns from a large frozen one through class centres that follow the teacher.
+"""AdaDistill: distil a large frozen face network into a small one through class centres that follow the teacher.
 
 Boutros, Štruc and Damer, "AdaDistill: Adaptive Knowledge Distillation for Deep Face Recognition", ECCV 2024,
-arXiv 2407.01332; and the two methods it is compared with there, feature MSE and AML-distill.
+arXiv 2407.01332; and the two methods that the paper compares it with, feature MSE and AML-distill.
 """
 
 from __future__ import annotations
@@ -28,72 +28,87 @@ from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embed
 
 @dataclass(kw_only=True)
 class Teacher:
-    """The frozen network: what it is, and either its weights or the recipe that trains them first."""
+    """The frozen teacher network, with either its weights or the recipe that trains it first."""
 
     net: face_backbones.Net
+    """Architecture of the teacher. Its embedding must be as long as the student's."""
     weights: str | None = None
-    """A file (.safetensors, .pth, .pt), a logged model `models:/ID`, or `run:NAME`."""
+    """Weights of the teacher: a file (.safetensors, .pth, .pt), a logged model `models:/ID`, or a run `run:NAME`. Set
+    either `weights` or `recipe`."""
     recipe: str | None = None
-    """A recipe, looked up from the folder of this one. Its run is reused while recipe and data are unchanged."""
+    """Recipe that trains the teacher first; a path relative to the folder of this recipe. Its run is reused while
+    recipe and data are unchanged."""
     centres: str | None = None
-    """For `aml`: a file with the teacher's class centres; None: they are in `weights`."""
+    """File with the teacher's class centres, for method `aml`. None: they are read from `weights`."""
 
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.recipe is None):
-            raise ValueError("give either weights or recipe")
+            raise ValueError("set either weights or recipe, not both")
 
 
 @dataclass(kw_only=True)
 class GeometryMargin:
-    """Raises AdaFace's margin where the student lags behind the teacher on easy samples (no paper: see `geometry`)."""
+    """Raises AdaFace's margin on easy samples where the student lags behind the teacher (no paper: see `geometry`)."""
 
     weight: NotNegative = 1.0
+    """Factor of what is added to AdaFace's quality. 0 disables it."""
     gain: NotNegative = 3.0
+    """Factor in the added term gain * hardness * relu(hardness - cosine of student and teacher)."""
     ramp: Fraction = 0.04
-    """Share of the training over which it grows to its full weight."""
+    """Share of the training, 0 to 1, over which the term grows linearly to its full weight. 0: full weight from step
+    1."""
 
 
 @dataclass(kw_only=True)
 class AdaDistill:
-    """Distil a face teacher into a student."""
+    """Distil a face teacher into a smaller student (Boutros et al., ECCV 2024, arXiv 2407.01332)."""
 
     student: face_backbones.Net
+    """Architecture of the network that is trained."""
     teacher: Teacher
+    """Frozen network whose embeddings the student is trained to reproduce."""
     method: Literal["adadistill", "aml", "mse"] = "adadistill"
-    """`adadistill`: centres follow the teacher's embeddings. `aml`: the teacher's own centres, fixed. `mse`: distance
-    of normalised embeddings, without centres."""
+    """Distillation loss. `adadistill`: class centres follow the teacher's embeddings. `aml`: the teacher's class
+    centres, fixed. `mse`: squared distance of normalised embeddings, without centres."""
     alpha: Literal["hard", "plain"] = "hard"
-    """How far a centre moves: `plain` by the agreement of student and teacher (equation 7), `hard` also by how close
-    the sample is to its centre (equation 8)."""
+    """How far a class centre moves. `plain`: by the cosine of student and teacher (equation 7 of the paper). `hard`:
+    also by how close the sample is to its centre (equation 8)."""
     duplicates: Literal["last", "sequential"] = "last"
-    """Several samples of a class in one micro-batch: the last counts (as published), or one moves it after another."""
+    """Several samples of one class in a micro-batch. `last`: only the last one moves the centre (as published).
+    `sequential`: each one moves it in turn."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
+    """Margin softmax of the student's loss; not used by method `mse`. Default: ArcFace with m 0.45 and scale 64."""
     geometry: GeometryMargin | None = None
+    """Additional margin for method `adadistill` with margin `adaface`. None: no such term."""
     matmul_dtype: Literal["float32", "bf16"] = "float32"
-    """What embeddings and centres are rounded to before they are multiplied, where people are so many that no matrix is
-    kept (2^20 cosines in a forward); sums are in float32 either way. `bf16` is for a GPU, which has a kernel for it."""
+    """Type to which embeddings and centres are rounded before they are multiplied, used from 2^20 cosines per forward
+    pass on, where no matrix of cosines is kept. Sums are float32 in either case. `bf16` is for GPUs, which have a
+    kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
-    """Compute the teacher's embeddings once for every image and mirror image: up to 1 GiB of them at every start, in
-    memory, in float32; `disk`, and more of them in any case, once for all runs, in the store, in half precision."""
+    """Compute the teacher's embedding of every image and mirror image once instead of in every step. `true`: up to 1
+    GiB is computed at each start and kept in memory as float32; more is stored as with `disk`. `disk`: stored once for
+    all runs, in half precision. `false`: the teacher runs in every step."""
 
     def __post_init__(self) -> None:
         face_backbones.refuse_weights(self.student, "student")
         face_backbones.refuse_weights(self.teacher.net, "teacher.net")
         if self.student.embedding != self.teacher.net.embedding:
             raise ValueError(
-                f"student.embedding is {self.student.embedding}, the teacher's is {self.teacher.net.embedding}; "
-                "the student learns to give the teacher's embeddings, so they must be equal"
+                f"student.embedding is {self.student.embedding}, teacher.net.embedding {self.teacher.net.embedding}; "
+                "set both to the same length"
             )
         if self.geometry is not None and not (isinstance(self.margin, AdaFace) and self.method == "adadistill"):
-            raise ValueError("geometry belongs to method adadistill with margin adaface")
+            raise ValueError(
+                "geometry needs `method: adadistill` and `margin: {name: adaface}`; leave it out otherwise"
+            )
 
     def required_weights(self) -> dict[str, Source]:
         """The teacher's weights."""
         return {"teacher": Source(weights=self.teacher.weights, recipe=self.teacher.recipe)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The student, the frozen teacher, and the centres that follow it; without its weights the student."""
-        if "teacher" not in found:  # a network that is trained already is put together again
+        """Build the student, the frozen teacher and the class centres; without teacher weights only the student."""
+        if "teacher" not in found:  # a trained network is rebuilt
             return Networks(face_backbones.build(self.student, meta.shape))
         teacher = face_backbones.build(self.teacher.net, meta.shape)
         tensors = safe_load.read_tensors(found["teacher"])
@@ -111,27 +126,31 @@ class AdaDistill:
         )
 
     def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
-        """The centres at the start: drawn at random, or those of the teacher."""
+        """Make the initial centres: random, or those of the teacher."""
         embedding = face_backbones.embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
                 centres.weight.copy_(safe_load.read_centres(self.teacher.centres, meta.classes, embedding))
             elif found is None:
-                raise UserError("task.teacher", "its weights hold no class centres", "task.teacher.centres: a file")
+                raise UserError(
+                    "task.teacher",
+                    "its weights have no class centres, which method aml needs",
+                    remedy="set task.teacher.centres to a file with them, or use `method: adadistill`",
+                )
             elif found["weight"].shape != centres.weight.shape:
                 raise UserError(
                     "task.teacher",
-                    f"its centres are {tuple(found['weight'].shape)}",
+                    f"class centres of shape {tuple(found['weight'].shape)}",
                     f"{tuple(centres.weight.shape)} (classes, embedding)",
-                    "method aml needs a teacher that was trained on the same classes; adadistill does not",
+                    "use a teacher that was trained on the same classes, or `method: adadistill`, which needs none",
                 )
             else:
                 centres.weight.copy_(found["weight"])
         return Memory(centres, NormStatistics() if isinstance(self.margin, AdaFace) else None)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """The one loss of the method; only the student gets a gradient."""
+        """The loss of the method; only the student gets a gradient."""
         student = at.forward(net, batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
@@ -159,7 +178,7 @@ class AdaDistill:
     def _quality(
         self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext
     ) -> Tensor | None:
-        """AdaFace's quality of each sample, raised by the geometry margin where that is asked for."""
+        """AdaFace's quality of each sample, with the geometry margin added if the recipe sets one."""
         if (margin := self.geometry) is None:
             return embedding_quality(student, self.margin, memory.norms, at)
         grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
@@ -171,11 +190,11 @@ class AdaDistill:
         return embed_both_views(net, batch["image"])
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol: pairs, templates or identification."""
+        """Metrics of the split's protocol: pairs, templates or identification."""
         return metrics.score(rows, split.protocol, split.name)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """The pixels as an embedding."""
+        """Raw pixels as an embedding."""
         return [pixels_baseline(mirror=True)]
 
 

@@ -1,4 +1,4 @@
-"""Image classification with networks of timm, as ConvNeXt is trained: smoothing, mixup, cutmix, fine-tuning.
+"""Image classification with networks of timm: label smoothing, mixup, cutmix, fine-tuning, linear probes.
 
 ConvNeXt (Liu et al., CVPR 2022, arXiv 2201.03545); mixup (Zhang et al., ICLR 2018, arXiv 1710.09412); cutmix (Yun et
 al., ICCV 2019, arXiv 1905.04899); label smoothing (Szegedy et al., CVPR 2016, arXiv 1512.00567).
@@ -30,49 +30,54 @@ from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
 
 @dataclass(kw_only=True)
 class Mix:
-    """Images and labels of a micro-batch mixed in pairs, by timm."""
+    """Mix the images and labels of a micro-batch in pairs, with timm's implementation."""
 
     mixup: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """Parameter of the beta distribution that the share of each image is drawn from; 0: none."""
+    """Parameter of the beta distribution of mixup's mixing ratio (Zhang et al., ICLR 2018). 0: no mixup."""
     cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
-    """The same for a rectangle of the other image; 0: none."""
+    """Parameter of the beta distribution of the area of cutmix's rectangle (Yun et al., ICCV 2019). 0: no cutmix."""
     prob: FractionAboveZero = 1.0
-    """Share of the batches that are mixed."""
+    """Probability that a batch is mixed, above 0 and up to 1."""
     switch: Fraction = 0.5
-    """Where both are on: share of the batches with cutmix."""
+    """Probability of cutmix, 0 to 1, where mixup and cutmix are both on."""
     mode: Literal["batch", "pair", "elem"] = "batch"
-    """Unit with a share of its own: a batch, a pair, or an image."""
+    """Unit that gets its own mixing ratio: a batch, a pair of images, or an image (elem)."""
 
     def __post_init__(self) -> None:
         if not (self.mixup or self.cutmix):
-            raise ValueError("mixup or cutmix must be above 0; leave `mix` out to mix nothing")
+            raise ValueError("mixup and cutmix are both 0; set one above 0, or leave `mix` out")
         for name in ("mixup", "cutmix"):
             if 0 < getattr(self, name) < 1e-3:
-                raise ValueError(f"{name} is {getattr(self, name)}; 0, or 0.001 or more is needed")
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0, or 0.001 or more")
 
 
 @dataclass(kw_only=True)
 class Classify:
-    """Learn to tell classes apart."""
+    """Image classification: train a network of timm on class labels."""
 
     net: timm_classifier.Network
+    """The network, its initial weights, and which parameters are trained."""
     smoothing: FractionBelowOne = 0.0
-    """Share of the target that is spread evenly over all classes."""
+    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all classes (Szegedy et al.,
+    CVPR 2016)."""
     mix: Mix | None = None
+    """Mixup and cutmix. None: images are not mixed."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class in the loss, by its name; 1 for those not named."""
+    """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
 
     def __post_init__(self) -> None:
         if self.net.frozen and self.mix is not None:
-            raise ValueError("mix mixes images, and net.frozen computes the features of each once; leave one out")
+            raise ValueError(
+                "mix changes images in each step, net.frozen computes their features once; leave one of them out"
+            )
 
     @property
     def cached_features(self) -> bool:
-        """True where it trains on features of a frozen network that are computed once."""
+        """True if the task trains on cached features of a frozen network."""
         return self.net.frozen
 
     def required_weights(self) -> dict[str, Source]:
-        """The weights that training starts from, where there are any."""
+        """Initial weights, if the recipe names any."""
         word = self.net.weights
         if word is None:
             return {}
@@ -106,7 +111,7 @@ class Classify:
         )
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """Cross-entropy with the smoothed, and perhaps mixed, labels."""
+        """Cross-entropy with smoothed and possibly mixed labels."""
         label = batch["label"]
         if self._mix is None:
             logits = net(features=batch[FEATURES]) if self.net.frozen else net(batch["image"])
@@ -124,16 +129,16 @@ class Classify:
         if len(image) % 2:
             raise UserError(
                 "task.mix",
-                f"micro-batches of {len(image)} images, which are mixed in pairs",
-                "an even number",
+                f"micro-batches of {len(image)} images",
+                "an even number, because images are mixed in pairs",
                 "change train.batch_size, train.micro_batch or the number of processes",
             )
-        # timm draws from numpy's global generator. The processor's generator stands where step and rank say.
+        # timm draws from numpy's global generator; seed it from torch's, whose state depends on step and rank.
         np.random.seed(int(torch.randint(2**32, ())))
         return self._mix(image.clone(), label)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """The class scores, and the embedding that the classifier reads."""
+        """Class scores, and the input of the last layer as embedding."""
         if FEATURES in batch:
             logits, embedding = net(features=batch[FEATURES], with_embedding=True)
         else:
@@ -141,11 +146,11 @@ class Classify:
         return {"logits": logits, "embedding": embedding.flatten(1)}
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol."""
+        """Metrics of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """Majority class and 1-NN; of retrieval, the pixels as an embedding."""
+        """Majority class and 1-NN; for retrieval, raw pixels as an embedding."""
         if isinstance(split.protocol, Retrieval):
             return [Baseline("pixels", lambda _: lambda batch: {"embedding": batch["image"].flatten(1)})]
         return baselines.of_classes(split, train)
@@ -154,7 +159,7 @@ class Classify:
 def soft_cross_entropy(logits: Tensor, target: Tensor, weights: Tensor | None, logs: dict[str, Tensor]) -> Loss:
     """-sum of target x log softmax over classes (B, C), each class times its weight.
 
-    With weights it is divided by the weight of the targets, over all processes, as torch's cross-entropy is.
+    With weights it is divided by the sum of the targets' weights over all processes, as torch's cross-entropy is.
     """
     terms = -target * F.log_softmax(logits.float(), dim=1)
     if weights is None:

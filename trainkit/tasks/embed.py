@@ -36,44 +36,48 @@ from trainkit.models.frozen_features import FEATURES, probe_note
 
 @dataclass(kw_only=True)
 class Embed:
-    """Learn embeddings in which images of one class lie together, from class labels alone."""
+    """Train embeddings from class labels, so that images of one class lie close together."""
 
     net: face_backbones.Net
+    """The network that computes the embedding."""
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
+    """Margin softmax over the classes, or a plain classifier (`name: none`). Default: ArcFace with m 0.5 and scale
+    64."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class in the loss, by its name; 1 for those not named."""
+    """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
     mirror: bool = True
-    """Predict with the sum of the embeddings of an image and its mirror image, as face verification does."""
+    """Evaluate with the sum of the embeddings of an image and its mirror image, as is customary in face
+    verification."""
     classify: bool = False
-    """Predict the scores of the classes too: for evaluation images of the classes that are trained on."""
+    """Also predict class scores. Needed to evaluate classification on the classes that were trained."""
 
     @property
     def cached_features(self) -> bool:
-        """True where it trains on features of a frozen network that are computed once."""
+        """True if the task trains on cached features of a frozen network."""
         return isinstance(self.net, face_backbones.TimmSpec) and self.net.frozen
 
     def required_weights(self) -> dict[str, Source]:
-        """The weights that the network starts from, where there are any."""
+        """Initial weights, if the recipe names any."""
         word = face_backbones.weights_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The network and its class centres, and raw pixels as the reference every network should beat."""
+        """Build the network and its class centres, and raw pixels as a baseline."""
         self._weights = class_weights(self.class_weights, meta.class_names)
         head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
         net = WithHead(face_backbones.build(self.net, meta.shape, found.get("net")), head)
-        # Pixels are an embedding and no classifier.
+        # Pixels are an embedding, not a classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
         memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
         networks = Networks(net, frozen=references, memory=memory, in_parts=True)
         if isinstance(net.net, face_backbones.TimmEmbedding) and net.net.frozen:
             networks.cached, networks.cached_alone = {FEATURES: net.net.backbone}, True
-            networks.cached_in_evaluation = not self.mirror  # of mirror images there are no features
+            networks.cached_in_evaluation = not self.mirror  # there are no cached features of mirror images
             networks.notes = (probe_note(net),)
         return networks
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """Cross-entropy over the scores of the trained centres, with the margin on the true class."""
+        """Cross-entropy over the scores of the class centres, with the margin on the true class."""
         label = batch["label"]
         embedding, scores = at.forward(net, batch.get("image"), True, label, batch.get(FEATURES))
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
@@ -83,7 +87,7 @@ class Embed:
         return Loss(total, divisor, {"accuracy": batch_accuracy(scores, label)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Embedding of each image and its norm, by the recipe with that of its mirror image, and the class scores."""
+        """Embedding of each image and its norm; with `mirror` summed over both views, with `classify` class scores."""
         if not self.classify:
             return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch)
         embedding, scores = net(batch.get("image"), with_scores=True, features=batch.get(FEATURES))
@@ -94,18 +98,18 @@ class Embed:
         return {"embedding": embedding.float(), "norm": embedding.float().norm(dim=1), "logits": logits}
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""
+        """Metrics of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""
         return metrics.score(rows, split.protocol, split.name, split)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """Of classes the majority class and 1-NN, of all else the pixels as an embedding."""
+        """For classes the majority class and 1-NN, otherwise raw pixels as an embedding."""
         if isinstance(split.protocol, Classes):
             return baselines.of_classes(split, train)
         return [pixels_baseline(self.mirror)]
 
 
 class WithHead(nn.Module):
-    """A network and the centres it is trained against, in one module: one unit to wrap, compile and save."""
+    """A network and its class centres in one module, so that they are wrapped, compiled and saved together."""
 
     def __init__(self, net: nn.Module, head: nn.Module):
         super().__init__()
@@ -118,17 +122,17 @@ class WithHead(nn.Module):
         label: Tensor | None = None,
         features: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
-        """Embeddings (B, D), and on request what the head makes of them: cosines with every centre (B, C).
+        """Embeddings (B, D), and on request the head's scores: cosines with every centre (B, C).
 
-        Given the labels, it makes of many classes only what the loss needs: their `MarginTerms`. A frozen network of
-        timm takes `features`, computed before, in place of images.
+        With labels and many classes the head returns only the `MarginTerms` that the loss needs. A frozen network of
+        timm takes cached `features` instead of images.
         """
         embedding = self.net(image) if features is None else self.net(features=features)
         return (embedding, self.head(embedding, label)) if with_scores else embedding
 
 
 class Pixels(nn.Module):
-    """The image itself as an embedding: the reference that a network has to beat."""
+    """The image itself as an embedding: a baseline."""
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C * H * W)."""
@@ -136,7 +140,7 @@ class Pixels(nn.Module):
 
 
 def pixels_baseline(mirror: bool) -> Baseline:
-    """Compare images by their pixels, with `mirror` by those of their mirror images too, as a network is."""
+    """Compare images by their pixels; with `mirror` by both views, as a network is evaluated."""
 
     def predict(batch: Batch) -> Rows:
         image = batch["image"]
@@ -148,7 +152,7 @@ def pixels_baseline(mirror: bool) -> Baseline:
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
     """Embeddings of images and of their mirror images: their sum, and the mean of their norms."""
     # One forward of twice the size: half as many launches, and one batch shape for the compiler.
-    # No chunk(2), which ONNX has for batches of one size alone.
+    # Not chunk(2), which ONNX supports only for a fixed batch size.
     plain, mirrored = net(torch.cat([image, image.flip(-1)])).float().unflatten(0, (2, -1)).unbind()
     return {"embedding": plain + mirrored, "norm": (plain.norm(dim=1) + mirrored.norm(dim=1)) / 2}
 
@@ -169,7 +173,7 @@ def batch_accuracy(scores: Tensor | MarginTerms, label: Tensor) -> Tensor:
 def embedding_quality(
     embedding: Tensor, margin: MarginOrNone, statistics: nn.Module | None, at: StepContext, plus: Tensor | float = 0.0
 ) -> Tensor | None:
-    """AdaFace's quality of each sample, raised by `plus`; the statistics take in the norms of all ranks in order."""
+    """AdaFace's quality of each sample plus `plus`; the statistics are updated with the norms of all ranks in order."""
     if not isinstance(margin, AdaFace):
         return None
     if not isinstance(statistics, NormStatistics):

@@ -1,6 +1,6 @@
-"""People found again in colour images from whatever there is of them: infrared, colour pencil, sketch, words.
+"""Cross-modal person re-identification: find colour images by infrared, colour pencil, sketch or text queries.
 
-ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385) for several modalities, and the strong baseline of plain
+ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385) for several modalities, and the strong baseline of
 re-identification (Luo et al., CVPR Workshops 2019, arXiv 1903.07071) for one. The losses are in `losses.retrieval`.
 """
 
@@ -43,56 +43,60 @@ from trainkit.tasks.embed import batch_accuracy
 
 @dataclass(kw_only=True)
 class Reid:
-    """Learn features by which people are found again, alone and fused, from who is on which record."""
+    """Cross-modal person re-identification: train features of single records and of fused queries on identity
+    labels."""
 
     net: reid.ReidSpec
+    """The network for images and captions."""
     identity: Identity | None = field(default_factory=Identity)
-    """Cross-entropy of records and of fused queries; null trains no classifier."""
+    """Cross-entropy over the identities of the training set, for records and for fused queries. Null: no classifier is
+    trained."""
     triplet: Triplet | None = None
-    """Of records, on features before the neck."""
+    """Batch-hard triplet loss on the features of records, before the neck. None: not used."""
     sdm: Matching | None = None
-    """Of fused queries and RGB records, after the neck, for each set of modalities."""
+    """Similarity distribution matching between fused queries and RGB records, after the neck, for each set of
+    modalities. None: not used."""
     circle: Circle | None = None
-    """Of records, after the neck."""
+    """Circle loss on records, after the neck. None: not used."""
     contrast: Contrast | None = None
-    """Of records, after the neck."""
+    """Supervised contrastive loss on records, after the neck. None: not used."""
     gather: Literal["all", "local"] = "all"
-    """Records that are compared: those of all processes, so that a recipe means the same on any number of them;
-    or of their own process alone. Batch norm sees its own process in either case."""
+    """Records that the losses compare. `all`: those of all processes, so that the number of processes does not change
+    the loss. `local`: only those of the same process. Batch norm sees its own process in either case."""
     norms: TrainingSpan | None = field(default_factory=lambda: Span(200, "steps"))
-    """How often the lengths of features before the neck, of fused ones and of those after the neck are logged; between
-    they are not computed."""
+    """Interval, in steps, at which the mean lengths of features are logged: before the neck, after it, and fused. Null:
+    never."""
 
     def __post_init__(self) -> None:
         if not self._terms():
-            raise ValueError("identity, triplet, sdm, circle and contrast are all null; one loss at least is needed")
+            raise ValueError("identity, triplet, sdm, circle and contrast are all null; set at least one")
         if self.norms is not None and self.norms.unit != "steps":
-            raise ValueError(f"norms is '{self.norms}'; a number of steps is needed, such as 200 steps")
+            raise ValueError(f"norms is '{self.norms}'; expected a number of steps, such as 200 steps")
 
     def _terms(self) -> dict[str, Identity | Triplet | Matching | Circle | Contrast]:
-        """The losses that are asked for, by name."""
+        """The losses that the recipe sets, by name."""
         names = ("identity", "triplet", "sdm", "circle", "contrast")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def required_weights(self) -> dict[str, Source]:
-        """The weights that the network starts from, where there are any."""
+        """Initial weights, if the recipe names any."""
         return {name: Source(weights=word) for name, word in reid.required_weights(self.net).items()}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The network, and small copies of the images as the reference that it has to beat.
+        """Build the network, and small copies of the images as a baseline.
 
-        Raises UserError when the data has no modalities, or none but RGB where others are to be matched with it.
+        Raises UserError if the data has no modalities, or only RGB although the recipe sets `sdm`.
         """
         if not meta.modalities:
-            raise UserError("data", "images of one kind", "records of people", "take the data block `people`")
+            raise UserError("data", "images without modalities", "records of people", "use the data block `people`")
         kinds = subsets(meta.modalities)
         self._alone = not kinds
         if self.sdm is not None and self._alone:
             raise UserError(
                 "task.sdm",
-                "data of RGB alone, in which nothing else asks for it",
-                "records of another modality",
-                "leave sdm out; triplet, circle and contrast compare records of RGB",
+                "the data has only RGB records",
+                "records of at least one other modality",
+                "leave sdm out; use triplet, circle or contrast, which compare RGB records",
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
         self._several = sum(len(some) > 1 for some in kinds)
@@ -105,7 +109,7 @@ class Reid:
         return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together, in_parts=True)
 
     def _left(self, net: reid.ReidNet) -> list[str]:
-        """Let what no loss looks at stay as it is; sentences about it."""
+        """Freeze the parts that no loss depends on; return notes about them."""
         asked = self._terms().keys()
         seen_by = {
             "classifier": (net.classifier, {"identity"}),
@@ -117,19 +121,19 @@ class Reid:
         for part in idle.values():
             part.requires_grad_(False)
         some = ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count)
-        return [f"parameters of these that are not trained, for no loss depends on them: {some}"] if some else []
+        return [f"not trained, because no loss depends on them: {some} parameters"] if some else []
 
     def _note(self) -> str:
-        """The losses in a sentence."""
+        """Describe the losses in a sentence."""
         said = " + ".join(f"{block.weight:g} {name}" for name, block in self._terms().items())
-        among = "the records of all processes" if self.gather == "all" else "the records of each process by itself"
-        return f"loss: {said}; compared are {among}"
+        among = "records of all processes" if self.gather == "all" else "records of the same process"
+        return f"loss: {said}; compared: {among}"
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """The weighted sum of the losses, each a mean over what it compares, times the number of records.
+        """Weighted sum of the losses, each a mean over its comparisons, times the number of records.
 
-        Gathered, each process compares its own records and queries with those of all, and its terms are its share of
-        the loss times the number of processes; gradients come back as those of one process would.
+        With `gather: all` each process compares its own records and queries with those of all processes. Its terms are
+        its share of the loss times the number of processes, so gradients equal those of a single process.
         """
         _refuse_sharded(net)
         label, modality, queries = batch["label"], batch["modality"], batch["queries"]
@@ -150,7 +154,7 @@ class Reid:
         return Loss(total * len(label), len(label), logs)
 
     def _identity(self, smoothing: float, out: Rows, label: Tensor, person: Tensor, at: StepContext) -> Tensor:
-        """Cross-entropy, the mean over records and queries alike; its mean over processes is that of all of them."""
+        """Mean cross-entropy over records and queries; its mean over processes is the mean over all of them."""
         loss = torch.cat(
             [
                 retrieval.identity(out["logits"], label, smoothing),
@@ -159,13 +163,13 @@ class Reid:
         )
         if self.gather == "local":
             return loss.mean()
-        # Queries may be more on one process than on another.
+        # The number of queries may differ between processes.
         return loss.sum() / at.gather(loss.new_full((1,), len(loss))).mean()
 
     def _gathered(
         self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: StepContext
     ) -> dict[str, Tensor]:
-        """Return the tensors that the losses compare, of all processes or of this one."""
+        """Return the tensors that the losses compare, all-gathered or of this process."""
         kinds = queries >= 0
         whole = {"label": label, "modality": modality}
         if self.triplet is not None:
@@ -178,23 +182,23 @@ class Reid:
             return whole
         ranks = at.gather(label.new_zeros(1)).shape[0]
         if ranks > 1 and self.sdm is not None:
-            # Every rank must send equally many. Each record asks once alone, and each set of several modalities is
-            # asked no more often than half of the records (`data.people`).
+            # Every rank must send the same number. Each record is a query of its own, and a set of several modalities
+            # has at most half as many queries as there are records (`data.people`).
             most = len(label) + len(label) // 2 * self._several
             if len(queries) > most:
-                raise ValueError(f"{len(queries)} queries of {len(label)} records, {most} at most expected")
+                raise ValueError(f"{len(queries)} queries of {len(label)} records; expected at most {most}")
             short = most - len(queries)
             whole["fused"] = F.pad(whole["fused"], (0, 0, 0, short))
             whole["person"] = F.pad(person, (0, short), value=-1)
             whole["kinds"] = F.pad(kinds, (0, 0, 0, short))
-        learns = ("feature", "neck", "fused")
+        trained = ("feature", "neck", "fused")
         return {
-            key: at.gather(value, grad=True) if key in learns else at.gather(value.to(torch.int64))
+            key: at.gather(value, grad=True) if key in trained else at.gather(value.to(torch.int64))
             for key, value in whole.items()
         }
 
     def _compared(self, whole: dict[str, Tensor], count: int, at: StepContext) -> dict[str, Tensor]:
-        """Losses between records, by name; `count` of the `whole` of them are of this process."""
+        """Losses between records, by name; `count` of the records in `whole` belong to this process."""
         terms: dict[str, Tensor] = {}
         ranks, share = len(whole["label"]) // count, None
         if ranks > 1:
@@ -218,7 +222,7 @@ class Reid:
 
     def _matching(self, temperature: float, whole: dict[str, Tensor], share: retrieval.Share | None) -> Tensor:
         """SDM of every set of modalities against RGB."""
-        if self._kinds.device != whole["kinds"].device:  # once: a copy from the host is waited for
+        if self._kinds.device != whole["kinds"].device:  # once: a copy from the host blocks
             self._kinds = self._kinds.to(whole["kinds"].device)
         asks = (whole["kinds"].bool()[None] == self._kinds[:, None]).all(2)
         return retrieval.matching(
@@ -234,17 +238,17 @@ class Reid:
         )
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """The feature of each record before the neck, from which `score` makes those of queries."""
+        """Feature of each record before the neck; `score` fuses them into queries."""
         _refuse_sharded(net)
-        self._net = cast("reid.ReidNet | Pixels", net)  # the two that `build` makes, or an average of the first
+        self._net = cast("reid.ReidNet | Pixels", net)  # the two that `build` makes, or the EMA of the first
         return {"feature": self._net.encode(*_inputs(batch))}
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """Search with the records of each query fused by the network that `predict` was asked with last."""
+        """Metrics of the search; the network of the last `predict` fuses the records of each query."""
         if not isinstance(split.protocol, Search):
-            raise ValueError(f"{split.name}: no search, but {type(split.protocol).__name__}")
+            raise ValueError(f"{split.name}: protocol {type(split.protocol).__name__}; expected Search")
         if self._net is None:
-            raise RuntimeError(f"{split.name}: scored before anything was predicted")
+            raise RuntimeError(f"{split.name}: score was called before predict")
         net = self._net
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
 
@@ -265,10 +269,9 @@ class Reid:
 
 
 class Pixels(nn.Module):
-    """Small copies of images, whatever their modality, as features: the reference that a network has to beat.
+    """Small copies of images of any modality as features: a baseline.
 
-    Each is averaged over a grid of 16 x 8 areas and compared by correlation. Words say nothing here: captions are
-    zeros.
+    Each is averaged over a grid of 16 x 8 areas and compared by correlation. Captions become zeros.
     """
 
     GRID = (16, 8)
@@ -289,7 +292,7 @@ class Pixels(nn.Module):
 
 
 def _inputs(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Images by modality, and captions where the data has any."""
+    """Images by modality, and captions if the data has any."""
     keys = {name: f"image.{name}" for name in MODALITIES}
     return {name: batch[key] for name, key in keys.items() if key in batch}, batch.get("text")
 
@@ -300,11 +303,11 @@ def _mean_length(x: Tensor) -> Tensor:
 
 
 def _refuse_sharded(net: nn.Module) -> None:
-    """Evaluation fuses on one process what all have predicted, for which it needs the whole network."""
+    """Raise UserError for FSDP: evaluation fuses queries on one process, which needs the whole network."""
     if hasattr(next(net.parameters(), None), "to_local"):
         raise UserError(
             "launch",
-            "parameters that are split over processes (FSDP)",
-            "whole ones",
-            "take accelerate_configs/all_gpus.yaml; the task reid needs the whole network on each process",
+            "parameters are sharded over processes (FSDP)",
+            "the whole network on each process, which task reid needs",
+            "use accelerate_configs/all_gpus.yaml",
         )

@@ -1,7 +1,7 @@
-"""Segmentation of images: crops to learn from, whole images to be scored, at several sizes where that is asked for.
+"""Semantic segmentation of images: training on crops, evaluation on whole images, optionally at several scales.
 
-As the BiSeNet family is trained: the loss of the network's scores and that of each of its auxiliary heads, and where
-points are refined (PointRend) the cross-entropy at those that were drawn.
+The loss is that of the BiSeNet family: the objective at the main output and at each auxiliary head, and with PointRend
+the cross-entropy at the sampled points.
 """
 
 from __future__ import annotations
@@ -44,45 +44,48 @@ from trainkit.models.segmentation_2d import Norm, SceneNetSpec
 
 @dataclass(kw_only=True)
 class Segment2d:
-    """Learn which pixel is of which class."""
+    """Semantic segmentation of images: train on crops, evaluate on whole images."""
 
     net: SceneNetSpec
+    """The segmentation network."""
     norm: Norm = field(default_factory=Norm)
-    """Replacement of the network's batch norms."""
+    """Replacement of the network's batch norms. Default: they are kept."""
     points: PointSpec | None = None
-    """A head that predicts single points where the network is least sure; None: no such head."""
+    """Head that refines the prediction at single points where the network is least certain (PointRend). None: no such
+    head."""
     objective: PixelLoss = field(default_factory=PixelLoss)
-    """Loss, at each of the outputs where the network gives several."""
+    """Loss. It is computed at each output where the network has several."""
     aux_weight: NotNegative = 1.0
-    """Of the objective at each auxiliary head beside that of the network's own scores."""
+    """Weight of the loss of each auxiliary head; the main output has weight 1."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
-    """By how much of the image's diagonal a boundary may be off in the boundary F-score; None: it is not scored."""
+    """Tolerance of the boundary F-score as a share of the image's diagonal, 0 to 0.1. Null: the boundary F-score is not
+    computed."""
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Windows at once, where images are seen through windows."""
+    """Number of windows per forward pass, where evaluation uses windows."""
     align_corners: bool = False
-    """Resize images to another size, and scores back, with the centres of their outermost pixels on each other, as in
-    evaluations of the public BiSeNet; else with their borders."""
+    """Resize images and scores with the centres of the corner pixels aligned, as evaluations of the public BiSeNet do.
+    False: the borders are aligned."""
 
     def __post_init__(self) -> None:
         self._least = 1
 
     @property
     def batch_norm(self) -> Literal["batch", "sync"] | None:
-        """Images that the network's norms see together: of a process's micro-batch, of all processes'; None: one."""
+        """Images that are normalised together: a process's micro-batch or all processes'; None: each image alone."""
         return None if self.norm.name == "group" else self.norm.name
 
     @property
     def batch_norm_least(self) -> int:
-        """Least number of images that batch norm must see at once; 1 before `build`."""
+        """Smallest number of images that batch norm needs; 1 before `build`."""
         return 1 if self.batch_norm is None else self._least
 
     def required_weights(self) -> dict[str, Source]:
-        """The weights that training starts from, where there are any."""
+        """Initial weights, if the recipe names any."""
         word = segmenter.source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The network for crops of the data. Raises UserError where they do not fit, or a class has no such name."""
+        """Build the network for crops of the data. Raises UserError if they do not fit, or a class name is unknown."""
         if not meta.distances:
             self._refuse_near()
         names = meta.class_names or [str(c) for c in range(meta.classes)]
@@ -93,10 +96,10 @@ class Segment2d:
         return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """The objective over all labelled pixels of the micro-batch, at each output, and that of the points.
+        """The objective over all labelled pixels of the micro-batch at each output, plus the loss at the points.
 
-        Logged are the terms of the objective, of the network's own scores; `aux`, the sum of the objectives of the
-        auxiliary heads; `points`; and `pixel_accuracy`, at the network's own stride.
+        Logged are the terms of the objective at the main output; `aux`, the sum over the auxiliary heads; `points`; and
+        `pixel_accuracy` at the stride of the network's output.
         """
         mask, distance = batch["mask"], batch.get("distance")
         weights = self._weights
@@ -125,25 +128,25 @@ class Segment2d:
             if asks:
                 raise UserError(
                     f"task.{place}",
-                    "boundaries matter to it, and the data gives no distances from them",
+                    "needs distances from class boundaries, which the data does not give",
                     "data.distance",
-                    "write `distance: {}` under data",
+                    "add `distance: {}` under data",
                 )
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Numbers of pixels of each image, and of boundary pixels; small maps where images are to be drawn.
+        """Numbers of pixels and boundary pixels of each image; small label maps if overlays are drawn.
 
         `scales`, `mirrors` and `window` are the same for all images of a batch: those of its split.
         """
         image, size = batch["image"], batch["mask"].shape[1:]
         view = [batch[name][0].tolist() for name in ("scales", "mirrors", "window")]
-        # To another size one by one: class scores at that of a file may be many times larger than what was seen.
+        # One by one if the size changes: class scores at the file's size may be many times larger than the input.
         parts = [image] if image.shape[2:] == size else image.split(1)
         found = torch.cat([self.probabilities(net, part, *view, size=size).argmax(1) for part in parts])
         return self._counts(found, batch)
 
     def _counts(self, found: Tensor, batch: Batch) -> Rows:
-        """The rows of `predict` for the classes (B, H, W) that were found."""
+        """The rows of `predict` for predicted classes (B, H, W)."""
         mask = batch["mask"]
         rows = scenes.pixel_counts(found, mask, self._classes)
         if self.boundary is not None:
@@ -179,7 +182,7 @@ class Segment2d:
         )
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol."""
+        """Metrics of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
@@ -189,7 +192,7 @@ class Segment2d:
         return baselines.of_scenes(self._classes, self._counts, {"boundary": self.boundary})
 
     def deployable(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
-        """The network with all that stands between pixels and class scores; `build` has been called.
+        """The network with its preprocessing and postprocessing; `build` must have been called.
 
         It maps RGB pixels 0 .. 255, float (B, 3, H, W), to logits (B, classes, H, W): what `probabilities` of one
         scale takes the softmax of. `mean` and `std` are those of the data, of pixels 0 to 1.
@@ -198,7 +201,7 @@ class Segment2d:
 
 
 class Deployable(nn.Module):
-    """Pixels to class scores: normalises, brings sides up to multiples, and scores back to the size of the image."""
+    """Pixels to class scores: normalises, rounds the sides up, and resizes the scores back to the image."""
 
     mean: Tensor
     std: Tensor
@@ -215,7 +218,7 @@ class Deployable(nn.Module):
         """RGB (B, 3, H, W), 0 .. 255, to logits (B, classes, H, W), float32."""
         height, width = pixels.shape[2:]
         image = (pixels / 255 - self.mean) / self.std
-        # Of numbers from 0 alone: exported, a division of negative ones is rounded towards 0.
+        # Only non-negative numbers: an exported division of negative ones rounds towards 0.
         size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
         if size != [height, width]:
             image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
@@ -241,5 +244,5 @@ def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | N
 
 
 def _accuracy(found: Tensor, mask: Tensor) -> Tensor:
-    """Share of the labelled pixels that are right; 0 where none is labelled."""
+    """Share of the labelled pixels that are right; 0 if no pixel has a label."""
     return (found == mask).sum() / (mask != IGNORED).sum().clamp_min(1)

@@ -1,6 +1,6 @@
-"""Segmentation of volumes: patches to learn from, windows over whole volumes to be scored.
+"""Segmentation of volumes: training on patches, evaluation of whole volumes with sliding windows.
 
-Whole volumes are scored on the grid of their files, organ by organ, with distances in mm; patches by their voxels.
+Whole volumes are evaluated on the grid of their files, organ by organ, with distances in mm; patches by their voxels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainkit.models.segmentation_3d import VolumeNet
 from trainkit.models.sliding_window import Weight, sliding_probabilities
 
 TOLERANCE = 1.0
-"""mm, for an organ that has none of its own."""
+"""mm, for organs without a tolerance of their own."""
 _COMBINED = {"deep": losses.deep, "nnunet": partial(losses.deep, coarsest=False), "subsets": losses.subsets}
 """The loss of several outputs, by the `supervision` of a network."""
 
@@ -41,35 +41,38 @@ Tolerance = Annotated[float, Field(ge=0, le=1000)]
 
 @dataclass(kw_only=True)
 class Window:
-    """How a whole volume is seen: through windows of the size of a training patch."""
+    """Sliding-window prediction of a whole volume; a window has the size of a training patch."""
 
     overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
-    """Share of a window that it has in common with the next."""
+    """Share of a window, 0 to 0.95, that overlaps with the next one."""
     weight: Weight = "gaussian"
-    """How the voxels of a window count: less towards its border, or all alike."""
+    """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs all
+    alike."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
-    """Windows at once."""
+    """Number of windows per forward pass."""
 
 
 @dataclass(kw_only=True)
 class Segment3d:
-    """Learn which voxel is of which organ."""
+    """Segmentation of volumes: train on patches, evaluate whole volumes with sliding windows."""
 
     net: VolumeNet
+    """The segmentation network."""
     objective: SegmentationLoss = field(default_factory=SegmentationLoss)
-    """Loss, at each of the outputs where the network gives several."""
+    """Loss. It is computed at each output where the network has several."""
     window: Window = field(default_factory=Window)
+    """Sliding-window prediction of whole volumes."""
     tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
-    """mm that a surface may be off and still count in the normalised surface distance (`nsd`): one for all organs, or
-    by organ, 1 mm for those not named."""
+    """Tolerance of the normalised surface distance (`nsd`) in mm, 0 to 1,000: one number for all organs, or a number
+    per organ name. Organs that are not named have 1 mm."""
 
     def required_weights(self) -> dict[str, Source]:
-        """The weights that training starts from, where there are any."""
+        """Initial weights, if the recipe names any."""
         word = volumetric.source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
-        """The network for patches of the data. Raises UserError where they do not fit, or a class has no such name."""
+        """Build the network for patches of the data. Raises UserError if they do not fit or a class is unknown."""
         self._weights = self.objective.weights(meta.class_names)
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
@@ -78,17 +81,17 @@ class Segment3d:
         return Networks(net, notes=tuple(notes), indivisible=together, in_parts=True)
 
     def _tolerances(self, names: Sequence[str]) -> list[float]:
-        """mm of each class but the background."""
+        """Tolerance in mm of each class but the background."""
         if not isinstance(self.tolerance, dict):
             return [float(self.tolerance)] * (len(names) - 1)
         for name in self.tolerance:
             if name not in names[1:]:
                 near = difflib.get_close_matches(name, names[1:], n=3) or names[1:]
-                raise UserError("task.tolerance", f"{name!r}, which is no organ of the data", ", ".join(near))
+                raise UserError("task.tolerance", f"organ {name!r}, which the data does not have", ", ".join(near))
         return [float(self.tolerance.get(name, TOLERANCE)) for name in names[1:]]
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
-        """The objective over patches, and the Dice of their voxels, all organs together."""
+        """The objective over patches; logs the Dice of their voxels, all organs together."""
         mask = batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)
         out = at.forward(net, batch["image"])
@@ -99,7 +102,7 @@ class Segment3d:
         return Loss(loss_B.sum(), len(mask), {"dice": _pooled_dice(finest.detach().argmax(1), mask)})
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
-        """Scores of whole volumes, which have a `spacing`; of patches the voxels of each organ."""
+        """Scores of whole volumes, which have a `spacing`; for patches the voxel counts of each organ."""
         if "spacing" not in batch:
             return self._counts(net(batch["image"]).argmax(1), batch["mask"])
         whole = [
@@ -108,7 +111,7 @@ class Segment3d:
         return {key: torch.cat([rows[key] for rows in whole]) for key in whole[0]}
 
     def _counts(self, predicted: Tensor, mask: Tensor) -> Rows:
-        """Voxels (B, organs) that are right, predicted and true. They are exact in float32 up to 16.7 million."""
+        """Numbers of voxels (B, organs) that are right, predicted and true; exact in float32 up to 16.7 million."""
         rows = {"intersection": [], "predicted": [], "actual": []}
         for organ in range(1, self._classes):
             found, true = predicted == organ, mask == organ
@@ -123,7 +126,7 @@ class Segment3d:
         )
 
     def _score_case(self, found: Tensor, batch: Batch) -> Rows:
-        """Scores of the classes (1, D0, H0, W0) that were found in the one volume of a batch."""
+        """Scores of a predicted label map (1, D0, H0, W0) for the one volume of a batch."""
         image, spacing = batch["image"], batch["spacing"][0].cpu().double().numpy()
         predicted, true = found[0].cpu().numpy(), batch["mask"][0].cpu().numpy()
         scores = surface_distance.case_scores(predicted, true, spacing, self._classes, self._tolerance)
@@ -155,11 +158,11 @@ class Segment3d:
         return preprocess.to_original(probabilities, tuple(shape))
 
     def score(self, rows: Rows, split: Split) -> Scores:
-        """The score of the split's protocol."""
+        """Metrics of the split's protocol."""
         return metrics.score(rows, split.protocol, split.name, split)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
-        """The mean label map of the training volumes; of patches nothing is known."""
+        """The mean label map of the training volumes; no baseline for patches."""
         if train is None or not isinstance(split.protocol, Segmentation) or split.protocol.kind == "patches":
             return []
         return baselines.of_volumes(self._classes, self._score_case, {"tolerance": self._tolerance})

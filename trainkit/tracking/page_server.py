@@ -58,7 +58,7 @@ def script() -> str:
     from mlflow.server.handlers import _get_tracking_store
 
     found = _get_tracking_store().search_experiments(max_results=_MOST, order_by=["last_update_time DESC"])
-    ours = [one for one in found if one.name != "Default"]
+    ours = [one for one in found or () if one.name != "Default"]
     start = os.environ.get(START) or next(
         (run_table(one.experiment_id, f"mlflow.sharedViewState.{VIEW}" in one.tags) for one in ours), ""
     )

@@ -1,0 +1,176 @@
+"""Every metric that an evaluation reports has a definition, with unit, direction and source."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from trainkit.evaluation_protocols import (
+    Classes,
+    Identification,
+    Inspection,
+    Pairs,
+    Retrieval,
+    Scenes,
+    Search,
+    Segmentation,
+    Separation,
+    Templates,
+)
+from trainkit.interfaces import MODALITIES, Split
+from trainkit.metrics import bootstrap, boundary_f_score, definitions, segmentation_2d
+from trainkit.metrics.reid import score_search
+from trainkit.metrics.score import headline, score
+from trainkit.metrics.surface_distance import SCORES
+
+SIZE = 40
+RNG = np.random.default_rng(0)
+EMBEDDING = torch.from_numpy(RNG.normal(size=(SIZE, 8)))
+NORM = EMBEDDING.norm(dim=1)
+ORGANS = ("background", "liver", "left kidney")
+
+
+class Images:
+    """A split of random images."""
+
+    def fetch(self, rows: np.ndarray, epoch: int) -> dict[str, torch.Tensor]:
+        return {"image": torch.zeros(len(rows), 3, 4, 4, dtype=torch.uint8)}
+
+    def picture(self, row: int) -> np.ndarray:
+        return np.zeros((6, 8, 3), np.uint8)
+
+
+def classified(kind: type, classes: int, **more: Any) -> Any:
+    label = np.arange(SIZE) % classes
+    names = tuple(f"c{k}" for k in range(classes))
+    rows = {"logits": torch.from_numpy(RNG.normal(size=(SIZE, classes))), "embedding": EMBEDDING}
+    return kind(label, names, **more), rows
+
+
+def pairs() -> Any:
+    first, second = RNG.integers(0, SIZE, (2, 3000))
+    return Pairs(first, second, np.arange(3000) % 2 == 0), {"embedding": EMBEDDING, "norm": NORM}
+
+
+def templates() -> Any:
+    each = np.arange(SIZE)
+    first, second = RNG.integers(0, SIZE, (2, 400))
+    protocol = Templates(each, each, np.ones(SIZE, np.float32), first, second, np.arange(400) % 2 == 0)
+    return protocol, {"embedding": EMBEDDING, "norm": NORM}
+
+
+def identification() -> Any:
+    label = np.arange(SIZE) % 10
+    return Identification(np.arange(10), np.arange(10, SIZE), label), {"embedding": EMBEDDING, "norm": NORM}
+
+
+def search() -> Any:
+    person = np.append(np.arange(SIZE - 1) % 8, 99)
+    query = np.full((11, len(MODALITIES)), -1)
+    query[:, 1] = [*range(10), SIZE - 1]
+    groups = {"modal_1": ("nir",)}
+    ids = tuple(map(str, range(SIZE)))
+    gallery = (np.arange(10, SIZE - 1),)
+    return Search(person, np.full(SIZE, -1), gallery, {"nir": query}, ids, groups), {"feature": EMBEDDING}
+
+
+def volumes(kind: Any) -> Any:
+    names = tuple(f"case{k}" for k in range(4))
+    protocol = Segmentation(names, names, ORGANS, kind)
+    columns = ("intersection", "predicted", "actual") if kind == "patches" else SCORES
+    rows = {name: torch.from_numpy(RNG.uniform(0.2, 0.9, (4, 2))) for name in columns}
+    return protocol, rows | {"planes": torch.zeros(4, 3, 3, 8, 8)}
+
+
+def scenes(kind: Any) -> Any:
+    predicted, mask = torch.from_numpy(RNG.integers(0, 3, (2, 4, 12, 16))).to(torch.uint8)
+    rows = segmentation_2d.pixel_counts(predicted, mask, 3)
+    rows |= boundary_f_score.boundary_counts(predicted, mask, 3, 1.0)
+    rows |= segmentation_2d.thumbnail_maps(predicted, mask)
+    return Scenes(tuple("abcd"), ("road", "sky", "bus lane"), kind), rows
+
+
+SAMPLES = {
+    "two classes": lambda: classified(Classes, 2),
+    "many classes": lambda: classified(Classes, 7),
+    "separation": lambda: classified(Separation, 2),
+    "inspection": lambda: classified(Inspection, 3, ids=tuple(map(str, range(SIZE)))),
+    "retrieval": lambda: (Retrieval(np.arange(SIZE) % 6), {"embedding": EMBEDDING}),
+    "pairs": pairs,
+    "templates": templates,
+    "identification": identification,
+    "search": search,
+    "whole volumes": lambda: volumes("whole"),
+    "patches": lambda: volumes("patches"),
+    "overlays of volumes": lambda: volumes("overlays"),
+    "scenes": lambda: scenes("scores"),
+    "overlays of scenes": lambda: scenes("overlays"),
+}
+
+
+def reported(name: str) -> tuple[object, dict[str, float]]:
+    protocol, rows = SAMPLES[name]()
+    split = cast(Split, Images())
+    if isinstance(protocol, Search):
+
+        def finish(features: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+            return features.sum(1)
+
+        return protocol, score_search(rows["feature"], protocol, finish).metrics
+    return protocol, score(rows, protocol, "sample", split).metrics
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_metric_that_is_reported_has_a_definition(name):
+    protocol, metrics = reported(name)
+    assert metrics
+    unknown = [metric for metric in metrics if definitions.definition(protocol, metric) is None]
+    assert unknown == []
+
+
+def test_every_definition_is_of_a_metric_that_is_reported():
+    seen: dict[str, set[int]] = {}
+    for name in SAMPLES:
+        protocol, metrics = reported(name)
+        group = definitions.group_of(protocol)
+        assert group is not None
+        found = {id(definitions.definition(protocol, metric)) for metric in metrics}
+        seen.setdefault(group.title, set()).update(found)
+    assert {group.title for group in definitions.GROUPS} == set(seen)
+    for group in definitions.GROUPS:
+        left = [name for name, metric in group.metrics.items() if id(metric) not in seen[group.title]]
+        assert left == [], group.title
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_directions_are_those_by_which_runs_are_compared(name):
+    protocol, metrics = reported(name)
+    for metric in metrics:
+        known = definitions.definition(protocol, metric)
+        assert known is not None
+        assert (known.direction == "lower") == bootstrap.lower_is_better(metric), metric
+        if not bootstrap.is_score(metric):
+            assert known.direction == "none", metric
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_metrics_that_lead_have_definitions(name):
+    protocol, _ = SAMPLES[name]()
+    for metric in headline(protocol) or ():
+        assert definitions.definition(protocol, metric) is not None, metric
+
+
+def test_a_definition_is_one_or_two_sentences_with_unit_and_source():
+    for group in definitions.GROUPS:
+        for name, metric in group.metrics.items():
+            assert metric.text.endswith(".") and len(metric.text) < 260, name
+            assert metric.unit and metric.source, name
+
+
+def test_a_protocol_of_a_plug_in_has_no_definitions():
+    assert definitions.group_of(SimpleNamespace()) is None
+    assert definitions.definition(SimpleNamespace(), "top1") is None

@@ -1,0 +1,91 @@
+"""Titles of figures state what the data show, and that nothing was found where nothing was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trainkit.plots import benchmark, findings, style
+
+
+@pytest.mark.parametrize(
+    ("steps", "values", "chosen", "said"),
+    [
+        ([100, 200, 300], [0.5, 0.602, 0.55], (200, 0.602), "val/top1 peaks at 0.602 at step 200"),
+        ([1, 2, 2400], [0.5, 0.55, 0.6], (2400, 0.6), "val/top1 is best at the last evaluation: 0.6 at step 2,400"),
+        ([100, 200, 300], [2.0, 1.2, 1.5], (200, 1.2), "val/top1 is lowest: 1.2 at step 200"),
+        ([100, 200, 300], [0.5, 0.6, 0.55], None, "val/top1 peaks at 0.6 at step 200"),
+        ([100], [0.5], (100, 0.5), "val/top1 is 0.5 at step 100 (one evaluation)"),
+        ([100], [np.nan], None, "val/top1 has no finite value"),
+    ],
+)  # fmt: skip
+def test_the_best_value_is_the_one_that_the_run_chose(steps, values, chosen, said):
+    assert findings.best("val/top1", (steps, values), chosen) == said
+
+
+def test_the_change_of_the_loss_is_that_of_its_ends():
+    falling = np.linspace(2.0, 1.0, 100)
+    assert findings.loss(np.arange(100), falling) == "Training loss falls from 1.95 to 1.05"
+    assert findings.loss(np.arange(100), falling[::-1]) == "Training loss rises from 1.05 to 1.95"
+    assert findings.loss([1, 2], [2.303, 2.301]) == "Training loss hardly changes: 2.3 to 2.3"
+    assert findings.loss([1, 2], [2.0, np.nan]) == "Training loss is not finite at 1 of 2 logged steps"
+    assert findings.loss([], []) == "No training loss was logged"
+
+
+def test_throughput_is_steady_or_varies():
+    steps = np.arange(10, 210, 10)
+    assert findings.throughput(steps, np.full(20, 1000.0)).startswith("Throughput is steady: median 1,000 samples/s")
+    assert findings.throughput(steps, np.tile([1000.0, 500.0], 10)).startswith("Throughput varies: median")
+    assert findings.throughput([10], np.array([1000.0])) == "Median throughput is 1,000 samples/s"
+    assert findings.throughput([], np.array([])) == "No throughput was measured"
+
+
+def test_the_largest_phase_is_named():
+    shares = {"data": 0.41, "compute": 0.39, "eval": 0.2}
+    assert findings.time(shares, "step time") == "Data loading takes 41 % of step time"
+    assert findings.time({"data": 0.0}, "step time") == "No time was measured"
+
+
+def test_overconfidence_is_stated_only_where_it_is_significant():
+    confidence, accuracy = np.array([0.9]), np.array([0.8])
+    assert findings.calibration(confidence, accuracy, np.array([10.0])).startswith("No significant")
+    many = findings.calibration(confidence, accuracy, np.array([1000.0]))
+    assert many == "Overconfident: mean confidence 0.900, accuracy 0.800 (ECE 0.100)"
+    assert findings.calibration(accuracy, confidence, np.array([1000.0])).startswith("Underconfident")
+
+
+def test_errors_of_a_classifier_are_named_or_absent():
+    assert findings.confusion(np.array([[9, 1], [0, 5]]), "ab") == (
+        "Accuracy 0.933; most frequent error: a predicted as b (10 %)"
+    )
+    assert findings.confusion(np.eye(2, dtype=int), "ab") == "Accuracy 1.000: no errors"
+    assert findings.confusion(np.zeros((2, 2), int), "ab") == "Nothing was counted"
+
+
+def test_rates_of_many_curves_are_given_by_their_ends():
+    far = np.array([1e-4, 1e-3, 1.0])
+    curves = {f"net {k}": (far, np.array([0.1, 0.1 * k, 1.0])) for k in range(1, 6)}
+    assert findings.roc(curves, 1e-4) == "True accept rate at FAR 0.001: 0.100 (net 1) to 0.500 (net 5)"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict", "said"),
+    [
+        (1.35, 1.45, "kept", "1.40x the throughput with 2 workers (95 % CI 1.35 to 1.45)"),
+        (0.95, 1.85, "no difference", "No setting is significantly faster than the recipe"),
+    ],
+)
+def test_a_benchmark_names_the_fastest_setting_or_none(low, high, verdict, said):
+    row = {"switch": "workers", "change": "2 workers", "ratio": 1.4, "low": low, "high": high, "verdict": verdict}
+    assert benchmark.figure([row]).texts[0].get_text() == said
+    assert benchmark.figure([]).texts[0].get_text() == "No setting was measured"
+
+
+@pytest.mark.parametrize("letter", ["m", "i", "a", "W"])
+def test_titles_stay_inside_the_figure(letter):
+    figure, _ = style.blank(2.0)
+    style.titled(figure, " ".join([letter * 9] * 30) + letter * 300, " ".join([letter * 7] * 60))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.texts]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height for box in boxes)
+    assert boxes[1].y1 <= boxes[0].y0 + 3 and figure.axes[0].get_window_extent().y1 <= boxes[1].y0

@@ -1,0 +1,148 @@
+"""Titles of figures: one sentence each that states what the data show, or that they show nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trainkit.plots.style import number, short
+from trainkit.speed.clock import median
+
+Numbers = Sequence[float] | np.ndarray
+
+PHASES = {
+    "data": "data loading", "transfer": "copy to device", "compute": "forward, backward and optimizer",
+    "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step", "eval": "evaluation",
+    "checkpoint": "checkpoints", "log": "logging", "setup": "start-up", "sync": "synchronization", "idle": "idle",
+}  # fmt: skip
+"""Names of the phases that the clock measures."""
+_SEVERAL = ("compute", "checkpoint")
+"""Phases whose names are plural."""
+_STEADY = 0.1
+"""Throughput is steady where its p10 and p90 are within this share of the median."""
+
+
+def phase(name: str) -> str:
+    """Return the name of a phase as figures have it."""
+    return PHASES.get(name, name.replace("_", " "))
+
+
+def time(shares: Mapping[str, float], whole: str) -> str:
+    """State which phase takes the largest share, 0 to 1, of a whole such as `step time`."""
+    largest = max(shares, key=lambda name: shares[name], default=None)
+    if largest is None or not shares[largest] > 0:
+        return "No time was measured"
+    verb = "take" if largest in _SEVERAL else "takes"
+    return f"{_capital(phase(largest))} {verb} {100 * shares[largest]:.0f} % of {whole}"
+
+
+def loss(step: Numbers, values: Numbers) -> str:
+    """State how the loss changed: the means of the first and last tenth of its points."""
+    values = np.asarray(values, dtype=float)
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return "No finite training loss was logged" if len(values) else "No training loss was logged"
+    if len(finite) < len(values):
+        return f"Training loss is not finite at {len(values) - len(finite):,} of {len(values):,} logged steps"
+    if len(finite) == 1:
+        return f"Training loss is {finite[0]:.3g} at step {number(float(step[0]))}"
+    some = max(1, len(finite) // 10)
+    first, last = float(finite[:some].mean()), float(finite[-some:].mean())
+    change = abs(last - first) / max(abs(first), abs(last), 1e-12)
+    if change < 0.01:
+        return f"Training loss hardly changes: {first:.3g} to {last:.3g}"
+    return f"Training loss {'falls' if last < first else 'rises'} from {first:.3g} to {last:.3g}"
+
+
+def best(name: str, points: tuple[Numbers, Numbers], chosen: tuple[float, float] | None = None) -> str:
+    """State where a metric is best: at the step and value that the run chose, else at its highest value."""
+    found = [(step, value) for step, value in zip(*points, strict=True) if math.isfinite(value)]
+    if not found:
+        return f"{name} has no finite value"
+    step, value = chosen if chosen is not None else max(found, key=lambda point: point[1])
+    at = f"{value:.4g} at step {number(step)}"
+    if len(found) == 1:
+        return f"{name} is {at} (one evaluation)"
+    if step >= found[-1][0]:
+        return f"{name} is best at the last evaluation: {at}"
+    lowest = value <= min(each for _, each in found) and value < max(each for _, each in found)
+    return f"{name} is lowest: {at}" if lowest else f"{name} peaks at {at}"
+
+
+def throughput(step: Numbers, rate: np.ndarray) -> str:
+    """State the median throughput, and whether it is steady; each window counts as often as it has steps."""
+    end, good = np.asarray(step, dtype=float), np.isfinite(rate)
+    many = np.diff(end, prepend=0.0)
+    if not good.any() or not many[good].sum() > 0:
+        return "No throughput was measured"
+    middle = median(step, rate)
+    p10, p90 = _quantiles(rate[good], many[good], (0.1, 0.9))
+    said = [number(value) for value in (p10, middle, p90)]
+    if good.sum() < 3:
+        return f"Median throughput is {said[1]} samples/s"
+    if p10 >= (1 - _STEADY) * middle and p90 <= (1 + _STEADY) * middle:
+        return f"Throughput is steady: median {said[1]} samples/s (p10 {said[0]}, p90 {said[2]})"
+    return f"Throughput varies: median {said[1]} samples/s (p10 {said[0]}, p90 {said[2]})"
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> list[float]:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return [float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)]) for share in shares]
+
+
+def roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], left: float) -> str:
+    """State the true accept rate at a false accept rate: 0.001, or the lowest power of ten above that is drawn."""
+    rate = max(left, 1e-3)
+    scores = {name: float(tar[far <= rate * (1 + 1e-9)].max(initial=0.0)) for name, (far, tar) in curves.items()}
+    return f"True accept rate at FAR {rate:g}: {_listed(scores)}"
+
+
+def auc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> str:
+    """State the area under the curve of two classes."""
+    return f"ROC AUC: {_listed({name: float(np.trapezoid(tar, far)) for name, (far, tar) in curves.items()})}"
+
+
+def _listed(scores: Mapping[str, float]) -> str:
+    """List the scores of up to three curves; of more the lowest and the highest."""
+    if len(scores) == 1:
+        return f"{next(iter(scores.values())):.3f}"
+    if len(scores) <= 3:
+        return ", ".join(f"{short(name, 20)} {value:.3f}" for name, value in scores.items())
+    ends = min(scores, key=lambda name: scores[name]), max(scores, key=lambda name: scores[name])
+    return " to ".join(f"{scores[name]:.3f} ({short(name, 16)})" for name in ends)
+
+
+def calibration(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray) -> str:
+    """State the expected calibration error, and a mean confidence that differs significantly from the accuracy."""
+    total = float(count.sum())
+    if not total:
+        return "No predictions"
+    error = float(np.sum(count * np.abs(confidence - accuracy))) / total
+    said, right = (float(np.sum(count * each)) / total for each in (confidence, accuracy))
+    # 95 % interval of the accuracy, from the standard error of a proportion.
+    margin = 1.96 * math.sqrt(max(right * (1 - right), 0.25 / total) / total)
+    if abs(said - right) <= margin:
+        return f"No significant over- or underconfidence (ECE {error:.3f})"
+    word = "Overconfident" if said > right else "Underconfident"
+    return f"{word}: mean confidence {said:.3f}, accuracy {right:.3f} (ECE {error:.3f})"
+
+
+def confusion(counts: np.ndarray, names: Sequence[str]) -> str:
+    """State the accuracy and the most frequent error."""
+    total, right = int(counts.sum()), int(np.trace(counts))
+    if not total:
+        return "Nothing was counted"
+    if right == total:
+        return "Accuracy 1.000: no errors"
+    off = counts - np.diag(np.diag(counts))
+    true, predicted = divmod(int(off.argmax()), len(counts))
+    worst = f"{short(names[true], 16)} predicted as {short(names[predicted], 16)}"
+    share = 100 * off[true, predicted] / max(1, counts[true].sum())
+    return f"Accuracy {right / total:.3f}; most frequent error: {worst} ({share:.0f} %)"
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]

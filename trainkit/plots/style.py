@@ -1,0 +1,197 @@
+"""Style of all figures: sizes, fonts, colours, titles, legends and axes.
+
+A figure is 7.5 inches wide, 900 pixels at 120 dpi, so that text of 9 points stays legible where a page shows it at
+860 pixels. Its title states a finding, computed from the data; the grey line below the title says what is drawn.
+Figures are made without pyplot, so nothing global is touched and any thread may draw.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import LegendLocType
+
+WIDTH = 7.5
+DPI, FINE_DPI = 120, 160
+"""Dots per inch of charts, and of figures made of images."""
+TITLE, TEXT, SMALL = 12.5, 10.0, 9.0
+"""Font sizes in points: of titles; of labels and ticks; of legends, notes and the line below a title."""
+INK, QUIET, GRID = "#1a1a1a", "#666666", "#e3e3e3"
+# Okabe and Ito's palette, which the common kinds of colour blindness tell apart; dashes tell the rest.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_LEFT = 0.1
+"""Inches left of a title."""
+_NARROW, _WIDE = frozenset(" .,:;'|!()[]ijlftrI-"), frozenset("mwMWGOQ%@→")
+
+
+def empty(height: float, dpi: int = DPI, **settings: Any) -> Figure:
+    """Make an empty white figure of the usual width and this height in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = _plain_figure()(figsize=(WIDTH, height), dpi=dpi, facecolor="white", **settings)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) -> tuple[Figure, list[Axes]]:
+    """Make an empty figure of this height in inches, with panels above each other in these proportions.
+
+    `shared`: all have one horizontal axis. `titled` adds the height of the title.
+    """
+    figure = empty(height, layout="constrained")
+    grid = figure.subplots(len(ratios), 1, sharex=shared, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
+    axes = list(grid[:, 0])
+    for each in axes:
+        each.set_axisbelow(True)
+        each.grid(color=GRID, linewidth=0.8)
+        each.spines[["top", "right"]].set_visible(False)
+        each.spines[["left", "bottom"]].set_color(QUIET)
+        each.tick_params(colors=INK, labelsize=TEXT)
+        each.xaxis.label.set(size=TEXT, color=INK)
+        each.yaxis.label.set(size=TEXT, color=INK)
+    return figure, axes
+
+
+def titled(figure: Figure, title: str, about: str = "") -> None:
+    """Write a title and the line below it above the panels of a figure, which becomes higher by their height."""
+    above, below = title_lines(title, about)
+    head = 0.1 + 0.215 * len(above) + 0.17 * len(below)
+    wide, tall = (float(size) for size in figure.get_size_inches())
+    figure.set_size_inches(wide, tall + head)
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.set(rect=(0, 0, 1, 1 - head / (tall + head)))  # pyright: ignore[reportCallIssue]
+    at = {"ha": "left", "va": "top", "linespacing": 1.15}
+    figure.text(_LEFT / wide, 1 - 0.07 / (tall + head), "\n".join(above), fontsize=TITLE, fontweight="bold", color=INK,
+                **at)  # fmt: skip
+    if below:
+        lower = 1 - (0.1 + 0.215 * len(above)) / (tall + head)
+        figure.text(_LEFT / wide, lower, "\n".join(below), fontsize=SMALL, color=QUIET, **at)
+
+
+def title_lines(title: str, about: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a title, and of the text below it."""
+    inches = WIDTH - 2 * _LEFT
+    above = [row for part in title.split("\n") for row in _wrapped(part, 72 * inches / TITLE, 0.72)]
+    return above, [row for part in about.split("\n") for row in _wrapped(part, 72 * inches / SMALL, 0.62)]
+
+
+def _wrapped(text: str, room: float, each: float) -> list[str]:
+    """Break a text into lines of a width in em, where a usual letter is `each` em wide (DejaVu Sans)."""
+
+    def width(words: str) -> float:
+        return sum(each * (0.6 if letter in _NARROW else 1.5 if letter in _WIDE else 1) for letter in words)
+
+    rows: list[str] = []
+    for word in (piece for one in text.split(" ") for piece in wrap(one, int(room / (1.5 * each))) or [""]):
+        if rows and width(f"{rows[-1]} {word}") <= room:
+            rows[-1] += f" {word}"
+        else:
+            rows.append(word)
+    return [row for row in rows if row]
+
+
+class Sheet:
+    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink images for captions."""
+
+    def __init__(self, height: float, dpi: int = DPI):
+        self.figure, self.height = empty(height, dpi), height
+
+    @staticmethod
+    def head(title: str, about: str = "") -> float:
+        """Return the height in inches of a title and the line below it."""
+        above, below = title_lines(title, about)
+        return 0.1 + 0.215 * len(above) + 0.17 * len(below)
+
+    def titled(self, title: str, about: str = "") -> None:
+        """Write a title and the line below it at the upper edge."""
+        above, below = title_lines(title, about)
+        self.text(_LEFT, 0.07, "\n".join(above), TITLE, weight="bold")
+        if below:
+            self.text(_LEFT, 0.1 + 0.215 * len(above), "\n".join(below), SMALL, QUIET)
+
+    def text(
+        self, x: float, y: float, words: str, size: float, colour: str = INK, ha: str = "left", va: str = "top",
+        **more: Any,
+    ) -> None:  # fmt: skip
+        """Write words at a place, with a font size in points."""
+        at = x / WIDTH, 1 - y / self.height
+        self.figure.text(*at, words, ha=ha, va=va, color=colour, fontsize=size, linespacing=1.15, **more)
+
+    def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, sharp: bool = False) -> None:
+        """Draw pixels (h, w, 3) into a box; `sharp`: each as a square of one colour."""
+        box = x / WIDTH, 1 - (y + tall) / self.height, wide / WIDTH, tall / self.height
+        axes = self.figure.add_axes(box)
+        axes.imshow(pixels, interpolation="nearest" if sharp else "antialiased")
+        axes.set_axis_off()
+
+
+@functools.cache
+def _plain_figure() -> type[Figure]:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    class PlainFigure(Figure):
+        """A figure whose `savefig` draws text as it is.
+
+        Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
+        """
+
+        def savefig(self, fname: Any, *, transparent: bool | None = None, **settings: Any) -> None:
+            """Write the figure to a file."""
+            axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
+            powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
+            for text in self.findobj(Text):
+                if text not in powers:  # 10⁻³ is such a formula
+                    text.set_parse_math(False)
+            super().savefig(fname, transparent=transparent, **settings)
+
+    return PlainFigure
+
+
+def line(number: int) -> dict[str, Any]:
+    """Return colour and dashes of a curve, by its number: 28 curves look different."""
+    # Seven colours and four dashes have no common factor.
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.8}
+
+
+def dots(points: int) -> dict[str, Any]:
+    """Return the markers of a curve of so many points; none of many."""
+    return {"marker": "o", "markersize": 3.5} if points <= 40 else {}
+
+
+def legend(axes: Axes, loc: LegendLocType, fontsize: float = SMALL, **more: Any) -> None:
+    """Add a legend of all that has a label, at `loc`."""
+    axes.legend(loc=loc, fontsize=fontsize, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **more)
+
+
+def step_axis(axes: list[Axes]) -> None:
+    """Make the lowest axis one of optimizer steps."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+    axes[-1].xaxis.set_major_formatter(lambda value, _: number(value))
+
+
+def number(value: float) -> str:
+    """Format a number of an axis or a legend: whole from 10 on, else two significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def short(name: str, longest: int) -> str:
+    """Cut a name that is longer than so many letters."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+def seconds(duration: float) -> str:
+    """Format a duration in seconds, or below 0.1 s in milliseconds."""
+    return f"{number(duration)} s" if duration >= 0.1 else f"{number(1e3 * duration)} ms"
