@@ -131,7 +131,7 @@ def test_a_server_that_is_slow_is_given_up_in_time(door):
 @pytest.mark.parametrize("answer", [(404, "<h1>Not Found</h1>"), (200, "<h1>Welcome</h1>")])
 def test_another_server_is_no_mlflow_server(door, answer):
     door.says, door.otherwise = {}, answer
-    assert "is no MLflow server" in refused()
+    assert "is not an MLflow server" in refused()
 
 
 def test_a_server_that_fails_or_hangs_up_is_told_from_one_that_is_away(door):

@@ -173,7 +173,7 @@ def test_a_copy_of_a_store_gets_its_own_files(moved, tmp_path, monkeypatch):
 
 def test_the_folder_may_be_named_and_a_wrong_one_is_answered_with_the_right_one(moved, tmp_path):
     store, old = moved
-    with pytest.raises(UserError, match="no artifact of this store lay there") as caught:
+    with pytest.raises(UserError, match="no artifact of this store was there") as caught:
         relocate(store, tmp_path / "never")
     assert str(old) in caught.value.remedy
     assert relocate(store, old).changed["runs"] == 1

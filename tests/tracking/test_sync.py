@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_is_left_alone(here):
     try:
         assert not list(sync(here))
         (done,) = sync(here, [tracker.folder])
-        assert done.note == "is going on, and sends by itself" and tracker.folder.info().status == "RUNNING"
+        assert done.note == "is running, and uploads on its own" and tracker.folder.info().status == "RUNNING"
     finally:
         crash(tracker)
 

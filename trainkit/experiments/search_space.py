@@ -74,8 +74,8 @@ def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
             axes.append(Axis(key, values))
     if not axes:
         load_setting(request, fixed, {})
-        expected = "a word such as optim.lr=0.1,0.05"
-        raise UserError("sweep", "no word gives several values", expected, "of one setting: trainkit run")
+        expected = "an argument such as optim.lr=0.1,0.05"
+        raise UserError("sweep", "no argument gives several values", expected, "of one setting: trainkit run")
     ranges = [axis for axis in axes if axis.span]
     if ranges and how.random is None and how.tpe is None:
         found = f"{ranges[0].key} is a range, and a grid has no number of them"

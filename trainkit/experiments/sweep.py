@@ -51,7 +51,7 @@ def settings(request: RunRequest) -> list[Child]:
     scored = _best(recipe).metric.partition("/")[0]
     if how.pruner is not None and recipe.evaluations[scored].every is None:
         found = f"{scored} is evaluated only at the end, when pruning saves nothing"
-        raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
+        raise UserError("--pruner", found, remedy=f"add an override such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
         others = [{**first, axis.key: value} for axis in axes for value in axis.values[1:]]
         _comparable([_child(request, fixed, number, setting) for number, setting in enumerate([first, *others])])

@@ -287,7 +287,7 @@ def parse_info(text: bytes) -> RunInfo:
     if not all(isinstance(number, int | float) and abs(number) < 2**53 for number in numbers):
         raise ValueError("a time or a number is none")
     if not all(isinstance(word, str) for word in (*words, *info.varies, *filter(None, maybe))):
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not text")
     return info
 
 

@@ -83,7 +83,7 @@ def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
                 f"task.{name}",
                 f"{evaluation}/{metric} is {scores.metrics[metric]:.4f}, no better than guessing",
                 f"above {chance:.4f}",
-                "its weights were not trained, are those of another network, or expect other images",
+                "its weights are untrained, are for another network, or expect other images",
             )
 
 
