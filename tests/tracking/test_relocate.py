@@ -127,7 +127,7 @@ def test_nothing_changes_while_a_run_goes_on(moved):
     tracker = begin(store, "another")
     before = places(store.database)
     try:
-        with pytest.raises(UserError, match=f"1 run going on: {tracker.folder.name}"):
+        with pytest.raises(UserError, match=f"1 run in progress: {tracker.folder.name}"):
             relocate(store)
         assert places(store.database) == before and not list(store.home.glob("mlflow-before-*"))
     finally:

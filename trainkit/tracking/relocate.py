@@ -105,7 +105,7 @@ def _refuse_while_running(store: Store) -> list[str]:
             info = folder.info()
             (here if info.host == socket.gethostname() else elsewhere).append(folder.name)
     if here:
-        found = f"{number_of(len(here), 'runs')} going on: {few(here)}"
+        found = f"{number_of(len(here), 'runs')} in progress: {few(here)}"
         raise UserError(str(store.home), found, remedy="wait for the end, or stop them first")
     return elsewhere
 

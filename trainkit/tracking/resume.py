@@ -87,7 +87,7 @@ def _read(folder: RunFolder) -> RunRequest:
             raise TypeError("an argument is not text")
         how = request.sweep or Sweep()
         if not all(isinstance(number, int | None) for number in (request.seeds, how.random, how.tpe)):
-            raise TypeError("a number is none")
+            raise TypeError("a number is missing")
     except FileNotFoundError:
         if (folder.path / MEMBERS).is_file():
             found = "was started by an older trainkit, which stored no request for several runs"
