@@ -392,7 +392,7 @@ def test_ui_refuses_a_port_in_use_and_names_a_free_one(store):
         taken.listen()
         port = taken.getsockname()[1]
         said = ask("ui", "--port", str(port), code=2)
-    assert f"port {port}: in use; take --port " in said
+    assert f"port {port}: in use; use --port " in said
 
 
 TIMES = ("time/wall_s", "time/total_s")

@@ -57,7 +57,7 @@ def error(text: str, code: str = "INTERNAL_ERROR") -> MlflowException:
         (error("PERMISSION_DENIED: Permission denied", "PERMISSION_DENIED"), "does not allow", "permission to edit"),
         (error("You are not authenticated", "UNAUTHENTICATED"), "wants a password", "MLFLOW_TRACKING_USERNAME"),
         (ConnectionError("401 Client Error: UNAUTHORIZED for url: http://h/x"), "wants a password", "TRACKING_TOKEN"),
-        (error("failed with error code 404 != 200", "ENDPOINT_NOT_FOUND"), "no MLflow server", "TRACKING_URI"),
+        (error("failed with error code 404 != 200", "ENDPOINT_NOT_FOUND"), "not an MLflow server", "TRACKING_URI"),
         (error("Detected out-of-date database schema (found version 1"), "another MLflow", "mlflow db upgrade"),
         (ValueError("of http://me:hunter2@h: 4010 things\nand more"), "refuses: of http://h: 4010 things", ""),
         (KeyError(), "refuses: KeyError", ""),
