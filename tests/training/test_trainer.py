@@ -338,7 +338,7 @@ def test_a_compiled_network_trains_alike_and_its_checkpoints_have_the_same_keys(
         (["train.batch_size=96"], "96, but the data has 64 samples"),
         (["evaluations.test={}", "best=null"], "no evaluation set 'test'"),
         (["optim.groups=[{match: nothing*}]"], "matches no parameter"),
-        (["best.metric=other/accuracy"], "of no evaluation here"),
+        (["best.metric=other/accuracy"], "there is no such evaluation"),
         (["train.precision=fp16"], "fp16 on a CPU"),
         (["train.micro_batch=5"], "not a multiple of micro_batch"),
         (["train.precision=fp8"], "fp8 without a GPU"),

@@ -173,9 +173,12 @@ class ProgressBar:
 def _drawn(step: int, steps: int, columns: int, stream: TextIO) -> str:
     from rich.progress_bar import ProgressBar as RichBar
 
-    styles = {"style": "bright_black", "complete_style": "cyan", "finished_style": "green"}
-    bar = formatted(RichBar(total=max(1, steps), completed=step, width=columns, **styles), stream)
-    return bar if "\x1b" in bar else bar.ljust(columns)
+    bar = RichBar(
+        total=max(1, steps), completed=step, width=columns,
+        style="bright_black", complete_style="cyan", finished_style="green",
+    )  # fmt: skip
+    text = formatted(bar, stream)
+    return text if "\x1b" in text else text.ljust(columns)
 
 
 def to_stdout(page: Page) -> str:
