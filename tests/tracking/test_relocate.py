@@ -231,4 +231,4 @@ def test_the_command_says_where_the_store_was(moved):
 
     said = ask()
     assert f"the store was in {old}\n" in said and "runs: 1 now here\n" in said and "mlflow-before-" in said
-    assert ask() == "every artifact is where the database says\n"
+    assert ask() == "every artifact is where the database says\nNext: trainkit ui  # see the runs\n"

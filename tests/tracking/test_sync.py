@@ -196,7 +196,7 @@ def test_the_command_says_what_went_and_what_could_not(here):
         assert done.exit_code == code, done.output
         return done.output
 
-    assert re.fullmatch(r"sqlite:.* has all of 0 runs\n", ask())
+    assert re.fullmatch(r"sqlite:.* has all of 0 runs\nNext: trainkit ui  # see the runs\n", ask())
     first, gone = recorded(here, "FINISHED", 1), recorded(here, "FINISHED", 1)
     gone.update(run_id="0" * 32)
     said = ask(code=2)
