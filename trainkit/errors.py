@@ -54,9 +54,7 @@ def of_disk(error: OSError, where: str | os.PathLike[str] = "") -> UserError | N
     if error.errno == errno.ENAMETOOLONG:
         return UserError(str(path), found, remedy="give a shorter one")
     if error.errno not in _FULL:
-        return UserError(
-            str(path), found, remedy="mend the disk or the rights on it; what was written before is intact"
-        )
+        return UserError(str(path), found, remedy="repair the disk or the permissions; files written before are intact")
     folder = os.path.abspath(os.fsdecode(path))
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

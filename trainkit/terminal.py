@@ -48,8 +48,9 @@ class Styled:
     style: str
 
 
-Page = Sequence[str | Styled | Table]
-"""What is printed together, in order."""
+Part = str | Styled | Table
+Page = Sequence[Part]
+"""Parts that are printed together, in order."""
 
 
 def is_interactive(stream: TextIO | None) -> bool:

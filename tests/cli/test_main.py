@@ -401,18 +401,17 @@ TIMES = ("time/wall_s", "time/total_s")
 def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     ran = run("train.length=1 epoch")
     text = ask("show", ran.folder.name)
-    outcome, facts = (dict(line.split(None, 1) for line in part.splitlines()) for part in text.split("\n\n")[:2])
+    ended, name, table, speed, facts = text.split("\n\n")[:5]
+    facts = dict(line.split(None, 1) for line in facts.splitlines())
     at, best = (values[-1] for values in ran.history.series("best/val/accuracy"))
-    final = {
-        name: ran.history.series(f"final/{name}")[1][-1] for name in ("speed/samples_per_s", *TIMES, "val/accuracy")
-    }
-    assert outcome == {
-        "status": "FINISHED at step 4",
-        "score": f"val/accuracy: best {best:.4g} at step {at}, last {final['val/accuracy']:.4g} at step 4",
-        "speed": f"{final['speed/samples_per_s']:.1f} samples/s in training",
-        "time": "{:.1f} s in all, {:.1f} s of training".format(*(final[name] for name in TIMES)),
-    }
-    assert facts["name"] == ran.folder.name and "status" not in facts
+    wall, total, rate = (ran.history.series(f"final/{name}")[1][-1] for name in (*TIMES, "speed/samples_per_s"))
+    assert ended == f"Finished in {wall:.1f} s. Best val/accuracy {best:.4f} at step {at}."
+    assert name == ran.folder.name
+    assert [line.split()[0] for line in table.splitlines()] == ["val", "final", "best", "EMA"]
+    throughput, time = speed.splitlines()[:2]
+    assert throughput == f"Throughput  {rate:.1f} samples/s in training"
+    assert time.startswith(f"Time        {total:.1f} s of training: ")
+    assert facts["name"] == ran.folder.name and facts["status"] == "FINISHED" and facts["last_step"] == "4"
     assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")
     shown = ask("show", str(path))

@@ -177,7 +177,7 @@ def test_a_run_is_not_resumed_on_other_sets_to_train_on_or_to_be_scored_on(tmp_p
             swapped(file, bitmap)
             with pytest.raises(UserError, match=r"the data has changed since; start a new run") as caught:
                 run(recipe=home / "tiny.yaml", resume="")
-            assert name == "people" or re.search("scored on another set as val", str(caught.value))
+            assert name == "people" or re.search("evaluated on other data as val", str(caught.value))
             shutil.copy2(tmp_path / "was.bmp", file)
         again = run(recipe=home / "tiny.yaml", resume="")
         assert again.folder == first.folder and again.code == 0 and again.last.step == 6

@@ -1,7 +1,7 @@
 """The words of the documentation, of --help and of messages: plain technical English, in the terms of the glossary.
 
-`ALLOWED` is the number of places that are still to be rewritten; set it to 0 when they are, and the test names each new
-one. `BUDGETS` has files that may keep some, such as quotations. `python tests/docs/test_language.py` prints all places.
+`ALLOWED` is the number of places that are still to be rewritten. `BUDGETS` has the files that may keep some, such as
+quotations and values of files. `python tests/docs/test_language.py` prints all places.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORBIDDEN = {
     "continue": r"goes on|go on with|went on with",
     "step": r"(?:an|one|each|every|per|of) updates?|updates (?:of|are|after|were|in|that)|\d updates",
     "evaluated": r"is scored|are scored|scored on|was scored|were scored",
-    "run": r"is held|holds an evaluation|held an evaluation|hold an evaluation",
+    "run": r"is held(?! out)|holds an evaluation|held an evaluation|hold an evaluation",
     "alone": r"by itself",
     "expected": r"as it should be",
     "of": r"what of",
@@ -44,13 +44,29 @@ FORBIDDEN = {
     "say who": r"nobody|whoever",
     "is not an X": r"is no (?!longer|more|such)\w+",
     "leave it out": r"that is all",
+    "child of": r"beneath",
+    "correct, repair": r"mends?",
+    "name the thing": r"is what|(?:are|is) (?:that|those) of",
+    "that": r"as far as",
+    "equally, the same": r"(?<!look )(?<!are )alike",
+    "running, continue": r"going on",
+    "started by": r"begun by|was begun|were begun",
+    "your own": r"of (?:theirs|yours|whom)",
+    "an argument, an override": r"a word such|words after",
+    "overwritten": r"written over",
 }
 """What to say: a pattern of what not to."""
 TURNS = re.compile("|".join(rf"\b(?:{pattern})\b" for pattern in FORBIDDEN.values()), re.IGNORECASE)
 QUOTED = ("docs/reference/messages.md", "docs/reference/keys.md", "docs/reference/cli.md", "docs/reference/recipes.md")
 """Generated: their words are those of the code, which is searched itself."""
-ALLOWED = 542
-BUDGETS: dict[str, int] = {}
+ALLOWED = 0
+BUDGETS: dict[str, int] = {
+    "docs/project/results.md": 1,  # the name of a run
+    "trainkit/data/synthetic/derived_modalities.py": 1,  # a caption, part of the data
+    "trainkit/analysis/compare.py": 1,  # a value of the JSON report, as in the next two
+    "trainkit/analysis/compare_words.py": 3,
+    "trainkit/metrics/significance.py": 2,
+}
 
 
 def without_code(text: str) -> str:
@@ -140,13 +156,16 @@ def test_no_budget_is_larger_than_what_is_used():
 
 
 @pytest.mark.parametrize(
-    "text", ["The pace is low.", "5 pictures", "Better beyond chance", "it goes on", "is no recipe"]
+    "text",
+    ["The pace is low.", "5 pictures", "Better beyond chance", "it goes on", "is no recipe", "is held", "beneath it"],
 )
 def test_a_forbidden_turn_is_found(text):
     assert TURNS.search(text)
 
 
-@pytest.mark.parametrize("text", ["The space is low.", "is no longer", "held-out split", "it learned", "update it"])
+@pytest.mark.parametrize(
+    "text", ["The space is low.", "is no longer", "is held out", "it learned", "update it", "they look alike"]
+)
 def test_other_words_are_not(text):
     assert not TURNS.search(text)
 

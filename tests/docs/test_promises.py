@@ -36,17 +36,12 @@ each_page = pytest.mark.parametrize("page", PAGES)
 
 @pytest.fixture(scope="module")
 def defaults() -> dict[str, Any]:
-    """Every key of a shipped recipe; those of blocks that it leaves out by themselves."""
-    found = loader.flat(
-        loader.load(RECIPE, ["train.spikes={}", "train.replay={every: 1k steps}", "log.profile={at: 5}"])
+    """Every key of a shipped recipe; those of blocks that it leaves out are set here."""
+    blocks = ["train.spikes={}", "train.replay={every: 1k steps}", "log.profile={at: 200}"]
+    found = loader.flat(loader.load(RECIPE, blocks))
+    return found | dict.fromkeys(
+        ("train.spikes", "train.replay", "train.schedule", "train.schedule.warmup", "log.profile")
     )
-    return found | {
-        "train.spikes": None,
-        "train.replay": None,
-        "train.schedule": None,
-        "train.schedule.warmup": None,
-        "log.profile": None,
-    }
 
 
 @pytest.fixture(scope="module")

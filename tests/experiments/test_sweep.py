@@ -230,8 +230,8 @@ def test_commas_part_values_outside_brackets_and_quotes(word, values):
 @pytest.mark.parametrize(
     ("how", "words", "message"),
     [
-        ({}, (), "no word gives several values"),
-        ({}, ("optim.lr=0.1",), "no word gives several values"),
+        ({}, (), "no argument gives several values"),
+        ({}, ("optim.lr=0.1",), "no argument gives several values"),
         ({}, ("optim.lr",), "not of the form KEY=VALUE"),
         ({}, ("optim.lr=0.1,,0.2",), "a value is missing beside a comma"),
         ({}, ("optim.lr=0.1,0.1",), "gives a value twice"),

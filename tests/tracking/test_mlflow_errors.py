@@ -57,7 +57,7 @@ def error(text: str, code: str = "INTERNAL_ERROR") -> MlflowException:
         (error("PERMISSION_DENIED: Permission denied", "PERMISSION_DENIED"), "does not allow", "permission to edit"),
         (error("You are not authenticated", "UNAUTHENTICATED"), "wants a password", "MLFLOW_TRACKING_USERNAME"),
         (ConnectionError("401 Client Error: UNAUTHORIZED for url: http://h/x"), "wants a password", "TRACKING_TOKEN"),
-        (error("failed with error code 404 != 200", "ENDPOINT_NOT_FOUND"), "no MLflow server", "TRACKING_URI"),
+        (error("failed with error code 404 != 200", "ENDPOINT_NOT_FOUND"), "not an MLflow server", "TRACKING_URI"),
         (error("Detected out-of-date database schema (found version 1"), "another MLflow", "mlflow db upgrade"),
         (ValueError("of http://me:hunter2@h: 4010 things\nand more"), "refuses: of http://h: 4010 things", ""),
         (KeyError(), "refuses: KeyError", ""),
@@ -131,7 +131,7 @@ def test_a_server_that_is_slow_is_given_up_in_time(door):
 @pytest.mark.parametrize("answer", [(404, "<h1>Not Found</h1>"), (200, "<h1>Welcome</h1>")])
 def test_another_server_is_no_mlflow_server(door, answer):
     door.says, door.otherwise = {}, answer
-    assert "is no MLflow server" in refused()
+    assert "is not an MLflow server" in refused()
 
 
 def test_a_server_that_fails_or_hangs_up_is_told_from_one_that_is_away(door):

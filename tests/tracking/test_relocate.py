@@ -127,7 +127,7 @@ def test_nothing_changes_while_a_run_goes_on(moved):
     tracker = begin(store, "another")
     before = places(store.database)
     try:
-        with pytest.raises(UserError, match=f"1 run going on: {tracker.folder.name}"):
+        with pytest.raises(UserError, match=f"1 run in progress: {tracker.folder.name}"):
             relocate(store)
         assert places(store.database) == before and not list(store.home.glob("mlflow-before-*"))
     finally:
@@ -173,7 +173,7 @@ def test_a_copy_of_a_store_gets_its_own_files(moved, tmp_path, monkeypatch):
 
 def test_the_folder_may_be_named_and_a_wrong_one_is_answered_with_the_right_one(moved, tmp_path):
     store, old = moved
-    with pytest.raises(UserError, match="no artifact of this store lay there") as caught:
+    with pytest.raises(UserError, match="no artifact of this store was there") as caught:
         relocate(store, tmp_path / "never")
     assert str(old) in caught.value.remedy
     assert relocate(store, old).changed["runs"] == 1
@@ -231,4 +231,4 @@ def test_the_command_says_where_the_store_was(moved):
 
     said = ask()
     assert f"the store was in {old}\n" in said and "runs: 1 now here\n" in said and "mlflow-before-" in said
-    assert ask() == "every artifact is where the database says\n"
+    assert ask() == "every artifact is where the database says\nNext: trainkit ui  # see the runs\n"

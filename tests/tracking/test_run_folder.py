@@ -291,7 +291,7 @@ def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_
     folder = interrupted()
     folder.update(host="another-machine")
     monkeypatch.setattr(run_folder, "file_system", lambda folder: "nfs4")
-    said = f"{folder.name} is said to be going on, on another-machine; if that machine is gone, --resume {folder.name}"
+    said = f"{folder.name} is recorded as running on another-machine; if that machine is gone, --resume {folder.name}"
     with pytest.raises(UserError, match=f"no unfinished run of toy with these settings; {said}"):
         run(*WORDS, resume="")
     assert launch(RunRequest(TOY, (*WORDS, "train.length=1 steps"), ("toy",), "", or_start=True), lambda: False) == 0

@@ -142,7 +142,7 @@ def test_a_run_that_goes_on_is_left_alone(here):
     try:
         assert not list(sync(here))
         (done,) = sync(here, [tracker.folder])
-        assert done.note == "is going on, and sends by itself" and tracker.folder.info().status == "RUNNING"
+        assert done.note == "is running, and uploads on its own" and tracker.folder.info().status == "RUNNING"
     finally:
         crash(tracker)
 
@@ -196,13 +196,13 @@ def test_the_command_says_what_went_and_what_could_not(here):
         assert done.exit_code == code, done.output
         return done.output
 
-    assert re.fullmatch(r"sqlite:.* has all of 0 runs\n", ask())
+    assert re.fullmatch(r"sqlite:.* has all of 0 runs\nNext: trainkit ui  # see the runs\n", ask())
     first, gone = recorded(here, "FINISHED", 1), recorded(here, "FINISHED", 1)
     gone.update(run_id="0" * 32)
     said = ask(code=2)
     assert f"{first.name}: 2 values and 3 files, tags or models sent; FINISHED\n" in said
     assert f"not sent: run {gone.name}: MLflow run {'0' * 32} is not in" in said
-    assert ask(first.name) == f"{first.name}: nothing was left to send\n"
+    assert ask(first.name).startswith(f"{first.name}: nothing was left to send\n")
     assert "nearest are" in ask("nothing-of-that-name", code=2)
 
 

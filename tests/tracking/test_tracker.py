@@ -596,7 +596,7 @@ def test_an_outage_is_reported_once_and_loses_nothing(home, begin, caplog, monke
         tracker.artifact_text(f"notes/{step}.txt", str(step))
     assert not tracker.flush(1.0) and away.calls > 1
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and r.name == "trainkit"]
-    assert len(warnings) == 1 and "training goes on" in warnings[0] and "hunter2" not in warnings[0]
+    assert len(warnings) == 1 and "training continues" in warnings[0] and "hunter2" not in warnings[0]
     away.down = False
     assert tracker.flush()
     assert [row[1] for row in rows(home)] == list(range(20))

@@ -199,7 +199,7 @@ def test_a_database_that_is_lost_in_the_middle(promise, here, tmp_path, monkeypa
                 tracker.log(step, {"train/loss": 1 / (step + 1)})
             tracker.artifact_text("notes/late.txt", "late")
             if how in ("overwritten", "beheaded"):
-                until(lambda: any("training goes on" in said for said in warned(caplog)))
+                until(lambda: any("training continues" in said for said in warned(caplog)))
                 with pytest.raises(UserError, match=r"damaged|not an MLflow database"):
                     here.prepare()
                 shutil.copy(older, here.database)

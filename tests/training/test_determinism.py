@@ -59,7 +59,7 @@ def test_a_flipped_bit_of_what_no_forward_changes_is_found(tmp_path, monkeypatch
         plain(self, update, again)
 
     monkeypatch.setattr(determinism.DeterminismCheck, "check", check)
-    with pytest.raises(UserError, match=r"step 5: .*differently: momentum_buffer of head\.weight"):
+    with pytest.raises(UserError, match=r"step 5: .*different results: momentum_buffer of head\.weight"):
         poisoned(tmp_path, LAST, TWICE)
 
 

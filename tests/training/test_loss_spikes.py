@@ -120,7 +120,7 @@ def test_going_back_is_resumable_to_the_same_bits(promise, tmp_path):
 
 
 def test_without_a_checkpoint_from_before_the_run_ends(tmp_path):
-    with pytest.raises(UserError, match=r"step 46: the loss is .* there is no checkpoint to go back to"):
+    with pytest.raises(UserError, match=r"step 46: the loss is .* no checkpoint exists to go back to"):
         poisoned(tmp_path, *LONG, JUMP.format(46), BACK, "checkpoints={every: null}")
 
 

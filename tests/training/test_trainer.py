@@ -151,7 +151,7 @@ def test_every_sample_counts_exactly_once(reference):
 
 
 def test_an_evaluation_that_lost_a_sample_gives_no_score():
-    with pytest.raises(RuntimeError, match="36 samples were scored, the set has 37"):
+    with pytest.raises(RuntimeError, match="36 samples were evaluated, the set has 37"):
         run("data.lost_sample=true")
     from runs import newest
 
@@ -222,7 +222,7 @@ def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked
 
 
 def test_rollback_without_a_checkpoint_ends_the_run():
-    with pytest.raises(UserError, match="no checkpoint to go back to"):
+    with pytest.raises(UserError, match="no checkpoint exists to go back to"):
         run("task.nan_at=1", "train.nonfinite=rollback", "evaluations={}", "best=null")
 
 

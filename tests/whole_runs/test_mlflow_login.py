@@ -84,7 +84,7 @@ def test_nodes_log_to_one_experiment_at_once_each_with_its_login(server, tmp_pat
     told = other.communicate(timeout=300)[0]
     assert (
         other.returncode == 2
-        and "does not allow this user to do that; ask who runs it for the permission to edit" in told
+        and "does not allow this user to do that; ask its administrator for permission to edit" in told
         and "Traceback" not in told
     ), told
     AuthServiceClient(server.address).grant_user_permission("ben", "experiment", experiment.experiment_id, "EDIT")

@@ -267,7 +267,7 @@ def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, cap
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
     tracker.finish("FINISHED")
     said = warnings(caplog)
-    assert len(said) == 2 and "training goes on" in said[0] and "broke the connection" in said[0]
+    assert len(said) == 2 and "training continues" in said[0] and "broke the connection" in said[0]
     assert said[1].endswith(f"sent by: trainkit sync {tracker.folder.name}")
     assert left(tracker.folder) == (680, 4)
 

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainkit import terminal
-from trainkit.analysis import run_report
+from trainkit.analysis import run_report, run_scores
 from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
-from trainkit.config.targets import TIME_TO
 from trainkit.inference import mlflow_model
-from trainkit.speed import cost
-from trainkit.text_table import numbers, split
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
 from trainkit.training.run_logger import RunLogger
-
-_OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
-"""First words of metrics in which no network comes before the evaluation."""
-
-_BASELINE = "baseline: "
-_PHASES = {
-    "data": "data loading",
-    "transfer": "copy to device",
-    "compute": "forward, backward and optimizer",
-    "forward": "forward pass",
-    "backward": "backward pass",
-    "optimizer": "optimizer step",
-    "eval": "evaluation",
-    "checkpoint": "checkpoints",
-    "log": "logging",
-    "setup": "start-up",
-}
-"""Names of the parts of a training's time."""
-_COST = {"core_hours": "core hours", "gpu_hours": "GPU hours"}
 
 
 def write(
@@ -115,71 +92,20 @@ def page(run: RunLogger, outcome: Outcome, beside: Comparison | None = None) -> 
 
     `beside`: scores of the trivial baselines.
     """
-    history, speed = journal.read(run.require_folder().journal), outcome.speed
-    parts: list[str | terminal.Styled | terminal.Table] = ["", _ended(run, outcome), ""]
-    parts += _tables(run, history, beside)
-    shares = ", ".join(
-        f"{_PHASES.get(k[5:-6], k[5:-6])} {100 * v:.0f} %"
-        for k, v in speed.items()
-        if k.endswith("_share") and v >= 0.005
-    )
-    parts += [
-        _fact("Throughput", f"{speed['speed/samples_per_s']:.1f} samples/s in training"),
-        _fact("Time", f"{_seconds(speed['time/total_s'])} of training" + (f": {shares}" if shares else "")),
-        *_once(history),
-    ]
+    history, folder = journal.read(run.require_folder().journal), run.require_folder()
+    metric = run.recipe.best.metric if run.recipe.best else ""
+    best = (metric, outcome.best[0]["value"], outcome.best[0]["step"]) if metric and outcome.best else None
+    status = "FINISHED" if outcome.status == "FINISHED" else ""
+    parts: list[terminal.Part] = ["", run_scores.ended(status, outcome.step, outcome.speed["time/wall_s"], best), ""]
+    parts += run_scores.tables(folder.name, list(run.recipe.evaluations), metric, history, beside)
+    parts += run_scores.facts(outcome.speed, history)
     if beside is not None and beside.warning:
         parts += ["", terminal.Styled(f"Warning: {beside.warning}", "yellow")]
     parts += ["", *_verdict(outcome.verdict)] if outcome.verdict else []
     return [*parts, ""]
 
 
-def _ended(run: RunLogger, outcome: Outcome) -> terminal.Styled:
-    """Return the first line: how and when it ended, and its best score."""
-    took, finished = _seconds(outcome.speed["time/wall_s"]), outcome.status == "FINISHED"
-    ended = f"Finished in {took}." if finished else f"Stopped after {took}, at step {outcome.step}."
-    rule = run.recipe.best
-    if rule is not None and outcome.best:
-        first = outcome.best[0]
-        (value,) = numbers([first["value"]])
-        ended += f" Best {rule.metric} {value} at step {first['step']}."
-    return terminal.Styled(ended, "bold green" if finished else "bold yellow")
-
-
-def _tables(
-    run: RunLogger, history: journal.History, beside: Comparison | None
-) -> list[str | terminal.Styled | terminal.Table]:
-    """Return the scores of each evaluation as tables, the run's name in the heading of the first."""
-    parts: list[str | terminal.Styled | terminal.Table] = []
-    best = run.recipe.best.metric if run.recipe.best else ""
-    for evaluation in run.recipe.evaluations:
-        trivial, rows = _baselines(beside, evaluation), _scores(history, evaluation, best)
-        # `pixels` is a reference that was evaluated at step 0, and a baseline.
-        rows = trivial | {title: row for title, row in rows.items() if f"{_BASELINE}{title}" not in trivial}
-        known = dict.fromkeys(name for row in reversed(rows.values()) for name in row)
-        names = [name for name in known if not name.startswith(("xnorm", "val_at"))]
-        whole, kind, classes = split(names)
-        emphasised = [number for number, title in enumerate(rows, 1) if title == _deciding(evaluation, best)]
-        if rows and not parts:
-            parts += [f"{run.require_folder().name}", ""]
-        if rows:
-            parts += [terminal.Table([[evaluation, *whole[:6]], *_numbers(rows, whole[:6])], emphasised), ""]
-        if classes and (not best or best.startswith(f"{evaluation}/")):  # of the set that counts
-            head = [f"{evaluation}, {kind}", *(name.partition(".")[2] for name in classes)]
-            parts += [terminal.Table([head, *_numbers(rows, classes)], emphasised), ""]
-    return parts
-
-
-def _fact(key: str, text: str) -> str:
-    return f"{key:12}{text}"
-
-
-def _seconds(seconds: float) -> str:
-    """Return a time as text; a short one with a fraction."""
-    return f"{seconds:.1f} s" if seconds < 9.95 else terminal.duration(seconds)
-
-
-def _verdict(verdict: str) -> list[str | terminal.Styled]:
+def _verdict(verdict: str) -> list[terminal.Part]:
     """Return the lines on the bottleneck, without the throughput, which has a line of its own."""
     lines = verdict.splitlines()
     if lines and "samples/s" in lines[0] and not lines[0].startswith("Bottleneck"):
@@ -214,55 +140,5 @@ def _next(run: RunLogger) -> list[tuple[str, str]]:
     return found
 
 
-def _deciding(evaluation: str, best: str) -> str:
-    """Return the title of the row with the best score; empty for another evaluation."""
-    if not best.startswith(f"{evaluation}/"):
-        return ""
-    return "EMA best" if best.startswith(f"{evaluation}/ema/") else "best"
-
-
-def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
-    """Return the scores of each network on an evaluation, by a title for the network: references first."""
-    titles = {evaluation: "final", f"best/{evaluation}": "best"}
-    titles |= {f"{evaluation}/ema": "EMA final", f"best/{evaluation}/ema": "EMA best"}
-    if best.startswith(f"{evaluation}/ema/"):  # the EMA weights decide
-        del titles[f"best/{evaluation}"]
-    else:
-        del titles[f"best/{evaluation}/ema"]
-    rows: dict[str, dict[str, float]] = {}
-    for name, points in journal.at_best(history.metrics).items():
-        head, _, metric = name.rpartition("/")
-        who, _, rest = head.partition("/")
-        if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
-            rows.setdefault(title, {})[metric] = points[-1].value
-    order = list(titles.values())
-    return dict(sorted(rows.items(), key=lambda row: order.index(row[0]) if row[0] in order else -1))
-
-
-def _baselines(found: Comparison | None, evaluation: str) -> dict[str, dict[str, float]]:
-    """Scores of the trivial baselines of an evaluation, by a name for each."""
-    if found is None or found.evaluation != evaluation:
-        return {}
-    return {f"{_BASELINE}{one.title}": one.metrics for one in found.scored}
-
-
-def _once(history: journal.History) -> list[str]:
-    """Return the lines on the cost of a run and the time to its targets."""
-    spent = [f"{v:.3g} {_COST.get(k, k.replace('_', ' '))}" for k, v in _last(history, cost.PREFIX).items()]
-    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
-    return [_fact(word, ", ".join(said)) for word, said in (("Cost", spent), ("Reached", first)) if said]
-
-
-def _last(history: journal.History, prefix: str) -> dict[str, float]:
-    """Last values of the metrics whose names begin so, by the rest of their names."""
-    return {k.removeprefix(prefix): p[-1].value for k, p in history.metrics.items() if k.startswith(prefix)}
-
-
 def _shares(outcome: Outcome) -> dict[str, float]:
     return {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}
-
-
-def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:
-    """The rows of a table, each column in as many digits as its values need."""
-    columns = [numbers([row.get(name, math.nan) for row in rows.values()]) for name in names]
-    return [[who, *cells] for who, *cells in zip(rows, *columns, strict=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trainkit.cli.options import bar, echo, next_step, plugins_option, recipe_command, recipe_file
+from trainkit.cli.options import RenamedOption, bar, echo, next_step, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
 
 if TYPE_CHECKING:
@@ -341,8 +341,9 @@ def pairs(folder: Path, most: int) -> None:
     ),
     click.option(
         "--images",
-        "--pictures",
         "drawn",
+        cls=RenamedOption,
+        old=("--pictures",),
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Write a PNG of images that look the same, side by side.",

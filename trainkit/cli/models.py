@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import bar, echo, next_step, plugins_option, recipe_file
+from trainkit.cli.options import RenamedOption, bar, echo, next_step, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
 )
 @click.option(
     "--images",
-    "--pictures",
     "pictures",
+    cls=RenamedOption,
+    old=("--pictures",),
     default=8,
     show_default=True,
     help="Number of real images on which the files are compared with the trained model.",

@@ -93,6 +93,23 @@ class Commands(Plain, click.Group):
         return super().resolve_command(ctx, [name, *args[1:]])
 
 
+class RenamedOption(click.Option):
+    """An option whose old names work until 1.0 and are not shown."""
+
+    def __init__(self, *args: Any, old: tuple[str, ...], **settings: Any):
+        super().__init__(*args, **settings)
+        self.old = old
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Let the parser accept the old names too."""
+        shown = self.opts
+        self.opts = [*shown, *self.old]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
 _OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
 _GONE = {"claims": "run python -m benchmarks.claims"}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from trainkit import terminal
 from trainkit.cli.options import echo, next_step, plugins_option, recipe_command, say_valid
 from trainkit.errors import UserError
 from trainkit.paths import recipe_file, recipe_word, shipped
@@ -63,15 +64,30 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         echo(verification.describe(path))
         next_step("evaluate", os.path.relpath(path), why="evaluate these weights", err=True)
         return
-    from trainkit.tracking import lineage, run_folder
     from trainkit.tracking.store import Store
 
-    folder = Store.locate().find(what)
-    for key, text in _outcome(folder):
-        echo(f"{key:14} {text}")
+    _show_run(Store.locate().find(what))
+
+
+def _show_run(folder: RunFolder) -> None:
+    """Print scores and speed of a run, then its record, differences and checkpoints."""
+    from trainkit.analysis import run_scores
+    from trainkit.checkpoint import verification
+    from trainkit.tracking import lineage, run_folder
+
+    try:
+        echo(terminal.shown(run_scores.of_folder(folder), sys.stdout))
+    except (
+        UserError,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # somebody else may have written the folder
+        echo(f"The scores cannot be read: {error}")
     echo()
     for key, value in vars(folder.info()).items():
-        if value not in (None, "", []) and key not in ("status", "last_step"):
+        if value not in (None, "", []):
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
             if isinstance(text, dict):
                 text = [f"{name} {word}" for name, word in text.items()]
@@ -98,37 +114,6 @@ def _next_of_run(folder: RunFolder) -> None:
 
 def _plugins(plugins: tuple[str, ...]) -> list[str]:
     return [word for plugin in plugins for word in ("--plugin", plugin)]
-
-
-def _outcome(folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """Status, primary score, speed and time of a run, as far as they are known, each with its name."""
-    from trainkit.config import diff
-    from trainkit.tracking import journal, run_folder
-
-    info = folder.info()
-    yield "status", f"{info.status} at step {info.last_step}"
-    try:
-        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
-        primary = ((diff.read(folder.recipe) if folder.recipe.is_file() else {}).get("best") or {}).get("metric")
-    except (UserError, OSError, ValueError, AttributeError) as error:  # somebody else may have laid the folder here
-        yield "score", f"cannot be read: {error}"
-        return
-
-    def last(name: str, unit: str = "") -> str:
-        if name not in metrics:
-            return ""
-        point = metrics[name][-1]
-        return f"{point.value:.1f} {unit}" if unit else f"{point.value:.4g} at step {point.step}"
-
-    ends = {"best": last(f"best/{primary}"), "last": last(str(primary)) or last(f"final/{primary}")}
-    if primary and any(ends.values()) and not run_folder.members(folder):  # of those beneath it more is said below
-        yield "score", f"{primary}: {', '.join(f'{when} {value}' for when, value in ends.items() if value)}"
-    logged = last("speed/samples_per_s", "samples/s at its last log line")
-    if speed := last("final/speed/samples_per_s", "samples/s in training") or logged:
-        yield "speed", speed
-    times = (last("final/time/wall_s", "s in all"), last("final/time/total_s", "s of training"))
-    if any(times):
-        yield "time", ", ".join(filter(None, times))
 
 
 @recipe_command()

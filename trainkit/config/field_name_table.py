@@ -595,6 +595,6 @@ FIELD_NAMES: tuple[FieldName, ...] = (
         example="false",
     ),
     *_named("enable_deep_supervision: nnU-Net", "task.net.deep_supervision", words=_SWITCH, example="true"),
-    *_named("sample_rate: InsightFace", note="all classes are used in every step: there is no Partial FC"),
+    *_named("sample_rate: InsightFace", note="all classes are used in every step; Partial FC is not available"),
 )
 """Every name, in the order of the migration guide."""

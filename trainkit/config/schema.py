@@ -454,11 +454,8 @@ class Recipe:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
-        from trainkit.interfaces import (  # imports torch, as blocks of tasks and data do
-            CountsViews,
-            DrawsBlocks,
-            TrainsOnFeatures,
-        )
+        # Imports torch, as blocks of tasks and data do.
+        from trainkit.interfaces import CountsViews, DrawsBlocks, TrainsOnFeatures
 
         if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:
             if not isinstance(self.data, CountsViews):

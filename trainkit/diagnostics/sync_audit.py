@@ -117,9 +117,7 @@ def _audit(request: RunRequest, recipe: Recipe, runtime: Runtime, steps: int, as
     cuda = runtime.device.type == "cuda"
     notes = []
     if not cuda:
-        notes.append(
-            "on a CPU nothing waits: these calls would wait on a GPU; the time is that of the call on this CPU"
-        )
+        notes.append("on a CPU nothing waits: these calls would wait on a GPU; the time is of the call on this CPU")
         if recipe.train.compile not in ("auto", "off"):
             notes.append("train.compile is off here: compiled code cannot be traced")
     total = WARM_UP + steps

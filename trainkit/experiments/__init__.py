@@ -1,1 +1,1 @@
-"""Runs: one, or several that belong together, and what follows from one."""
+"""Run recipes: a single run, and groups of runs such as folds, seeds and sweeps."""

@@ -1,9 +1,8 @@
-"""Cross-validation: a recipe trained once for every part of its data, that part held out, and the scores together.
+"""Cross-validation: train a recipe once per fold of its data, with that fold held out, and combine the scores.
 
-Each fold is a run of its own, the one that `data.fold=K` would start, and stands beneath a parent run in MLflow. Folds
-that finished with this recipe and data are used again; with --resume those that were interrupted go on. The parent gets
-the mean and the standard deviation of every final score, and tables in which every sample stands once, with the fold in
-which it was held out.
+Each fold is the run that `data.fold=K` would start, a child of a parent run in MLflow. Folds that finished with this
+recipe and data are reused; `--resume` continues interrupted ones. The parent run gets the mean and standard deviation
+of every final score, and tables with every sample once, with the fold in which it was held out.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _CSV_ROWS = 10_000
 
 
 def validate(request: RunRequest, folds: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
-    """Train every fold that has no finished run, and sum them up in a parent run. Returns its status.
+    """Train every fold that has no finished run, and summarise them in a parent run. Returns its status.
 
-    Raises UserError for what the user can mend; the folds that have finished by then are used by the next attempt.
+    Raises UserError for errors that the user can correct; the next attempt reuses the finished folds.
     """
     first, digests = folds[0].recipe, {}
     keys = [group.child_key(fold, digests) for fold in folds]
@@ -73,11 +72,11 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     def mean(self, name: str) -> float:
-        """Mean over the folds that have the score."""
+        """Return the mean over the folds that have the score."""
         return group.mean(self.values[name])
 
     def std(self, name: str) -> float:
-        """Standard deviation over the folds that have the score (n - 1 in the denominator); NaN for fewer than two."""
+        """Return the standard deviation (n - 1) over the folds that have the score; NaN for fewer than two."""
         return group.std(self.values[name])
 
 
@@ -109,9 +108,9 @@ def _conclude(recipe: Recipe, runs: Sequence[RunFolder], parent: Parent) -> None
 def summarise(
     values: dict[str, list[float]], step: int, rows: Mapping[str, Sequence[Mapping[str, np.ndarray] | None]]
 ) -> Summary:
-    """Put the folds together: their scores, and for each evaluation their rows.
+    """Combine the folds: their scores, and the rows of each evaluation.
 
-    Rows are put together where no `id` is in two folds: a set that is the same in each would count several times.
+    Rows are combined only if no `id` is in two folds: otherwise a set that all folds share would count several times.
     """
     tables, pooled, notes = {}, {}, []
     for name, kept in rows.items():
@@ -210,9 +209,9 @@ def describe(recipe: Recipe, found: Summary, runs: Sequence[RunFolder]) -> str:
 
 
 def divide(request: RunRequest) -> list[Child]:
-    """Return the folds of a request, checked as far as that goes without a device: `data.fold` is 0, 1, ... in them.
+    """Return a request per fold, with `data.fold` 0, 1, ..., checked without a device.
 
-    Raises UserError for data that has no folds, and for a recipe that scores nothing.
+    Raises UserError for data without folds, and for a recipe without evaluations.
     """
     recipe = load(request)
     if not isinstance(recipe.data, DividesIntoFolds):

@@ -1,8 +1,8 @@
-"""Runs that belong together: a parent run in MLflow, and the child runs that it sums up or compares.
+"""Groups of runs: a parent run in MLflow, and the child runs that it summarises or compares.
 
-The folds of a cross-validation, the seeds of a recipe and the settings of a sweep are runs of their own, each the one
-that its order alone would start. Those that finished with the same recipe and data are used again; with --resume those
-that were interrupted go on.
+The folds of a cross-validation, the seeds of a recipe and the settings of a sweep are runs of their own, each the run
+that its overrides alone would start. Runs that finished with the same recipe and data are reused; `--resume` continues
+interrupted ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ came to have one."""
 
 @dataclass(frozen=True)
 class Child:
-    """One of several runs that a request asks for."""
+    """One of the runs of a group."""
 
     title: str
     """`fold 0`, `seed 3`, `trial 7`."""
@@ -58,22 +58,22 @@ class Child:
 
 
 def child_of(request: RunRequest, title: str, words: Sequence[str], said: str = "") -> Child:
-    """Return the child with these overrides. With --resume it goes on where there is something to go on with."""
+    """Return the child with these overrides. With --resume it continues if it has a run to continue."""
     resume = request.resume and ""  # by name it is the parent that goes on
     own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
     return Child(title, own, load(own), said)
 
 
 def group_digest(children: Sequence[Child], *more: str) -> str:
-    """SHA-256, hexadecimal, of the recipes of children and of what else makes a group another one."""
+    """Return the SHA-256, in hexadecimal, of the children's recipes and of all else that identifies a group."""
     words = [*(loader.digest(child.recipe) for child in children), *more]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 def child_key(child: Child, digests: dict[str, str]) -> str:
-    """Return the `run_key` of a child. Opens its data, unless `digests` holds that of the same data and seed already.
+    """Return the `run_key` of a child. Opens its data unless `digests` has the digest of this data and seed.
 
-    Asked of all children before any is trained, so that an error in the data of the last one shows at once.
+    Called for all children before any is trained, so that an error in the data of the last one shows at once.
     """
     recipe = child.recipe
     data = f"{recipe.seed} {recipe.data!r}"
@@ -120,14 +120,14 @@ class Parent:
     """True after the header of the rows of children."""
 
     def say(self, text: str) -> None:
-        """Print a line, once."""
+        """Print a line on rank 0."""
         if self.runtime.main:
             print(visible(text), flush=True)
 
     def run_child(self, child: Child, key: str, watch: Watch | None = None) -> tuple[str, RunFolder | None]:
         """Find the finished run of a child, or train it now; print a row for it.
 
-        Returns its status, and its folder where it has one.
+        Returns its status, and its folder if it has one.
         """
         found = self.runtime.on_main(lambda: (run := self.store.finished_with(key)) and str(run.path))
         if found is not None:
@@ -173,7 +173,7 @@ class Parent:
         print(visible(f"{aligned_row(cells)}  {folder.name}{said}"), flush=True)
 
     def run_children(self, children: Sequence[Child], keys: Sequence[str]) -> list[RunFolder] | None:
-        """Return finished runs of all children, in order; None when told to stop: the parent is then KILLED."""
+        """Return the finished runs of all children, in order; None after a stop: the parent is then KILLED."""
         runs = []
         for child, own in zip(children, keys, strict=True):
             status, folder = self.run_child(child, own)
@@ -184,12 +184,12 @@ class Parent:
         return runs
 
     def adopt(self, child: Child, folder: RunFolder) -> None:
-        """Show an existing run beneath this one; an earlier parent keeps its name for it in a tag."""
+        """Show an existing run as a child of this one; the tag of an earlier parent still names it."""
         self.tracker.adopt(folder.name)
         self.note(child.title, folder)
 
     def note(self, title: str, folder: RunFolder) -> None:
-        """Name the run of a child: in a tag, and in a file that needs no MLflow."""
+        """Record the run of a child in a tag, and in a file that works without MLflow."""
         self.children[title] = folder.name
         if self.runtime.main:
             self.tracker.tags({f"trainkit.{title.replace(' ', '.')}": folder.name})
@@ -202,7 +202,7 @@ class Parent:
         self.say(f"Stopped after {many}: {self.folder.name}")
 
     def conclude(self, text: str, following: Sequence[tuple[str, str]] = ()) -> None:
-        """Print the summary and the commands that may follow, and keep it at the head of the page of this run."""
+        """Print the summary and the next commands, and write the summary at the top of the run's page."""
         head = lineage.note(RunFolder(self.folder)) + lineage.as_it_stands(text.strip("\n").splitlines())
         self.tracker.tags({"mlflow.note.content": head})
         write_aside(self.folder / SUMMARY, f"{text}\n")
@@ -217,7 +217,7 @@ class Parent:
 
 @contextmanager
 def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) -> Iterator[Parent]:
-    """Begin or continue the parent run of a group; it ends as what is done within ends."""
+    """Start or continue the parent run of a group; it ends with the status of the body of the `with` block."""
     request, recipe = group.request, group.recipe
     # Its own name and hash: `--resume` of a single child never finds it, and it never finds a single child.
     name = f"{recipe.name}-{group.word}"
@@ -265,7 +265,7 @@ def start_tracker(
     metrics: Sequence[str] | None = None,
     system_metrics_every: float = 0.0,
 ) -> Tracker:
-    """Begin or continue the MLflow run of a folder, in the experiment that the recipe names."""
+    """Start or continue the MLflow run of a folder, in the experiment that the recipe names."""
     return Tracker.start(
         folder,
         store,
@@ -309,7 +309,7 @@ def final_scores(runs: Sequence[RunFolder]) -> tuple[dict[str, list[float]], int
 
 
 def following(parent: str, recipe: Recipe, runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
-    """Return commands that may follow the training of several runs, and what each is for."""
+    """Return commands that may follow the training of a group of runs, each with its purpose."""
     found = [(f"trainkit compare OTHER_RUN {parent}", "means and intervals against another run or parent run")]
     best = _best_of(recipe, runs)
     return [*found, (f"trainkit promote {best}", "register the child run with the best score")] if best else found
@@ -325,26 +325,26 @@ def _best_of(recipe: Recipe, runs: Sequence[RunFolder]) -> str:
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """The values that there are: finite ones."""
+    """Return the finite values."""
     return [value for value in values if math.isfinite(value)]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Mean of the values that there are; NaN of none."""
+    """Return the mean of the finite values; NaN if there are none."""
     found = known(values)
     return float(np.mean(found)) if found else math.nan
 
 
 def std(values: Sequence[float]) -> float:
-    """Standard deviation of the values that there are (n - 1 in the denominator); NaN for fewer than two."""
+    """Return the standard deviation (n - 1) of the finite values; NaN for fewer than two."""
     found = known(values)
     return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
 
 
 def summary_names(recipe: Recipe, values: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the scores that a summary lists, those of the evaluation that chooses the best first.
+    """Return the scores that a summary lists, those of the evaluation that selects the best first.
 
-    The ends of the interval of one run say nothing beside those of other runs.
+    The interval ends of single runs are left out, because beside other runs they say nothing.
     """
     lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
     names = [name for name in values if not name.endswith(("_low", "_high"))]
@@ -352,7 +352,7 @@ def summary_names(recipe: Recipe, values: Mapping[str, Sequence[float]]) -> list
 
 
 def summary_metrics(names: Sequence[str], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return means as `final/NAME` and, but for speeds and times, standard deviations as `std/NAME`."""
+    """Return means as `final/NAME` and standard deviations as `std/NAME`, these not for speeds and times."""
     found: dict[str, float] = {}
     for name in names:
         found[f"final/{name}"] = mean(values[name])
@@ -367,9 +367,9 @@ def score_table(
     heads: Sequence[str],
     interval: Callable[[str], Sequence[float]],
 ) -> list[str]:
-    """Return the lines of a table of the scores of an evaluation: of each run, mean, standard deviation, `interval`.
+    """Return a table of the scores of an evaluation in lines: each run, mean, standard deviation and `interval`.
 
-    `interval` gives numbers of a score of which the last two are ends of an interval, or nothing.
+    `interval` returns numbers for a score, of which the last two are interval ends, or nothing.
     """
     shown, left_out = chosen(list(values), evaluation)
     table = [[evaluation, *heads]]

@@ -1,4 +1,4 @@
-"""From a request to finished runs: load, train the weights that are needed first, train, report."""
+"""Carry out a request: load the recipe, train its dependencies, train the run, and report."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ STOPPED = 143
 
 
 def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
-    """Carry out a request. Returns the exit code: 0 finished, `STOPPED` told to stop. Raises as `carry_out`.
+    """Carry out a request. Returns the exit code: 0 finished, `STOPPED` after a stop. Raises as `carry_out`.
 
-    Of a run that did not come to its end the last line, of an error a note, is the command that continues it.
+    If a run does not finish, its last line, or the note of its error, is the command that continues it.
     """
     stop = Stop.of(stopping)
     try:
@@ -68,10 +68,10 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
 def carry_out(
     request: RunRequest, stopping: Callable[[], bool], began: float | None = None
 ) -> tuple[str, RunFolder | None]:
-    """Carry out a request. Returns its status, FINISHED or KILLED, and its folder where a single run came to one.
+    """Carry out a request. Returns its status, FINISHED or KILLED, and the folder of a single run if it has one.
 
-    `began`: the `time.perf_counter()` from which the wall-clock of its first run is counted, by default now. Raises
-    UserError for what the user can mend.
+    `began`: the `time.perf_counter()` from which the wall-clock time of the first run counts; default: now. Raises
+    UserError for errors that the user can correct.
     """
     stop = Stop.of(stopping)
     began = time.perf_counter() if began is None else began
@@ -119,9 +119,9 @@ def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Ca
 
 
 def children_of(request: RunRequest) -> list[Child]:
-    """Return the runs that a request asks for beneath one of their own; none where it asks for a single run.
+    """Return the child runs that a request asks for; none for a single run.
 
-    Of a sweep whose settings are proposed as it goes, one example. Raises UserError.
+    For a sweep whose settings are proposed during the sweep, returns one example. Raises UserError.
     """
     group = _group(request)
     return group[0](request) if group is not None else []
@@ -129,7 +129,7 @@ def children_of(request: RunRequest) -> list[Child]:
 
 @dataclass
 class OpenRun:
-    """One run of a recipe between its opening and its end: the caller trains it in between."""
+    """An open run of a recipe; the caller trains it before it is closed."""
 
     request: RunRequest
     recipe: Recipe
@@ -156,7 +156,7 @@ class OpenRun:
 
 @dataclass
 class Session:
-    """Device, store and stop signal, which the runs of one launch share on a process."""
+    """Device, store and stop signal that the runs of one launch share on a process."""
 
     runtime: Runtime
     store: Store
@@ -170,7 +170,7 @@ class Session:
     def begin(
         cls, request: RunRequest, recipe: Recipe, stop: Stop, began: float, children: Sequence[Recipe] = ()
     ) -> Session:
-        """Take the device and the store. Raises UserError where processes do not agree on recipe and program."""
+        """Set up device and store. Raises UserError if processes differ in recipe or program."""
         stop.seconds = recipe.limits.stop.seconds
         from trainkit.distributed.runtime import Runtime
         from trainkit.tracking.store import Store
@@ -190,7 +190,7 @@ class Session:
         watch: Watch | None = None,
         dependencies: Mapping[str, Dependency] | None = None,
     ) -> tuple[str, RunFolder | None]:
-        """Train a recipe as one run: its status, and its folder where it came to have one."""
+        """Train a recipe as one run; return its status, and its folder if it has one."""
         with self.open_run(request, recipe, parent, watch, dependencies) as run:
             if run.trainer is not None:
                 with self.stop.at_once():  # until there is something to save
@@ -218,10 +218,10 @@ class Session:
         watch: Watch | None = None,
         dependencies: Mapping[str, Dependency] | None = None,
     ) -> Iterator[OpenRun]:
-        """Open a run, beneath the run `parent` where there is one; when it was trained within, report and close it.
+        """Open a run, as a child of `parent` if given; report and close it when it was trained within.
 
-        `dependencies` are trained first where they are not given. Where the request is to resume or start, a run that
-        has finished takes the place of a new one. `watch` is told of the evaluations, and may end the run.
+        `dependencies` are trained first if not given. For a request to resume or start, a finished run is used instead
+        of a new one. `watch` gets each evaluation and may end the run.
         """
         from trainkit.analysis import data_integrity
         from trainkit.diagnostics import throughput_limits

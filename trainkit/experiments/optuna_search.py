@@ -1,10 +1,9 @@
-"""Optuna's part in a sweep: it proposes settings and prunes runs. Needs the extra `sweep`.
+"""Use Optuna in a sweep: it proposes settings and prunes runs. Needs the extra `sweep`.
 
-The study lives in memory. A sweep that is started again reports the scores of its runs anew, in their order, and the
-sampler is seeded for each proposal by its number: so it makes the same proposals, over the runs of any earlier sweep,
-and nothing but the runs has to be kept. Proposals are those of a tree-structured Parzen estimator (Bergstra et al.,
-NeurIPS 2011); runs are ended by the median rule (Golovin et al., KDD 2017) or by asynchronous successive halving (Li et
-al., MLSys 2020, arXiv 1810.05934).
+The study is in memory only. A sweep that is started again reports the scores of its runs again, in order, and the
+sampler is seeded for each proposal by its number. So it makes the same proposals, and nothing but the runs is stored.
+Proposals come from a tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011); runs are pruned by the median
+rule (Golovin et al., KDD 2017) or by asynchronous successive halving (Li et al., MLSys 2020, arXiv 1810.05934).
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ best quarter of those that came as far, asked at the 1st, 4th, 16th ... evaluati
 
 
 def require() -> None:
-    """Raise UserError where Optuna is not installed."""
+    """Raise UserError if Optuna is not installed."""
     if importlib.util.find_spec("optuna") is None:
         raise UserError("sweep", "--tpe and --pruner need Optuna", remedy='pip install "trainkit[sweep]"')
 
 
 class Study:
-    """Optuna's study of one sweep, of one trial at a time."""
+    """Optuna's study of one sweep, one trial at a time."""
 
     def __init__(self, axes: Sequence[Axis], how: Sweep, mode: str):
         import optuna
@@ -56,7 +55,7 @@ class Study:
         """Runs may be ended early."""
 
     def begin(self, number: int) -> Setting:
-        """Begin a trial: its setting where settings are proposed, else nothing."""
+        """Begin a trial; return its setting if settings are proposed, else nothing."""
         self._reported = 0
         if self._how.tpe is None:
             self._trial = self._study.ask()
@@ -70,7 +69,7 @@ class Study:
     def report(self, value: float) -> bool:
         """Report the next evaluation of the trial; return whether its run should end.
 
-        Evaluations are counted, and the n-th compared with the n-th of others: settings may differ in their steps.
+        Evaluations are counted, and the n-th is compared with the n-th of others, because settings may differ in steps.
         """
         self._reported += 1
         self._trial.report(value, self._reported)

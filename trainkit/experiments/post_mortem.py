@@ -1,7 +1,7 @@
-"""A run whose process went without a word: what its journal says of the end, for whoever starts it again.
+"""Describe the end of a run whose process ended without a message, from its journal, at its next start.
 
-A process that the kernel kills, for want of memory or with the machine, can write nothing down; its record says RUNNING
-for ever. The next start of the run says what is known: how far it came, what memory it held, what to do.
+A process that the kernel kills, or whose machine disappears, cannot record anything; its status stays RUNNING. The next
+start reports how far it came, how much memory it used, and what to do.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _FULL = 85.0
 
 
 def cause_of_death(folder: RunFolder, group: Path = Path("/sys/fs/cgroup/memory.events")) -> str:
-    """Describe how the last process of an interrupted run ended; empty where it said so itself.
+    """Describe how the last process of an interrupted run ended; empty if it recorded that itself.
 
-    `group` is where Linux counts what it has killed in a container for want of memory.
+    `group` is where Linux counts processes that it killed in a container for lack of memory.
     """
     info = folder.info()
     if info.status != "RUNNING":

@@ -1,4 +1,4 @@
-"""Check a recipe without touching a device or a store, and open what a run of it would open."""
+"""Check a recipe without a device or a store, and open the data and weights that its run would open."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MOST_FILES, MOST_BYTES = 5_000, 64 << 20
 
 
 def check(request: RunRequest) -> str:
-    """The resolved recipe, of several the first; sentences about data and weights that are not there yet, about lines
-    that a copy has marked; and of a sweep its settings. Touches no device or store.
+    """Return the resolved recipe (the first of several), notes, and the settings of a sweep.
 
-    Raises ConfigError with every mistake of the recipe and of the recipes it needs, else UserError for what timm lacks.
+    The notes are about missing data and weights and about marked lines. Uses no device and no store. Raises ConfigError
+    with every error of the recipe and of its dependencies, and UserError for names that timm does not have.
     """
     children = children_of(request)
     recipe = children[0].recipe if request.sweep else load(request)
@@ -61,10 +61,10 @@ def check(request: RunRequest) -> str:
 
 
 def open_all(request: RunRequest) -> None:
-    """Open what a run of this request would open before its first step: data, weights and networks.
+    """Open data, weights and networks as a run of this request would before its first step.
 
-    Data is packed into the cache where it is not yet; of sets that are too large for that only the files are looked
-    for, and no network is built. Raises the UserError with which the run would end.
+    Data that is not packed yet is packed into the cache. For sets that are too large, only the files are looked for,
+    and no network is built. Raises the UserError with which the run would end.
     """
     children = children_of(request)
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""The words of a sweep: keys that take several values or a range, and settings of them drawn at random."""
+"""Parse the arguments of a sweep: keys with several values or a range, and random settings of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Setting = dict[str, str]
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the recipe that takes several values: those that are listed, or any of a range."""
+    """A key of the recipe with several values: a list, or a range."""
 
     key: str
     values: tuple[str, ...]
@@ -37,7 +37,7 @@ class Axis:
     """A range is one of whole numbers."""
 
     def at(self, share: float) -> str:
-        """The value at a share, from 0 up to but not 1, of the axis."""
+        """Return the value at a fraction of the axis, from 0 to below 1."""
         if self.span is None:
             return self.values[int(share * len(self.values))]
         low, high = self.span
@@ -46,7 +46,7 @@ class Axis:
         return self.text(math.floor(low + share * (high - low + 1)) if self.whole else low + share * (high - low))
 
     def text(self, value: float) -> str:
-        """A number of a range as a value of the recipe: whole, or to four digits."""
+        """Format a number of a range as a recipe value: an integer, or four digits."""
         if self.whole:
             return str(round(value))
         low, high = self.span or (-math.inf, math.inf)
@@ -54,9 +54,9 @@ class Axis:
 
 
 def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
-    """Return the words of a request that give one value, and the axes that the others are.
+    """Return the arguments of a request with one value, and the axes of the others.
 
-    Raises UserError for words that make no sweep.
+    Raises UserError for arguments that are not a sweep.
     """
     how, fixed, axes = request.sweep or Sweep(), [], []
     for word in request.overrides:
@@ -74,8 +74,8 @@ def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
             axes.append(Axis(key, values))
     if not axes:
         load_setting(request, fixed, {})
-        expected = "a word such as optim.lr=0.1,0.05"
-        raise UserError("sweep", "no word gives several values", expected, "of one setting: trainkit run")
+        expected = "an argument such as optim.lr=0.1,0.05"
+        raise UserError("sweep", "no argument gives several values", expected, "of one setting: trainkit run")
     ranges = [axis for axis in axes if axis.span]
     if ranges and how.random is None and how.tpe is None:
         found = f"{ranges[0].key} is a range, and a grid has no number of them"
@@ -87,9 +87,9 @@ def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
 
 
 def drawn(axes: Sequence[Axis], count: int, seed: int) -> Iterator[Setting]:
-    """Draw so many settings at random, no two alike. Raises UserError where there are not as many.
+    """Sample this many random settings without repetition. Raises UserError if there are fewer.
 
-    What is drawn first does not depend on how many are, and of a key not on the other keys.
+    The first settings do not depend on the number of settings, and the values of a key not on the other keys.
     """
     if all(axis.span is None for axis in axes):
         there_are = math.prod(len(axis.values) for axis in axes)
@@ -108,7 +108,7 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> Iterator[Setting]:
 
 
 def check_count(count: int) -> None:
-    """Raise UserError for more settings than a sweep may have."""
+    """Raise UserError if there are more settings than a sweep may have."""
     if count > MOST:
         raise UserError("sweep", f"{count} settings", f"at most {MOST}", "take fewer, such as --random 50")
 

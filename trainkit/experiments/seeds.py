@@ -1,7 +1,7 @@
-"""`trainkit repeat`: a recipe trained with several seeds, and the spread of its scores.
+"""`trainkit repeat`: train a recipe with several seeds, and summarise the spread of its scores.
 
-Each seed is a run of its own, the one that `seed=K` would start, beneath a parent run that gets of every final score
-the mean, the standard deviation and a 95 % interval of the mean (`interval`).
+Each seed is the run that `seed=K` would start, a child of a parent run. The parent run gets the mean, the standard
+deviation and a 95 % interval of the mean of every final score (`interval`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def repeated(request: RunRequest) -> list[Child]:
-    """Return the runs of `order.seeds` seeds, the first that of the recipe. Raises UserError for what has no spread."""
+    """Return the requests of `order.seeds` seeds, from the recipe's seed on. Raises UserError without a spread."""
     recipe, count = load(request), request.seeds or 0
     if count < 2:
         raise UserError("--seeds", f"{count}", "2 or more", "one run has no spread")
@@ -36,9 +36,9 @@ def repeated(request: RunRequest) -> list[Child]:
 
 
 def repeat(request: RunRequest, children: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
-    """Train every seed that has no finished run, and sum them up in a parent run. Returns its status.
+    """Train every seed that has no finished run, and summarise them in a parent run. Returns its status.
 
-    Raises UserError for what the user can mend; the seeds that have finished by then are used by the next attempt.
+    Raises UserError for errors that the user can correct; the next attempt reuses the finished seeds.
     """
     first, digests = children[0].recipe, {}
     keys = [group.child_key(child, digests) for child in children]
@@ -54,10 +54,10 @@ def repeat(request: RunRequest, children: Sequence[Child], runtime: Runtime, sto
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Ends of Student's t-interval of the mean, over the finite values; two NaN of fewer than two.
+    """Return the ends of Student's t-interval of the mean over the finite values; two NaN for fewer than two.
 
-    Mean +- t * std / sqrt(n), t the quantile of n - 1 degrees of freedom. It supposes that the score of a seed, drawn
-    anew, is normally distributed, which few seeds cannot show.
+    Mean +- t * std / sqrt(n), with the quantile t of n - 1 degrees of freedom. It assumes that the scores of seeds are
+    normally distributed, which few seeds cannot show.
     """
     found = group.known(values)
     if len(found) < 2:

@@ -1,9 +1,9 @@
-"""`trainkit sweep`: a recipe trained with several settings of some of its keys, and which of them does best.
+"""`trainkit sweep`: train a recipe with several settings of some keys, and rank them.
 
-A word that gives several values is an axis: `optim.lr=0.1,0.05`. All combinations are tried (grid), or so many drawn at
-random or proposed by Optuna (`optuna_search`); for those a word may be a range too: `optim.lr=log:1e-3..1e-1`. Each
-setting is a run of its own beneath a parent run. Settings are a pure function of the words and of the scores of earlier
-ones, so that a sweep which is started again goes the same way, over runs that are there.
+An argument with several values is an axis: `optim.lr=0.1,0.05`. All combinations are tried (grid), or a number of
+settings that are sampled at random or proposed by Optuna (`optuna_search`), for which an argument may also be a range:
+`optim.lr=log:1e-3..1e-1`. Each setting is a child of a parent run. Settings are a pure function of the arguments and of
+the scores of earlier ones, so a sweep that is started again tries the same settings and reuses their runs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SHOWN = 20
 
 
 def settings(request: RunRequest) -> list[Child]:
-    """The settings of a sweep, in the order in which they are tried; of those that Optuna will propose an example.
+    """Return the settings of a sweep in the order in which they are tried; one example if Optuna proposes them.
 
-    All are checked here. Raises UserError for words that make no sweep, and for a setting that the recipe refuses.
+    All are checked here. Raises UserError for arguments that are not a sweep, and for invalid settings.
     """
     how = request.sweep or Sweep()
     fixed, axes = read(request)
@@ -51,7 +51,7 @@ def settings(request: RunRequest) -> list[Child]:
     scored = _best(recipe).metric.partition("/")[0]
     if how.pruner is not None and recipe.evaluations[scored].every is None:
         found = f"{scored} is evaluated only at the end, when pruning saves nothing"
-        raise UserError("--pruner", found, remedy=f"add a word such as evaluations.{scored}.every='1 epoch'")
+        raise UserError("--pruner", found, remedy=f"add an override such as evaluations.{scored}.every='1 epoch'")
     if how.tpe is not None:
         others = [{**first, axis.key: value} for axis in axes for value in axis.values[1:]]
         _comparable([_child(request, fixed, number, setting) for number, setting in enumerate([first, *others])])
@@ -119,10 +119,11 @@ class Trial:
 
 
 def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, store: Store, train: group.Train) -> str:
-    """Train every setting that has no finished run, and compare them in a run above. Returns its status.
+    """Train every setting that has no finished run, and compare them in a parent run. Returns its status.
 
-    On one process a setting that fails is noted and the others are tried; of several processes some may be gone by
-    then, and the sweep ends. Raises UserError for what the user can mend, and where no setting came to its end.
+    On one process a setting that fails is recorded and the others are tried; on several processes the sweep ends,
+    because some processes may be gone. Raises UserError for errors that the user can correct, and if no setting
+    finished.
     """
     how, recipe, digests = request.sweep or Sweep(), children[0].recipe, {}
     fixed, axes = read(request)
@@ -163,7 +164,7 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
 
 @dataclass
 class PruningWatch:
-    """Reports the evaluations of a run to a study that may end it, on the first process: a `group.Watch`."""
+    """Report the evaluations of a run to a study that may prune it, on rank 0: a `group.Watch`."""
 
     study: optuna_search.Study
     metric: str
@@ -321,7 +322,7 @@ def _edges(axes: Sequence[Axis], trials: Sequence[Trial], best: Trial) -> list[s
 
 
 def describe(recipe: Recipe, ranked: Sequence[Trial]) -> str:
-    """Settings as a table, the best first."""
+    """Return the settings as a table, best first."""
     best, shown = ranked[0], ranked[:_SHOWN]
     scores, seconds = numbers([trial.value for trial in shown]), numbers([trial.seconds for trial in shown])
     table = [["", *best.setting, _best(recipe).metric, "at step", "seconds", "run"]]

@@ -92,7 +92,7 @@ NAMES = {
     "forward": "the forward pass",
     "backward": "the backward pass",
     "optimizer": "the optimizer step",
-    "compute": "in forward pass, backward pass and optimizer step alike",
+    "compute": "in forward pass, backward pass and optimizer step equally",
     "eval": "evaluations",
     "checkpoint": "checkpoints",
     "log": "logging",

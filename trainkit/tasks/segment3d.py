@@ -46,8 +46,8 @@ class Window:
     overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
     """Share of a window, 0 to 0.95, that overlaps with the next one."""
     weight: Weight = "gaussian"
-    """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs all
-    alike."""
+    """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs
+    all equally."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
     """Number of windows per forward pass."""
 

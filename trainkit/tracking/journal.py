@@ -335,7 +335,7 @@ class Journal:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                _log.warning("%s: %s; training goes on, its lines wait in memory", self.path, error)
+                _log.warning("%s: %s; training continues, its lines wait in memory", self.path, error)
         return self._written
 
     def _byte(self, at: int) -> bytes:

@@ -35,7 +35,7 @@ _SIGNS = (
      "check the network", True),
     (r"Failed to resolve|NameResolutionError|Name or service not known",
      "does not answer: no machine of that name is known", _ADDRESS, False),
-    (r"No route to host|Network is unreachable", "does not answer: there is no way to that machine",
+    (r"No route to host|Network is unreachable", "does not answer: the network has no route to that machine",
      "check the network, or a VPN", True),
     (r"(?i)wrong.version.number|record layer failure", "does not speak https", "write http:// in MLFLOW_TRACKING_URI",
      False),
@@ -48,7 +48,7 @@ _SIGNS = (
     (r"database is locked", "is locked by another program", "close what holds it (a database browser?)", True),
     (r"disk is full|No space left on device", "is on a disk that is full", "make room there", True),
 )  # fmt: skip
-"""Pattern in the text of an error, its meaning, its remedy, and True where it may pass by itself."""
+"""Pattern in the text of an error, its meaning, its remedy, and True if the error may be temporary."""
 
 _FAILED = re.compile(r"too many (\d+) error responses|error code (5\d\d|408|429)\b")
 
@@ -85,13 +85,13 @@ def reason(error: BaseException) -> tuple[str, str]:
     if "Invalid Host header" in text:
         return "does not go by this name", "start it with --allowed-hosts NAME:PORT, or give its IP address"
     if code == "PERMISSION_DENIED" or re.search(r"\b403 Client Error|error code 403\b", text):
-        return "does not allow this user to do that", "ask who runs it for the permission to edit"
+        return "does not allow this user to do that", "ask its administrator for permission to edit"
     if (sign := _sign(text)) is not None:
         return sign[1].format(seconds=os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")), sign[2]
     if (failed := _FAILED.search(text)) is not None:
         return f"fails with error {failed[1] or failed[2]}", _ITS_LOG
     if code == "ENDPOINT_NOT_FOUND" or "not in a valid JSON format" in text:
-        return "is no MLflow server, or a very old one", _ADDRESS
+        return "is not an MLflow server, or a very old one", _ADDRESS
     lines = without_secrets(text).strip().splitlines() or [type(error).__name__]
     return f"refuses: {lines[0][:_CHARS]}", ""
 
@@ -105,7 +105,7 @@ def unreachable(error: BaseException) -> bool:
 
 
 def passes(error: BaseException) -> bool:
-    """Return True for an error that may pass by itself, as opposed to one such as a wrong password."""
+    """Return True for a temporary error, as opposed to one such as a wrong password."""
     if isinstance(error, UserError) or not is_refusal(error):
         return isinstance(error, Away)
     # Said by a server of itself; a database that is opened here says what is wrong with it in words.

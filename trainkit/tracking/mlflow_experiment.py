@@ -48,7 +48,7 @@ def prepared(
         raise UserError(str(store.home), where, remedy="as the store was moved, run: trainkit relocate")
     folder, host = folder_of(found.artifact_location), urlsplit(store.uri).hostname
     if store.artifacts is None and folder is not None and host not in _LOOPBACK and not folder.parent.is_dir():
-        where = f"has experiment {name!r} keep its files in {folder}, which is no folder of this machine"
+        where = f"has experiment {name!r} keep its files in {folder}, which is not a folder of this machine"
         remedy = "start it with --artifacts-destination FOLDER, and give log.experiment another name"
         raise UserError(store.shown, where, remedy=remedy)
     if "mlflow.note.content" not in found.tags:

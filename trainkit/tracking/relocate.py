@@ -70,7 +70,7 @@ def relocate(store: Store, home: Path | None = None) -> Relocated:
         if home and not moves and not left:
             known = few(str(path) for path in _former(connection, here))
             remedy = f"they lay in {known}" if known else "all are where the database says"
-            raise UserError(str(home), "no artifact of this store lay there", remedy=remedy)
+            raise UserError(str(home), "no artifact of this store was there", remedy=remedy)
         copy = _copied(database) if moves else None
         changed: dict[str, int] = {}
         for (table, column), row, place in moves:
@@ -105,7 +105,7 @@ def _refuse_while_running(store: Store) -> list[str]:
             info = folder.info()
             (here if info.host == socket.gethostname() else elsewhere).append(folder.name)
     if here:
-        found = f"{number_of(len(here), 'runs')} going on: {few(here)}"
+        found = f"{number_of(len(here), 'runs')} in progress: {few(here)}"
         raise UserError(str(store.home), found, remedy="wait for the end, or stop them first")
     return elsewhere
 
@@ -186,6 +186,6 @@ def described(done: Relocated, say: Callable[[str], object]) -> None:
     for home, count in done.left.items():
         say(f"note: {number_of(count, 'places')} in {home} hold files that are not here; move them, and relocate again")
     for name in done.elsewhere:
-        say(f"note: run {name} of another machine is said to be going on; its files still go to the older folder")
+        say(f"note: run {name} of another machine is recorded as running; its files still go to the older folder")
     if not done.changed and not done.left:
         say("every artifact is where the database says")

@@ -84,13 +84,13 @@ def _read(folder: RunFolder) -> RunRequest:
             sweep=Sweep(**{field.name: sweep[field.name] for field in fields(Sweep)}) if sweep else None,
         )
         if not all(isinstance(word, str) for word in (*request.overrides, *request.plugins)):
-            raise TypeError("a word is no text")
+            raise TypeError("an argument is not text")
         how = request.sweep or Sweep()
         if not all(isinstance(number, int | None) for number in (request.seeds, how.random, how.tpe)):
-            raise TypeError("a number is none")
+            raise TypeError("a number is missing")
     except FileNotFoundError:
         if (folder.path / MEMBERS).is_file():
-            found = "was begun by an older trainkit, which kept no request of several runs"
+            found = "was started by an older trainkit, which stored no request for several runs"
             raise UserError(f"run {folder.name}", found, remedy="give its recipe and options too") from None
         return RunRequest(folder.recipe)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -285,9 +285,9 @@ def parse_info(text: bytes) -> RunInfo:
     words = info.name, info.recipe, info.recipe_hash, info.status, info.host
     maybe = info.run_id, info.experiment, info.data_digest, info.key, info.parent, info.follows, info.evaluates
     if not all(isinstance(number, int | float) and abs(number) < 2**53 for number in numbers):
-        raise ValueError("a time or a number is none")
+        raise ValueError("a time or a number is missing")
     if not all(isinstance(word, str) for word in (*words, *info.varies, *filter(None, maybe))):
-        raise ValueError("a name is no text")
+        raise ValueError("a name is not text")
     return info
 
 

@@ -344,7 +344,7 @@ class Store:
             same = (info.recipe, info.recipe_hash, info.status) == (recipe_name, recipe_hash, "RUNNING")
             if same and info.host != socket.gethostname() and folder.alive():
                 gone = f"if that machine is gone, --resume {info.name}"
-                return f"{info.name} is said to be going on, on {info.host}; {gone}"
+                return f"{info.name} is recorded as running on {info.host}; {gone}"
         return ""
 
     def finished_with(self, key: str, program: Mapping[str, str] | None = None) -> RunFolder | None:

@@ -51,10 +51,10 @@ def sync(store: Store, runs: Sequence[RunFolder] = (), *, whole: bool = False, o
             info = folder.info()
             if folder.alive() and not (over and info.host != socket.gethostname()):
                 if info.host != socket.gethostname():
-                    note = f"is said to be going on, on {info.host}; if that machine is gone, add --over"
+                    note = f"is recorded as running on {info.host}; if that machine is gone, add --over"
                     yield Synced(folder.name, info.status, note=note)
                 elif runs:
-                    yield Synced(folder.name, info.status, note="is going on, and sends by itself")
+                    yield Synced(folder.name, info.status, note="is running, and uploads on its own")
                 continue
             has_left = info.status == "RUNNING" or whole or waits(folder)
         except UserError as error:

@@ -93,7 +93,7 @@ class UploadQueue:
                 except OSError as error:
                     if not self._warned:
                         self._warned = True
-                        _log.warning("%s: %s; training goes on, its files wait in memory", self._path, error)
+                        _log.warning("%s: %s; training continues, its files wait in memory", self._path, error)
                     break
                 except BaseException:
                     self._in_memory.remove(one)
@@ -331,7 +331,7 @@ class UploadQueue:
         return found
 
     def _say_missing(self, name: str) -> None:
-        said = "run %s is not in %s: its page will not be found beneath that of %s"
+        said = "run %s is not in %s: its page will not be shown as a child of %s"
         _log.warning(said, name, self.store.shown, self.folder.name)
 
     def _send_dataset(self, client: MlflowClient, job: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ class Uploader(threading.Thread):
         except Exception as error:
             if self._failures == 0:
                 _log.warning(
-                    "%s does not take the metrics (%s); training goes on, they are kept in %s and sent when it does",
+                    "%s does not take the metrics (%s); training continues, they are kept in %s and sent when it does",
                     self.where, reason(error)[0], self._queue.folder.path,
                     exc_info=None if isinstance(error, UserError) or is_refusal(error) else error,
                 )  # fmt: skip

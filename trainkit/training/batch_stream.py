@@ -21,9 +21,9 @@ from trainkit.training.run_logger import RunLogger
 
 
 class BatchStream:
-    """Reads micro-batches in the order of the plan, with cached teacher outputs in them, in one stream for all epochs.
+    """Read micro-batches in the order of the plan, with cached teacher outputs, in one stream for all epochs.
 
-    `cache` is the folder of teacher outputs that runs share; None where only speeds are measured: nothing is stored.
+    `cache` is the shared folder of teacher outputs. None: nothing is stored, for tools that only measure speed.
     """
 
     def __init__(

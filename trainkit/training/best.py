@@ -1,4 +1,4 @@
-"""Keep the list of the best evaluations, count patience, and refuse a network that only guesses."""
+"""Keep the list of the best evaluations, count patience, and refuse networks at chance level."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainkit.training.state import Plateau, TrainState
 
 
 def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
-    """Enter an evaluation in the list of the best and in the count of patience: whether it leads, and is among them.
+    """Add an evaluation to the list of the best and to the patience count; return whether it leads and is listed.
 
-    Raises UserError when the recipe names a metric that this evaluation does not give.
+    Raises UserError if the evaluation lacks a metric that the recipe names.
     """
     stop, best, curve = recipe.stop_when, recipe.best, recipe.train.schedule
     rules = (("stop_when.metric", stop), ("best.metric", best), ("promote.metric", recipe.promote))
@@ -51,7 +51,7 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
 
 
 def count_plateau(plateau: Plateau, curve: Curve, value: float) -> None:
-    """Enter a score in the counters of a `plateau` curve, and reduce the learning rate where it is due."""
+    """Add a score to the counters of a `plateau` schedule, and reduce the learning rate if it is due."""
     if (math.isfinite(value) and plateau["best"] is None) or (
         plateau["best"] is not None and _better(value, plateau["best"], curve.mode, curve.min_delta)
     ):
@@ -66,9 +66,9 @@ def count_plateau(plateau: Plateau, curve: Curve, value: float) -> None:
 
 
 def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> dict[str, Columns]:
-    """Rows of an evaluation that are kept, by the word that their file begins with.
+    """Return the rows of an evaluation that are kept, by the first word of their file name.
 
-    Those of the weights as they are; and those of their average, where it is by it that a checkpoint is the best.
+    These are the rows of the raw weights, and those of the EMA weights if they select the best checkpoint.
     """
     best = recipe.best.metric if recipe.best else ""
     titles = [title for title in scored if title == evaluation or best.startswith(f"{title}/")]
@@ -76,14 +76,14 @@ def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> 
 
 
 def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
-    """End the run when a network that training leans on does no better than guessing."""
+    """End the run if a network that the training relies on is not better than chance level."""
     for metric, chance in scores.chance.items():
         if scores.metrics[metric] <= chance:
             raise UserError(
                 f"task.{name}",
                 f"{evaluation}/{metric} is {scores.metrics[metric]:.4f}, no better than guessing",
                 f"above {chance:.4f}",
-                "its weights were not trained, are those of another network, or expect other images",
+                "its weights are untrained, are for another network, or expect other images",
             )
 
 
@@ -95,10 +95,10 @@ _log = logging.getLogger("trainkit")
 
 
 def best_weights(run: Path) -> Path:
-    """Weights of a run's best checkpoint, or of its last where no evaluation named a best.
+    """Return the weights of a run's best checkpoint, or of its last if no evaluation selected a best.
 
-    They are the averaged ones where the recipe's best is a score of those. A file is only handed out when it is what
-    was written: where the best checkpoint is damaged or missing a warning names the one that takes its place.
+    These are the EMA weights if the recipe's best metric is evaluated on them. Files are verified first: if the best
+    checkpoint is damaged or missing, a warning names the checkpoint used instead.
     """
     from trainkit.checkpoint import storage, verification
 

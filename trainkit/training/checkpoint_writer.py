@@ -1,4 +1,4 @@
-"""Write checkpoints of a run in a thread beside its training."""
+"""Write the checkpoints of a run in a thread while it trains."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CHECKPOINT_FAILED = "trainkit.checkpoint_failed"
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, and prunes those that it supersedes. On rank 0 of a run with a folder.
+    """Write one checkpoint at a time, and delete those that it replaces. Used on rank 0 of a run with a folder.
 
-    Without a checkpoint that is `required` the run fails; else, and by `checkpoints.failing`, a disk that refuses is
-    reported, and the next checkpoint tries again. `constants` are tensors that need not be finite.
+    If a `required` checkpoint cannot be written, the run fails. Otherwise `checkpoints.failing` decides: by default the
+    error is reported and the next checkpoint tries again. `constants` are tensors that may be non-finite.
     """
 
     def __init__(self, recipe: Recipe, logger: RunLogger, constants: frozenset[str] = frozenset()):

@@ -1,4 +1,4 @@
-"""Save the state of a training, and go back to what was saved."""
+"""Save the state of a training, and return to a saved state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ROLLBACKS = 5
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a run goes on."""
+    """Describe where a run continues."""
 
     path: Path | None = None
     """Its checkpoint; None: from the start."""
@@ -38,7 +38,7 @@ class Resume:
 
 
 def load(resume: Resume, state: TrainState, runtime: Runtime, logger: RunLogger) -> None:
-    """Continue from a checkpoint, if there is one. Raises UserError when it belongs to another training."""
+    """Continue from a checkpoint, if there is one. Raises UserError if it belongs to another training."""
     if resume.path is not None:
         loaded = storage.read(resume.path)
         state.load(loaded, runtime.rank, resume.elastic)
@@ -46,7 +46,7 @@ def load(resume: Resume, state: TrainState, runtime: Runtime, logger: RunLogger)
 
 
 def recorded_compile(resume: Resume) -> str | None:
-    """Return the compile mode in the checkpoint of a resume; None without one. Older ones were as the recipe said."""
+    """Return the compile mode of the checkpoint to resume from, else None. Older checkpoints used the recipe's."""
     return None if resume.path is None else storage.state_of(resume.path).get("machine", {}).get("compile", "off")
 
 
@@ -56,7 +56,7 @@ def _machine(runtime: Runtime) -> dict[str, Json]:
 
 
 class Checkpointer:
-    """Saves a training, each step once, and rolls it back. Every rank takes part: sharded state is gathered."""
+    """Save a training, each step once, and roll it back. Every rank calls it: sharded state is gathered."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Checkpointer:
         state, first, last = self._state, rollback.skip.start, rollback.skip.stop
         path = self._runtime.on_main(lambda: str(self._valid_before(first, rollback.step) or ""))
         if not path or state.rollbacks >= MOST_ROLLBACKS:
-            why = "there is no checkpoint to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
+            why = "no checkpoint exists to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
             raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
         # Time goes on, and what memory suffices for is known by now.
         kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}

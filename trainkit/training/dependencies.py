@@ -38,7 +38,7 @@ Train = Callable[[RunRequest, Recipe, dict[str, "Dependency"]], RunFolder]
 
 @dataclass(frozen=True)
 class Dependency:
-    """A file of weights, and the run that made it where there is one."""
+    """A file of weights, and the run that produced it, if any."""
 
     file: Path
     run: RunFolder | None = None
@@ -49,9 +49,9 @@ class Dependency:
 def gather(
     request: RunRequest, recipe: Recipe, runtime: Runtime, store: Store, train: Train | None
 ) -> dict[str, Dependency]:
-    """A file for each of the recipe's needs. `train` makes the missing ones; None: they must be there.
+    """Return a file for each dependency of the recipe. `train` produces missing ones; None: they must exist.
 
-    Raises UserError naming what is missing.
+    Raises UserError that names the missing ones.
     """
 
     def file(name: str, word: str) -> Path:

@@ -1,10 +1,11 @@
-"""Compute an update twice, now and then, to see whether the machine computes the same from the same.
+"""Compute a step twice, at intervals, to detect hardware that does not repeat its results.
 
-A processor, a memory module or a wire that is failing gives wrong numbers and no error: of the 419 unexpected
-interruptions of Llama 3's training 6 were silent corruptions, and Gemini's report finds them by deterministic replay.
-Here an update's samples are read again and its loss, gradients and statistics computed again from the same weights and
-random numbers; all of it must have the same bits. What no forward and backward changes (weights, the optimizer's state,
-the average) must be at the end what it was at the beginning.
+A failing processor, memory module or link gives wrong numbers and no error: of the 419 unexpected interruptions of
+Llama 3's training, 6 were silent corruptions, and Gemini's report describes finding them by deterministic replay.
+
+Here the samples of a step are read again, and its loss, gradients and statistics are computed again from the same
+weights and random numbers. All must have the same bits. Weights, optimizer state and EMA weights, which no forward or
+backward pass changes, must be equal before and after.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _SHOWN = 6
 
 
 def prints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the sum of the bits of each tensor as integers of its width, which any one flipped bit changes."""
+    """Return the sum of the bits of each tensor, as integers of its width; any one flipped bit changes it."""
     sums = [full_tensor(t.detach()).view(_WORDS[t.element_size()]).sum(dtype=torch.int64) for t in tensors.values()]
     devices = {s.device for s in sums}  # the step counters of an optimizer stay on the CPU
     told = {d: iter(torch.stack([s for s in sums if s.device == d]).tolist()) for d in devices}
@@ -39,7 +40,7 @@ def prints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 class DeterminismCheck:
-    """Computes an update twice, every so many, where the recipe says so: `train.replay`."""
+    """Compute a step twice at the interval of `train.replay`."""
 
     def __init__(
         self, recipe: Recipe, plan: Plan, model: Model, state: TrainState, runtime: Runtime, logger: RunLogger
@@ -55,7 +56,7 @@ class DeterminismCheck:
                 "train.replay",
                 "kernels that need not repeat their bits",
                 "device.deterministic: true",
-                "without it an update computed twice differs on a sound GPU too",
+                "without it a step computed twice also differs on a sound GPU",
             )
 
     def due(self) -> bool:

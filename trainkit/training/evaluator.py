@@ -1,4 +1,4 @@
-"""Score a network on a split, and run the evaluations of a recipe."""
+"""Evaluate a network on a split, and run the evaluations of a recipe."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def evaluate(
     stop: Stop | None = None,
     read: Split | None = None,
 ) -> Scores:
-    """Score a network on a split. Every rank takes part and every sample counts exactly once.
+    """Evaluate a network on a split. Every rank takes part, and every sample counts exactly once.
 
-    `read`, where given, is a view of the split through which its samples are read.
+    `read`, if given, is a view of the split through which its samples are read.
 
-    Rows are gathered with the sample's index; padding is dropped, and an evaluation whose rows are not the split's
-    samples, each once, is a RuntimeError and no score. Raises `Stopped`, on all ranks, when one is told to stop.
+    Rows are gathered with the sample's index, and padding is dropped. Raises RuntimeError unless there is exactly one
+    row for each sample, and `Stopped`, on all ranks, if a rank gets a stop signal.
     """
 
     read = read or split
@@ -86,15 +86,17 @@ def _ordered(gathered: Rows, split: Split) -> tuple[Rows, int]:
     index = gathered.pop("index")
     order = index.argsort()[int((index < 0).sum()) :]
     if not torch.equal(index[order].cpu(), torch.arange(split.size)):
-        raise RuntimeError(f"{split.name}: {len(index[order].unique())} samples were scored, the set has {split.size}")
+        raise RuntimeError(
+            f"{split.name}: {len(index[order].unique())} samples were evaluated, the set has {split.size}"
+        )
     return {key: value[order].cpu() for key, value in gathered.items()}, len(order)
 
 
 @torch.no_grad()
 def trial(task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime) -> float:
-    """Return the seconds that an evaluation will take, from its first batch, read twice.
+    """Return the seconds that an evaluation will take, measured on its first batch, read twice.
 
-    A mistake in an evaluation shows here, before training, and not after the first epoch.
+    Errors in an evaluation then show before training, and not after the first epoch.
     """
     began, was_training = time.perf_counter(), net.training
     net.eval()
@@ -112,7 +114,7 @@ def trial(task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Ru
 
 
 class Evaluator:
-    """Runs evaluations of the recipe, logs their scores, and saves a checkpoint that is among the best so far."""
+    """Run the evaluations of the recipe, log their scores, and save a checkpoint if it is among the best."""
 
     def __init__(
         self,

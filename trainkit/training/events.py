@@ -1,7 +1,8 @@
-"""Decide what is due at which step: evaluations, log lines and checkpoints, each with its gate.
+"""Decide at which step evaluations, log lines and checkpoints are due; each kind of event has a gate.
 
-Between two events the loop pays one comparison, `step >= events.next`. A gate that looks at the clock is decided on
-rank 0, shared, and written to the journal; a resumed run repeats the decisions it finds there, but for when it saves.
+Between two events the loop makes one comparison, `step >= events.next`. If a gate depends on the clock, rank 0 decides,
+broadcasts the decision and writes it to the journal. A resumed run repeats the recorded decisions, except those about
+checkpoints.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Decided = tuple[dict[str, Decision], float]
 
 
 class EventSchedule:
-    """The gates of a run, by name (`log`, `checkpoint`, `evaluate.lfw`), in the order in which events are held."""
+    """The gates of a run by name (`log`, `checkpoint`, `evaluate.lfw`), in the order in which events run."""
 
     def __init__(
         self,
@@ -83,5 +84,5 @@ class EventSchedule:
 
 
 def recorded_decisions(events: Iterable[Event]) -> dict[tuple[str, int], Decision]:
-    """Decisions of clocked gates among the events of a journal."""
+    """Return the decisions of gates with a clock that a journal recorded."""
     return {(e.data["name"], e.step): (e.data["happens"], e.data["next"]) for e in events if e.name == "gate"}

@@ -15,11 +15,11 @@ from trainkit.tensors import full_tensor, total
 
 
 def all_finite(norm: Tensor, losses: Sequence[Loss], runtime: Runtime) -> Tensor | bool:
-    """Return whether the loss and the gradients of a step are finite, equal on all ranks: a device flag, or known.
+    """Return whether loss and gradients of a step are finite: a device flag or a bool, equal on all ranks.
 
-    The norm of averaged gradients is the same everywhere; losses are not. Under fp16 the loss scaler meets infinite
-    gradients on purpose and deals with them, so there losses and their weights decide alone. An infinite weight leaves
-    gradients of zero, and the scaler has looked at them before they are divided: so weights are looked at themselves.
+    The norm of averaged gradients is the same on all ranks; losses are not. Under fp16 the loss scaler meets infinite
+    gradients on purpose and handles them, so only losses and their weights decide. An infinite weight gives zero
+    gradients, and the scaler has checked them before they are divided; therefore weights are checked themselves.
     """
     scaled = runtime.accelerator.scaler is not None
     weights = [loss.weight for loss in losses if isinstance(loss.weight, Tensor)]
@@ -59,10 +59,10 @@ def _extremes(t: Tensor) -> Tensor:
 
 
 def refuse_not_finite(tensors: Mapping[str, Mapping[str, Tensor]], constants: frozenset[str], step: int) -> None:
-    """Raise UserError where a tensor of a checkpoint, by file and name, is not finite, unless it was built so.
+    """Raise UserError for a tensor of a checkpoint, by file and name, that became non-finite.
 
-    Loss and gradients do not tell: a step that is too large makes weights infinite out of finite gradients, and batch
-    norm divides by a variance that has overflown and gives zeros. `constants` are tensors such as a mask of -inf.
+    Loss and gradients do not show this: a step that is too large makes weights infinite from finite gradients, and
+    batch norm divides by an overflown variance and gives zeros. `constants` are tensors such as a mask of -inf.
     """
     bad = [name for name in not_finite(tensors) if name not in constants]
     if bad:

@@ -22,9 +22,9 @@ def finish_gradients(
     settings: Optim,
     local: bool = False,
 ) -> Tensor:
-    """Normalise, unscale and clip the gradients of an update; returns their norm before clipping, on the device.
+    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device.
 
-    `local`: they are those of each process, and averaged here.
+    `local`: they are those of each process, and are averaged here.
     """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
@@ -37,7 +37,7 @@ def finish_gradients(
     if isinstance(weight, Tensor):  # a collective, so every rank must come here: the type decides, never the value
         foreach_mul_(grads, plan.batch_size / runtime.sum(weight.float()))
     elif weight != (plan.share if plan.rank < plan.active else 0):
-        raise ValueError(f"the weight of an update is {weight}, not its number of samples; give it as a tensor")
+        raise ValueError(f"the weight of a step is {weight}, not its number of samples; give it as a tensor")
     norm = optim.total_norm(grads)
     optim.clip(params, norm, settings)
     return norm

@@ -1,4 +1,4 @@
-"""Watch over the steps of a training: what a guard is, and what it may ask for."""
+"""Watch the steps of a training: the interface of guards, and the actions that they may request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.interfaces import Loss
 
 @dataclass
 class Update:
-    """One optimizer step while it is made."""
+    """One optimizer step in progress."""
 
     step: int
     losses: list[Loss]
@@ -27,7 +27,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Rollback:
-    """Ask to go back to an earlier checkpoint, and on from there without some steps."""
+    """Request to return to an earlier checkpoint and continue without some steps."""
 
     step: int
     """The step that went wrong."""
@@ -37,7 +37,7 @@ class Rollback:
 
 
 class Guard(Protocol):
-    """Judges steps after the next one was handed to the device, so that nobody waits for the device."""
+    """Judge a step after the next one was queued, so that the host does not wait for the device."""
 
     def observe(self, update: Update) -> None:
         """Take in a step whose gradients are computed."""
@@ -74,7 +74,7 @@ class AsyncScalar:
 
 
 class Pending:
-    """Numbers of steps that are yet to be judged, oldest first."""
+    """Numbers of steps that are not judged yet, oldest first."""
 
     def __init__(self) -> None:
         self._scalars: deque[AsyncScalar] = deque()

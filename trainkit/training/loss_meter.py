@@ -1,4 +1,4 @@
-"""Loss and logged scalars between two log lines, kept on the device until somebody reads them."""
+"""Sum loss and logged scalars between two log lines, on the device until they are read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Losses that jump up: noticed against the updates before, said, or gone back from.
+"""Detect losses that jump above those of earlier steps, and report them or roll back.
 
-A loss is a spike where its logarithm stands further above the median of those before than so many of their deviations,
-a deviation being 1.4826 times the median distance from the median, which a few outliers do not move. Going back follows
-PaLM (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1): on from a checkpoint from before, without the batches
-around the spike. The same data did not spike from another state there, so it is the pair that is avoided.
+A loss is a spike if its logarithm is more than so many deviations above the median of the window. A deviation is 1.4826
+times the median distance from the median, which a few outliers do not change. The rollback follows PaLM (Chowdhery et
+al. 2022, arXiv 2204.02311, section 5.1): training continues from an earlier checkpoint without the batches around the
+spike. In PaLM the same data did not cause a spike from another state, so the combination of both is avoided.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _LEAST = 0.02
 
 
 def deviations(loss: float, before: Sequence[float]) -> float:
-    """Return how many deviations a loss stands above the median of those before; NaN where it is not finite.
+    """Return the distance of a loss above the median of earlier ones, in deviations; NaN if it is not finite.
 
-    On a linear scale where one of them is not positive.
+    Uses a linear scale if one of the losses is not positive.
     """
     if not math.isfinite(loss):
         return math.nan
@@ -42,7 +42,7 @@ def deviations(loss: float, before: Sequence[float]) -> float:
 
 
 class LossSpikeGuard:
-    """Looks at the loss of every step; the losses it compares with are part of the state of a run."""
+    """Check the loss of every step. The window of earlier losses is part of the training state."""
 
     def __init__(self, settings: Spikes, state: TrainState, runtime: Runtime, logger: RunLogger):
         self._settings, self._state, self._runtime, self._logger = settings, state, runtime, logger

@@ -1,4 +1,4 @@
-"""The networks of a training on their device, with the optimizer and the moving average of the weights."""
+"""The networks of a training on their device, with the optimizer and the EMA weights."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from trainkit.training.state import TrainState
 
 
 class Model:
-    """Networks as a task built them, wrapped for the processes at hand, and what moves their weights.
+    """The networks of a task, wrapped for DDP or FSDP2, with their optimizer and EMA weights.
 
-    `weights` has the files that the task needs, by name. Raises UserError where they do not fit.
+    `weights` has the files that the task needs, by name. Raises UserError if they do not fit.
     """
 
     def __init__(self, recipe: Recipe, info: DatasetInfo, runtime: Runtime, weights: Mapping[str, Path]):

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: what is done about them, by `train.nonfinite`."""
+"""Handle losses and gradients that are not finite, by `train.nonfinite`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SKIPPED = 10
 
 
 class NonFiniteGuard:
-    """Ends the run, or asks to go back, after a step that was not finite: `stop` and `rollback`."""
+    """End the run or request a rollback after a non-finite step: `stop` and `rollback`."""
 
     def __init__(self, policy: str):
         self._policy, self._pending = policy, Pending()
@@ -46,7 +46,7 @@ class NonFiniteGuard:
 
 
 def skip(update: Update, model: Model, state: TrainState, logger: RunLogger) -> None:
-    """Undo the forward of an update that is not made. Raises UserError where none of the last ten was.
+    """Undo the forward pass of a skipped step. Raises UserError if the last ten steps were all skipped.
 
     For `train.nonfinite: skip`.
     """

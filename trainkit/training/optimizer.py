@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizer, clipping and the moving average of the weights."""
+"""Parameter groups, the optimizer, clipping and the EMA weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.tensors import foreach_lerp_, foreach_mul_, foreach_norm, full_ten
 
 
 def rate(optim: Optim, batch_size: int) -> float:
-    """The full learning rate for `batch_size` samples per update, over all processes."""
+    """Return the full learning rate for `batch_size` samples per step over all processes."""
     if optim.lr_rule is None:
         return optim.lr
     times = batch_size / optim.lr_rule.batch_size
@@ -24,10 +24,11 @@ def rate(optim: Optim, batch_size: int) -> float:
 
 
 def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Parameters that are trained alike, as optimizer groups with an `lr_scale` each.
+    """Return parameters with equal settings as optimizer groups, each with an `lr_scale`.
 
     Every parameter belongs to the last group whose pattern matches its name; the scales of its group and of its layer
-    multiply. Raises UserError when a pattern matches nothing: a misspelt one would silently train with the wrong rate.
+    are multiplied. Raises UserError if a pattern matches nothing: a misspelt one would silently train at the wrong
+    rate.
     """
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
     kept = _undecayed(net)
@@ -57,10 +58,10 @@ def groups(net: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 
 
 def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
-    """Factor on the learning rate of each parameter by its depth: decay^(blocks above it) (Clark et al., ICLR 2020).
+    """Return the factor on each parameter's learning rate by depth: decay^(blocks above) (Clark et al., ICLR 2020).
 
-    The depths are those that timm's networks state (`group_matcher`); what is not part of one has the full rate.
-    Raises UserError when there is no such network.
+    Depths come from timm's networks (`group_matcher`); parameters outside of one have the full rate. Raises UserError
+    if there is no such network.
     """
     from timm.models import group_parameters
 
@@ -76,7 +77,7 @@ def layer_scales(net: nn.Module, decay: float) -> dict[str, float]:
 
 
 def refuse_idle(params: Mapping[str, nn.Parameter]) -> None:
-    """End a run in which parameters get no gradient: a head that no loss sees is dead weight, and hangs DDP."""
+    """End a run in which parameters get no gradient: they would not be trained, and would hang DDP."""
     idle = [name for name, p in params.items() if p.grad is None]
     if idle:
         raise UserError(
@@ -96,10 +97,10 @@ def _alike(grads: Sequence[torch.Tensor]) -> bool:
 
 
 def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
-    """Return the length of gradients of one device, as `torch.nn.utils.get_total_norm` by the same kernels.
+    """Return the norm of gradients on one device, with the kernels of `torch.nn.utils.get_total_norm`.
 
-    Where they are of one kind it is done without sorting them by device and dtype, which costs a small network more
-    than the kernels.
+    Gradients of one kind are not sorted by device and dtype first; for a small network the sorting costs more than the
+    kernels.
     """
     if not _alike(grads):
         return torch.nn.utils.get_total_norm(grads)
@@ -107,9 +108,9 @@ def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
 
 
 def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -> None:
-    """Clip gradients as the recipe says; `norm` is that of them all. The host waits for nothing.
+    """Clip gradients as the recipe says; `norm` is the norm of all. The host does not wait for the device.
 
-    Raises UserError when a pattern of what is not to be clipped matches nothing.
+    Raises UserError if a pattern of parameters that are not clipped matches nothing.
     """
     if optim.clip_norm is not None:
         grads = _grads(params.values())
@@ -135,10 +136,10 @@ def _spared(params: Mapping[str, nn.Parameter], settings: AdaptiveClip, i: int) 
 
 @torch.no_grad()
 def clip_units(params: Iterable[nn.Parameter], factor: float, eps: float = 1e-3) -> None:
-    """Hold the gradient of each unit to `factor` times the length of its weights, in place (Brock et al. 2021, eq. 3).
+    """Limit the gradient of each unit to `factor` times the norm of its weights, in place (Brock et al. 2021, eq. 3).
 
     A unit is one output of a layer: a slice of a parameter along its first dimension. A parameter of one dimension or
-    none, such as a bias, is one unit. Weights are taken to be at least `eps` long. Gradients that are short enough keep
+    none, such as a bias, is one unit. The norm of weights counts as at least `eps`. Gradients below the limit keep
     their bits. timm's `adaptive_clip_grad` gives the same bits in 1.9 to 2.3 times the time (ConvNeXt-A and -T, one
     core), and raises on the vectors of FSDP2 (clamp_ of a partial norm).
     """
@@ -176,7 +177,7 @@ def _undecayed(net: nn.Module) -> set[str]:
 
 
 def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over the parameters of `net`, which are `sharded` under FSDP2."""
+    """Return the recipe's optimizer over the parameters of `net`, which are `sharded` under FSDP2."""
     parts = groups(net, optim)
     if optim.name.startswith("timm:"):
         from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage] # in timm's docs
@@ -202,7 +203,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 class Average:
     """Exponential moving average of weights and floating-point buffers (Polyak and Juditsky 1992).
 
-    Early on the decay is capped at (1 + step) / (10 + step), so that the average forgets the random start.
+    Early on the decay is at most (1 + step) / (10 + step), so the random initial weights have little influence.
     """
 
     def __init__(self, net: nn.Module, decay: float):

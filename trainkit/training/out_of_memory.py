@@ -1,11 +1,10 @@
-"""Memory that runs out: the same update, or evaluation, in smaller portions, or one sentence that says what would help.
+"""Handle out of memory: repeat the step or evaluation in smaller parts, or report what would help.
 
-An update that runs out of memory is begun anew with micro-batches of half the size, on all processes: from the weights
-and statistics that it began with, over the same samples, augmented as they were. There are as many samples as before,
-so the learning rate and all that follows stays what it was (Composer halves so too; Accelerate's finder lowers the
-batch). From there on the training is the one that a recipe with this `train.micro_batch` has. Where a loss compares the
-samples of a micro-batch, this stays whole, and what is halved is the part of it that the network sees at once
-(`gradient_cache`).
+A step that runs out of memory is repeated with micro-batches of half the size, on all processes: from the same weights
+and statistics, over the same samples with the same augmentation. The number of samples per step stays, and so does the
+learning rate (Composer halves too; Accelerate's finder lowers the batch size). From then on the training equals that of
+a recipe with this `train.micro_batch`. If a loss compares the samples of a micro-batch, the micro-batch stays whole,
+and the part of it that the network sees at once is halved (`gradient_cache`).
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _SAID = ("can't allocate memory", "out of memory", "Unable to allocate", "bad al
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory ran out: torch's of a GPU and of a CPU, Python's, NumPy's."""
+    """Return whether an exception means out of memory: torch's on a GPU or CPU, Python's, NumPy's."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error says of memory that ran out, in one line; any other error is raised again."""
+    """Return the message of an out-of-memory error in one line; raise any other error again."""
     if not is_out_of_memory(error):
         raise error
     said = str(error) if isinstance(error, OtherRankOutOfMemory) else f"{type(error).__name__}: {error}"
@@ -50,7 +49,7 @@ def reason(error: BaseException) -> str:
 
 
 def caught(act: Callable[..., T], *of: Any) -> tuple[T | None, str]:
-    """Return what `act` returns; or None and what was said, where memory ran out: the frames that held it are gone."""
+    """Return the result of `act`, or None and the message if it ran out of memory; its frames are released."""
     try:
         return act(*of), ""
     except (RuntimeError, MemoryError) as error:
@@ -67,7 +66,7 @@ def _free() -> None:
 
 
 class MicroBatching:
-    """Chooses smaller portions where memory runs out and the recipe lets it: `train.on_oom: halve`."""
+    """Choose smaller micro-batches when memory runs out, if the recipe allows it: `train.on_oom: halve`."""
 
     def __init__(
         self,
@@ -256,11 +255,11 @@ class MicroBatching:
 
 
 class OtherRankOutOfMemory(MemoryError):
-    """Memory ran out on another process."""
+    """Another process ran out of memory."""
 
 
 def agreed(done: T | None, said: str, runtime: Runtime) -> T:
-    """Return what was `caught`, unless memory ran out on any process: then all raise."""
+    """Return the result of `caught`, unless any process ran out of memory: then all raise."""
     if any(runtime.all_gather(bool(said))):
         raise OtherRankOutOfMemory(said or "on another process")
     return cast("T", done)

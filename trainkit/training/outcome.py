@@ -1,4 +1,4 @@
-"""Sum up how a training ended."""
+"""Summarise how a training ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.training.throughput_monitor import ThroughputMonitor
 
 @dataclass
 class Outcome:
-    """How a training ended."""
+    """Result of a training."""
 
     status: str
     """FINISHED, or KILLED when a signal asked it to stop."""
@@ -44,7 +44,7 @@ class Outcome:
 def summarize(
     status: str, state: TrainState, plan: Plan, evaluator: Evaluator, monitor: ThroughputMonitor, logger: RunLogger
 ) -> Outcome:
-    """Log the last scores of a training that has finished, and sum it up. Called on every process."""
+    """Log the final scores of a finished training, and return its outcome. Every process calls this."""
     clock = logger.clock
     if status == "FINISHED":
         logger.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})

@@ -1,4 +1,4 @@
-"""How a training is cut up, what happens when, and what that will cost."""
+"""Divide a training into steps and micro-batches, schedule its events, and estimate their cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainkit.training import optimizer
 
 @dataclass(frozen=True)
 class Plan:
-    """How a training is cut into epochs, updates, micro-batches and shares of processes."""
+    """Division of a training into epochs, steps, micro-batches and parts of processes."""
 
     steps: int
     """Updates in all."""
@@ -120,10 +120,10 @@ class Plan:
 
 
 def divided(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
-    """Return how many of `world` processes have samples of an update, and how many share a block of it.
+    """Return how many of `world` processes have samples of a step, and how many share a block of it.
 
-    All have, but where there are more processes than samples, or than people of a block. Raises UserError with what
-    to write where samples are left over.
+    All have samples, unless there are more processes than samples, or than people of a block. Raises UserError that
+    says what to write if samples are left over.
     """
     batch = samples_per_update(recipe.train.batch_size, world)
     if data.block > 1:
@@ -180,9 +180,9 @@ def _shared_blocks(recipe: Recipe, data: Dataset, batch: int, world: int) -> tup
 
 
 def updates(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
-    """Updates of an epoch and of the whole training.
+    """Return the steps of an epoch and of the whole training.
 
-    Raises UserError where a batch is larger than the data, or the warm-up longer than the training.
+    Raises UserError if a batch is larger than the data, or the warm-up longer than the training.
     """
     train, size = recipe.train, data.train.size
     batch = samples_per_update(train.batch_size, world)
@@ -197,17 +197,17 @@ def updates(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
 
 
 def batch_norm(recipe: Recipe) -> Literal["batch", "sync"] | None:
-    """Return what the batch norms of a recipe's task see together; None where there are none, or none is known of."""
+    """Return the samples that batch norms normalise over, in words; None without batch norm, or if unknown."""
     return recipe.task.batch_norm if isinstance(recipe.task, NormalisesBatch) else None
 
 
 def batch_norm_least(recipe: Recipe) -> int:
-    """Return the least number of samples that batch norms must see together; 1 where none is known of."""
+    """Return the least number of samples that batch norms need; 1 if unknown."""
     return recipe.task.batch_norm_least if isinstance(recipe.task, NormalisesBatch) else 1
 
 
 def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
-    """Raise UserError where batch norm would see fewer samples at once than the network, which is built, needs."""
+    """Raise UserError if batch norm would see fewer samples at once than the built network needs."""
     norm = batch_norm(recipe)
     if norm is not None and _seen(norm, micro, world) < (least := batch_norm_least(recipe)):
         raise UserError(
@@ -219,13 +219,13 @@ def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
 
 
 def halved(plan: Plan) -> Plan:
-    """The same updates in micro-batches of half the size, or of the largest that divides the share of a process."""
+    """Return the plan with micro-batches of half the size, or of the largest divisor of a process's part below it."""
     micro = max(m for m in range(1, plan.micro_batch // 2 + 1) if plan.share % m == 0)
     return replace(plan, micro_batch=micro, accumulation=plan.share // micro)
 
 
 def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
-    """The gates of a recipe by name, in the order in which events of one step are held."""
+    """Return the gates of a recipe by name, in the order in which events of one step run."""
     cut = (plan.steps_per_epoch, plan.batch_size)
     return {
         "log": Gate(recipe.log.every, *cut),
@@ -237,7 +237,7 @@ def gates(recipe: Recipe, plan: Plan) -> dict[str, Gate]:
 
 
 def evaluated(recipe: Recipe, data: Dataset) -> dict[str, Split]:
-    """The split of each evaluation. Raises UserError where the data has none of that name."""
+    """Return the split of each evaluation. Raises UserError if the data has none of that name."""
     splits = {}
     for name, evaluation in recipe.evaluations.items():
         word = evaluation.split or name
@@ -249,7 +249,7 @@ def evaluated(recipe: Recipe, data: Dataset) -> dict[str, Split]:
 
 
 def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:
-    """The plan in words: how long, in which portions, and which evaluation when, at what estimated cost."""
+    """Return the plan in words: length, batch sizes, and each evaluation with its schedule and estimated cost."""
     epochs = f"{plan.steps / plan.steps_per_epoch:g} epochs of {number_of(plan.steps_per_epoch, 'steps')}"
     processes = number_of(plan.active, "processes", "process")
     parts = f"{processes} x {number_of(plan.accumulation, 'micro-batches', 'micro-batch')} x {plan.micro_batch}"
@@ -316,9 +316,9 @@ def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
 
 
 def to_come(recipe: Recipe, plan: Plan, done: int = 0) -> tuple[dict[str, int], int]:
-    """How often each evaluation is run, and how many checkpoints are written, after `done` steps.
+    """Return how often each evaluation will run, and how many checkpoints will be written, after `done` steps.
 
-    Of those that depend on the clock only the one at the end is counted: how many there will be is not known.
+    If the schedule depends on the clock, only the event at the end counts, because the number of others is unknown.
     """
     held = {name: _times(e, plan, done) for name, e in recipe.evaluations.items()}
     return held, _times(recipe.checkpoints, plan, done)

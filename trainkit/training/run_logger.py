@@ -1,4 +1,4 @@
-"""Write what a training does to its journal, its tracker and the terminal."""
+"""Write metrics and events of a training to its journal, its tracker and the terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SIGN_OF_LIFE = 60.0
 
 @dataclass
 class RunLogger:
-    """Writes what a training does to journal, tracker and terminal. Every rank calls it; only rank 0 writes.
+    """Write metrics and events to journal, tracker and terminal. Every rank calls it; only rank 0 writes.
 
     Without a folder and a tracker, as `RunLogger(recipe)`, it is silent.
     """

@@ -1,4 +1,4 @@
-"""State of a training: everything that a checkpoint holds, and how it goes to files and back."""
+"""State of a training: the content of a checkpoint, and its conversion to and from files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainkit.training.plan import evaluated
 
 
 class Plateau(TypedDict):
-    """How long a score has not improved, and what came of it."""
+    """Counters of a `plateau` schedule."""
 
     best: float | None
     waited: int
@@ -42,7 +42,7 @@ class Plateau(TypedDict):
 
 @dataclass
 class TrainState:
-    """The moving parts of a training: network, optimizer, average, memory of the task, and all counters."""
+    """State that changes during training: network, optimizer, EMA weights, task memory and all counters."""
 
     net: nn.Module
     """Without the wrapper that averages gradients."""
@@ -104,33 +104,34 @@ class TrainState:
         """Tensors that are not finite as they are built: constants of the network, such as a mask."""
 
     def skips(self, step: int) -> bool:
-        """Return whether an update is not made: the run went back past it."""
+        """Return whether this step is skipped: a rollback went back past it."""
         return any(first <= step < last for first, last in self.passed)
 
     def skipped(self) -> int:
-        """Return how many updates were not made so far."""
+        """Return how many steps were skipped so far."""
         passed = sum(self.skips(step) for step in range(self.step)) if self.passed else 0
         return len(self.left_out) + passed
 
     def total_elapsed(self, clock: Clock) -> float:
-        """Return the seconds of training so far, those until the checkpoint that was resumed from included."""
+        """Return the seconds of training so far, including those before the checkpoint that was resumed."""
         return self.elapsed + clock.elapsed()
 
     def total_trained(self, clock: Clock) -> float:
-        """Return the seconds in the phases of steps so far, counted likewise."""
+        """Return the seconds in the phases of steps so far, including those before a resume."""
         return self.trained + clock.training
 
     def total_spent(self, clock: Clock, rates: Mapping[str, float]) -> dict[str, float]:
-        """Return what the training has cost so far, counted likewise; `rates` are what an hour costs, by metric."""
+        """Return the cost of the training so far, including before a resume; `rates`: cost of an hour by metric."""
         hours = clock.elapsed() / 3600
         return {name: self.spent.get(name, 0.0) + rates.get(name, 0.0) * hours for name in {**self.spent, **rates}}
 
     def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
-        """Tensors by file, and the rest as plain data.
+        """Return tensors by file, and the rest as plain data.
 
-        What a forward changes is copied here: buffers, and what the task remembers. What an update changes is promised
-        to `Copies.make`, and must not change before. Every rank calls this, since sharded parameters are gathered; the
-        one that writes keeps the tensors. What came of the call before is no longer valid.
+        Buffers and task memory, which a forward pass changes, are copied here. Tensors that only the optimizer step
+        changes are left to `Copies.make` and must not change before it. Every rank calls this, because sharded
+        parameters are gathered; the rank that writes keeps the tensors. The result of the previous call becomes
+        invalid.
         """
         copies, scalars = self._noted(keep)
         copies.begin()
@@ -144,9 +145,9 @@ class TrainState:
         }
 
     def allocator(self) -> Callable[[], None]:
-        """Return a function that allocates the memory of the first `freeze` and its copies, for any thread.
+        """Return a function that allocates memory for the first `freeze` and its copies, for use in any thread.
 
-        Asked for after the first update, when the optimizer has its state. Not where parameters are sharded.
+        Call it after the first step, when the optimizer has its state, and not for sharded parameters.
         """
         wanted = self._noted(keep=True)[0].sizes()
 
@@ -171,7 +172,7 @@ class TrainState:
         return copies, scalars
 
     def load(self, loaded: storage.Loaded, rank: int, elastic: bool = False) -> None:
-        """Continue from a checkpoint. Raises UserError when it belongs to another recipe, data or set of networks."""
+        """Continue from a checkpoint. Raises UserError if it belongs to another recipe, data or set of networks."""
         where = str(loaded.path)
         then = loaded.state["identity"]
         for key, remedy in (
@@ -188,8 +189,8 @@ class TrainState:
                 raise UserError(where, found, f"{_short(self.identity.get(key))}", remedy)
         scored, before = self.identity.get("evaluated", {}), then.get("evaluated", {})
         if other := [name for name, digest in before.items() if scored.get(name, digest) != digest]:
-            found, remedy = f"scored on another set as {few(other)}", "the data has changed since; start a new run"
-            raise UserError(where, found, "the sets that are scored now", remedy)
+            found, remedy = f"evaluated on other data as {few(other)}", "the data has changed since; start a new run"
+            raise UserError(where, found, "the evaluation data of this run", remedy)
         wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.ema}
         if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
             raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")
@@ -213,7 +214,7 @@ class TrainState:
 
 
 def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime) -> dict[str, Json]:
-    """Return what must be equal for a checkpoint to be continued: recipe, data, frozen networks, processes."""
+    """Return the values that must be equal to continue a checkpoint: recipe, data, frozen networks, processes."""
     fixed = {**networks.frozen, **networks.cached}
     size = recipe.train.batch_size
     return {
@@ -227,7 +228,7 @@ def identity(recipe: Recipe, data: Dataset, networks: Networks, runtime: Runtime
 
 
 def changed_environment(loaded: storage.Loaded, runtime: Mapping[str, Json]) -> list[str]:
-    """Return in what versions and hardware differ from those of a checkpoint: then equal bits are not promised."""
+    """Return the differences of versions and hardware from a checkpoint's; equal bits are then not promised."""
     then = {**loaded.state.get("versions", {}), **loaded.state.get("machine", {})}
     now = {**_versions(), **runtime}
     counts = [key for key in now if key not in ("trainkit", "python", "cpu_cores", "processes", "parallelism")]

@@ -1,19 +1,18 @@
-"""Outputs of frozen networks over the training split, computed once.
+"""Cache of teacher outputs: outputs of frozen networks over the training split, computed once.
 
-A network that does not change says the same of the same image in every epoch, and where mirroring is all that is done
-to images there are but two versions of each. So a teacher need not run in every step: batches carry what it said.
+A frozen network gives the same output for the same image in every epoch, and if mirroring is the only augmentation,
+each image has two versions. So the teacher need not run in every step: batches carry its cached outputs.
 
-Small tables are computed at every start and kept on the device in float32. Large ones, and those that a task asks to
-store, are kept in half precision in the store, where every later run finds them:
+Small caches are computed at every start and kept on the device in float32. Large ones, and those that a task asks to
+store, are kept in half precision in the store and shared by later runs:
 
-    <store>/outputs/<key>/outputs.npy     float16, (samples x views, ...): the views of a sample lie side by side
-                          manifest.json   what they are outputs of, and the SHA-256 of every block
-    <store>/outputs/.<key>/               the same while it is computed; what an interruption leaves is continued
+    <store>/outputs/<key>/outputs.npy     float16, (samples x views, ...), the views of a sample side by side
+                          manifest.json   source of the outputs, and the SHA-256 of every block
+    <store>/outputs/.<key>/               the same while it is computed; an interrupted computation is continued
 
-The key is a hash of the data's digest, the network's weights and structure, the precision, and what images look like
-when the network gets them. At every start all blocks are hashed and some samples computed again, and what is damaged or
-of another network is replaced. At the beginning of every epoch a random thousandth is computed again, from images as
-that epoch draws them; where it does not agree the training ends.
+The key is a hash of the data's digest, the network's weights and structure, the precision and the preprocessing. At
+every start all blocks are hashed and some samples are recomputed; damaged or wrong outputs are replaced. Each epoch
+recomputes a random thousandth from its own images; the run ends if they differ.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ _SAID_EVERY, _WAIT = 30.0, 2.0
 
 @dataclass
 class Outputs:
-    """A training split whose batches carry the outputs of their samples."""
+    """A training split whose batches carry the cached outputs of their samples."""
 
     split: Split
     whole: bool = True
@@ -92,9 +91,9 @@ def outputs(
 ) -> Outputs:
     """Find or compute the outputs of `networks.cached` for a split. Every rank takes part.
 
-    `store` is the folder of tables that runs share. None: nothing is stored, and where there are too many for the
-    memory one stands for all, since only speeds are measured.
-    Raises UserError where they cannot be computed once, do not fit in half precision or cannot be written.
+    `store` is the shared folder of caches. None: nothing is stored, and if the outputs do not fit into memory one
+    output stands for all, for tools that only measure speed. Raises UserError if outputs cannot be computed once, do
+    not fit half precision or cannot be written.
     """
     tables: dict[str, Tensor | Stored] = {}
     stored: dict[str, Stored] = {}
@@ -132,9 +131,9 @@ def outputs(
 
 
 def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
-    """Compute the outputs of `networks.cached` for an evaluation, once, where `predict` needs nothing else.
+    """Compute the outputs of `networks.cached` for an evaluation, once, if `predict` needs nothing else.
 
-    Every rank takes part. Returns the split itself where images are read, or outputs take more than `IN_MEMORY`.
+    Every rank takes part. Returns the split itself if images are needed, or if the outputs exceed `IN_MEMORY`.
     """
     if not networks.cached_in_evaluation or split.views != 1:
         return split
@@ -158,9 +157,9 @@ class Building:
 
 
 def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) -> list[Building]:
-    """Forecast the cost of the outputs of `networks.cached`, from three batches of each, the first left out.
+    """Forecast the cost of the outputs of `networks.cached` from three batches of each, without the first.
 
-    `store` is the folder in which tables are kept. Every rank takes part. Networks stand on the device.
+    `store` is the folder of caches. Every rank takes part. The networks must be on the device.
     """
     found = []
     for name, module in networks.cached.items() if split.views else ():
@@ -183,9 +182,9 @@ def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) ->
 
 @torch.no_grad()
 def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
-    """Outputs of a frozen network for every sample and view of a split, float32 (samples, views, ...), on every rank.
+    """Return outputs of a frozen network for every sample and view, float32 (samples, views, ...), on every rank.
 
-    On the device. Takes twice its own memory while it is made.
+    The result is on the device. Computing it takes twice its memory.
     """
     table, batches = [], list(stream.every_sample(split, BATCH, runtime.world, runtime.rank))
     run = runtime.compiled(module, len(batches) * split.views)  # the last batch is padded: there is one shape
@@ -465,7 +464,7 @@ def _unwritten(path: Path, error: OSError) -> UserError:
 
 
 class Stored:
-    """A table in the store, mapped. Pickles as its path, so that spawned workers map it themselves."""
+    """A memory-mapped cache in the store. It pickles as its path, so spawned workers map it themselves."""
 
     def __init__(self, path: Path, views: int):
         self.path, self.views = path, views
@@ -518,18 +517,18 @@ def _damage(folder: Path, about: Mapping[str, Json]) -> str:
         manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
         blocks = manifest.pop("blocks")
         if manifest != about:
-            return "what was there is of something else"
+            return "the stored outputs are of another teacher, data or setting"
         header, size, whole = _layout(about)
         with (folder / _DATA).open("rb") as file:
             found = file.read(len(header))
         if found != header or (folder / _DATA).stat().st_size != whole:
-            return "what was there is not as long as it should be"
+            return "the stored file has another length than expected"
         if len(blocks) != -(-(whole - len(header)) // size) or _hashes(folder / _DATA, about, len(blocks)) != blocks:
-            return "what was there is damaged"
+            return "the stored outputs are damaged"
     except FileNotFoundError:
-        return "none were there"
+        return "none are stored"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"what was there cannot be read: {error}"[:200]
+        return f"the stored outputs cannot be read: {error}"[:200]
     return ""
 
 

@@ -1,7 +1,7 @@
-"""Watch the speed of a run while it trains, and sum it up at the end.
+"""Measure the speed of a run while it trains, and summarise it at the end.
 
-The loop calls `step` after every update, which costs one comparison where nothing is due, `window` for each log line,
-and `close` at the end. Whatever is measured here changes no bit of the training.
+The loop calls `step` after every optimizer step, which costs one comparison if nothing is due, `window` for each log
+line, and `close` at the end. Measuring changes no bit of the training.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_C
 
 
 class ThroughputMonitor:
-    """All that measures the speed of one run, on one process."""
+    """Measure the speed of one run on one process."""
 
     def __init__(self, recipe: Recipe, plan: Plan, net: nn.Module, runtime: Runtime, logger: RunLogger):
         self._recipe, self._plan, self._clock = recipe, plan, logger.clock
@@ -91,7 +91,7 @@ class ThroughputMonitor:
         return gather_timed
 
     def step(self, step: int) -> None:
-        """Look at the speed after an update, where that is due."""
+        """Check the speed after a step, if a check is due."""
         if step >= self._due:
             self._look(step)
 
@@ -169,7 +169,7 @@ class ThroughputMonitor:
     # ---- What is written down
 
     def window(self) -> dict[str, float]:
-        """Return the speed since the last log line, by metric name. Called on every process."""
+        """Return the speed since the last log line, by metric name. Every process calls this."""
         measured = {**self._clock.window(self._plan.batch_size), **self._runtime.memory()}
         many, self._said = self._clock.steps - self._said, self._clock.steps
         if not many:
@@ -193,7 +193,7 @@ class ThroughputMonitor:
         return measured | self._on_device
 
     def close(self, step: int) -> str:
-        """Return the verdict in words; into its record goes what was not measured, too. Called on every process."""
+        """Return the verdict in words, and record what could not be measured. Every process calls this."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
         if not self._runtime.main:

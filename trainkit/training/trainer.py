@@ -1,12 +1,12 @@
 """Train a recipe: `Trainer.fit()` from start to end, or `Trainer.step()` one optimizer step at a time.
 
-The only backward pass of the repository is here. The trainer knows the protocols of `interfaces.py` and nothing of
-faces or organs. Every method runs on every rank. What a part guarantees:
+The only backward pass of the repository is here. The trainer knows tasks and data only through the protocols of
+`interfaces.py`. Every method runs on every rank. Guarantees of its parts:
 
-- `TrainState` and `Checkpointer`: a run that is resumed has the bits of one that was not interrupted.
-- `EventSchedule`: evaluations, log lines and checkpoints come at their steps and cost what they may.
-- `guards`: a step that went wrong is noticed one step later, so that nobody waits for the device, and before anything
-  is built on it.
+- `TrainState` and `Checkpointer`: a resumed run is bitwise identical to an uninterrupted one.
+- `EventSchedule`: evaluations, log lines and checkpoints run at their steps and within their budgets.
+- `guards`: an invalid step is detected one step later, without waiting for the device, and before a checkpoint
+  or an evaluation uses it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from trainkit.training.throughput_monitor import ThroughputMonitor
 class Trainer:
     """One training: its state, and the parts that act on it.
 
-    `weights` has the files that the task needs, by name; `cache` is the folder of teacher outputs that runs share; a
-    tool leaves `logger` silent. Raises UserError for what the user can mend: weights that do not fit, a teacher that
-    did not learn, a loss that is not finite, a full disk. What was committed before stays.
+    `weights` has the files that the task needs, by name; `cache` is the shared folder of teacher outputs; tools leave
+    `logger` silent. Raises UserError for errors that the user can correct: weights that do not fit, a teacher at chance
+    level, a loss that is not finite, a full disk. Checkpoints committed before that stay.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Trainer:
     # ---- The whole training
 
     def fit(self) -> Outcome:
-        """Train to the end of the recipe, or until the run is told to stop."""
+        """Train to the end of the recipe, or until a stop is requested."""
         stopped = not self.start()
         while not stopped and self.state.step < self.plan.steps and not self.stops_early():
             self.stop_poll.ask()
@@ -111,7 +111,7 @@ class Trainer:
         return self.finish(stopped)
 
     def start(self) -> bool:
-        """Say the plan, run the evaluations at the start, compute cached outputs. False: told to stop meanwhile."""
+        """Print the plan, run the evaluations at the start, compute cached outputs. False: a stop was requested."""
         costs = self.evaluator.measure_costs()
         said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
         notes = [planning.plan_line("Note", note) for note in (*self.data.notes, *self.model.networks.notes)]
@@ -131,14 +131,14 @@ class Trainer:
         return self.run_events()
 
     def open(self) -> bool:
-        """Find or compute cached teacher outputs, and make the batches ready. False: told to stop meanwhile."""
+        """Find or compute cached teacher outputs, and open the batches. False: a stop was requested meanwhile."""
         whole = self.batches.open(resumed=self.resume.path is not None)
         self.restart_batches()
         self.model.bare.train()
         return whole
 
     def save_from_here(self) -> None:
-        """From the first step on there is something to save, and a watchdog sees that the training goes on."""
+        """From the first step on a stop saves a checkpoint, and a watchdog detects a hang."""
         self.stop.save_first()
         self.checkpoints.allocate(self.plan.steps)
         if self.watchdog is None and self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
@@ -147,11 +147,11 @@ class Trainer:
             self.watchdog.start()
 
     def stopping(self) -> bool:
-        """Return whether this process is to stop: by a signal, by who watches the scores, or for want of a disk."""
+        """Return whether to stop: by a signal, by the watcher of the scores, or because the disk failed."""
         return self.stop() or self.logger.given_up or self.checkpoints.writer.ends_run
 
     def finish(self, stopped: bool) -> Outcome:
-        """Run the evaluations at the end, save, and sum up. Stopped, save alone: what is left is done on resume."""
+        """Run the final evaluations, save, and summarise. After a stop only save: resume does the rest."""
         self.runtime.synchronize()
         self.batches.log_damage(self.state.step)
         self.batches.close()
@@ -168,7 +168,7 @@ class Trainer:
     # ---- One step
 
     def step(self) -> Update | None:
-        """Make one optimizer step; None where the run went back and leaves it out. A tool calls `open` before."""
+        """Make one optimizer step; return None if a rollback skips it. Tools call `open` before."""
         at, update = self.position(), None
         if self.state.skips(at.step):
             self.batches.skip(self.plan.accumulation)
@@ -182,7 +182,7 @@ class Trainer:
         return update
 
     def position(self) -> StepContext:
-        """Return where the step at hand stands, its epoch's cached outputs checked."""
+        """Return the position of the current step, after checking its epoch's cached outputs."""
         step = self.state.step
         epoch, _ = self.plan.where(step)
         self.batches.check_epoch(epoch)
@@ -190,7 +190,7 @@ class Trainer:
         return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast, self.plan.place)
 
     def forward_backward(self, at: StepContext) -> Update:
-        """Compute the gradients of a step; where memory runs out, of the same samples in smaller micro-batches."""
+        """Compute the gradients of a step; if out of memory, in smaller micro-batches of the same samples."""
         twice, undone = self.determinism.due(), self.recipe.train.nonfinite == "skip" or self.memory.halving
         while True:
             update = Update(at.step, [], self.model.copy_buffers() if undone or twice else [])
@@ -212,7 +212,7 @@ class Trainer:
         return update
 
     def accumulate(self, batches: Iterator[Batch], at: StepContext) -> list[Loss]:
-        """Add up the gradients of the micro-batches of a step, averaged over processes; returns their losses."""
+        """Accumulate the gradients of a step's micro-batches, averaged over processes; return their losses."""
         losses, at = list[Loss](), self.memory.context(at)
         for micro in range(self.plan.accumulation):
             batch = next(batches)
@@ -231,7 +231,7 @@ class Trainer:
         return losses
 
     def apply(self, update: Update, at: StepContext) -> None:
-        """Finish the gradients of a step, have it watched, and move the weights."""
+        """Finish the gradients of a step, pass it to the guards, and change the weights."""
         update.norm = finish_gradients(
             self.runtime, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
         )
@@ -249,7 +249,7 @@ class Trainer:
     # ---- Between steps
 
     def after_step(self, asked: bool = False) -> bool:
-        """Judge the step, and do what is due after it. False: told to stop, as it was `asked` or meanwhile."""
+        """Judge the step, and run the events that are due. False: a stop was requested."""
         due = self.state.step >= self.events.next
         if (rollback := self.judge(wait=asked or due or self.state.step == self.plan.steps)) is not None:
             self.roll_back(rollback)
@@ -257,12 +257,12 @@ class Trainer:
         return not asked and (not due or self.run_events())
 
     def judge(self, wait: bool) -> Rollback | None:
-        """Return what the guards ask for; with `wait` the last step is judged too: something is built on it."""
+        """Return the request of the guards; `wait`: judge the last step too, because something is built on it."""
         verdicts = [guard.verdict(wait) for guard in self.guards]
         return next((verdict for verdict in verdicts if verdict is not None), None)
 
     def roll_back(self, rollback: Rollback) -> None:
-        """Go back to a checkpoint, and on from there without the steps that went wrong."""
+        """Return to a checkpoint, and continue from it without the invalid steps."""
         self.checkpoints.roll_back(rollback)
         for guard in self.guards:
             guard.reset()
@@ -270,12 +270,12 @@ class Trainer:
         self.restart_batches()
 
     def restart_batches(self) -> None:
-        """Read batches from the step at hand on. Workers are not forked while a thread writes a checkpoint."""
+        """Read batches from the current step on. Workers are not forked while a thread writes a checkpoint."""
         self.checkpoints.wait()
         self.batches.restart(self.plan, self.state.step)
 
     def run_events(self) -> bool:
-        """Log, evaluate, save and draw what is due. False: told to stop; what was left is due again on resume."""
+        """Log, evaluate, save and draw if due. False: a stop was requested; unfinished events are due on resume."""
         state, events = self.state, self.events
         self.runtime.synchronize()
         elapsed = self.clock.elapsed()
@@ -294,7 +294,7 @@ class Trainer:
         return True
 
     def log(self) -> None:
-        """Log loss, rate, norm, speed and time shares since the last line."""
+        """Log loss, learning rate, gradient norm, speed and time shares since the last line."""
         self.clock.to("log")
         if not self.meter.batches:
             return
@@ -305,7 +305,7 @@ class Trainer:
         self.meter.clear()
 
     def stops_early(self) -> bool:
-        """Return whether the score that `stop_when` names no longer improves; say so."""
+        """Return whether the metric of `stop_when` no longer improves, and report it."""
         if (rule := self.recipe.stop_when) is None or self.state.waited < rule.patience:
             return False
         self.logger.stopped_early(self.state.step, rule.metric)

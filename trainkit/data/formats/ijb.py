@@ -210,7 +210,7 @@ def load_npz(file: Path) -> dict[str, np.ndarray]:
         with np.load(file, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in arrays.files}
         if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-            raise UserError(str(file), f"{other[0]!r} is no array"[:200], "arrays without objects")
+            raise UserError(str(file), f"{other[0]!r} is not an array"[:200], "arrays without objects")
         return found
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, NotImplementedError) as error:
         text = " ".join(str(error).split())[:200]

@@ -352,7 +352,7 @@ class PeopleSplit(TrainSplit):
         Raises UserError when a batch is not made of whole blocks, or asks for more people than there are.
         """
         if self.draw is None:
-            raise ValueError(f"{self.name} is no split to train on")
+            raise ValueError(f"{self.name} is not a split to train on")
         return self.draw.order(epoch, batch_size)
 
     def divide(self, rows: np.ndarray, number: int, parts: int) -> np.ndarray:

@@ -119,8 +119,8 @@ class Pairs(_Blocks):
     """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
     records, without repetition while there are others. `drop`: the person is not drawn."""
     epoch: Literal["anchors", "people", "records"] = "anchors"
-    """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: so many that
-    as many records are drawn as there are."""
+    """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: as many
+    draws as records."""
     batches_per_epoch: Count | None = None
     """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pairs"] = "pairs"

@@ -1,0 +1,166 @@
+"""How a run ended, as its closing summary and `trainkit show RUN` print it: best score, scores, throughput and time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from trainkit import terminal
+from trainkit.config import diff
+from trainkit.config.targets import TIME_TO
+from trainkit.speed import cost
+from trainkit.text_table import numbers, split
+from trainkit.tracking import journal
+
+if TYPE_CHECKING:
+    from trainkit.analysis.baselines import Comparison
+    from trainkit.tracking.run_folder import RunFolder
+
+_OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
+"""First words of metrics in which no network comes before the evaluation."""
+_BASELINE = "baseline: "
+_PHASES = {
+    "data": "data loading",
+    "transfer": "copy to device",
+    "compute": "forward, backward and optimizer",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "optimizer": "optimizer step",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints",
+    "log": "logging",
+    "setup": "start-up",
+}
+"""Names of the parts of a training's time."""
+_COST = {"core_hours": "core hours", "gpu_hours": "GPU hours"}
+_STATUS = {"FINISHED": "Finished", "RUNNING": "Running", "FAILED": "Failed", "KILLED": "Killed"}
+
+
+def of_folder(folder: RunFolder) -> terminal.Page:
+    """Return the same for a run that was saved, as far as it is recorded.
+
+    Raises UserError, OSError, ValueError, TypeError or AttributeError for files that are damaged or of another kind.
+    """
+    info = folder.info()
+    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
+    recipe = diff.read(folder.recipe) if folder.recipe.is_file() else {}
+    metric = str((recipe.get("best") or {}).get("metric") or "")
+    points = journal.at_best(history.metrics).get(f"best/{metric}", [])
+    best = (metric, points[-1].value, points[-1].step) if points else None
+    speed = _last(history, "final/")
+    took = speed.get("time/wall_s") if info.status == "FINISHED" else None
+    parts: list[terminal.Part] = [ended(info.status, info.last_step, took, best), ""]
+    parts += tables(folder.name, list(recipe.get("evaluations") or {}), metric, history, None)
+    if "speed/samples_per_s" not in speed and (logged := history.metrics.get("speed/samples_per_s")):
+        parts.append(fact("Throughput", f"{logged[-1].value:.1f} samples/s at step {logged[-1].step}"))
+    parts += facts(speed, history)
+    return parts if parts[-1] else parts[:-1]
+
+
+def ended(status: str, step: int, took: float | None, best: tuple[str, float, int] | None) -> terminal.Styled:
+    """Return the first line: how and when a run ended, and its best score: metric, value and step."""
+    finished, word = status == "FINISHED", _STATUS.get(status, "Stopped")
+    line = f"{word} at step {step}." if took is None else f"{word} after {duration(took)}, at step {step}."
+    if finished and took is not None:
+        line = f"Finished in {duration(took)}."
+    if best is not None:
+        metric, value, at = best
+        line += f" Best {metric} {numbers([value])[0]} at step {at}."
+    return terminal.Styled(line, "bold green" if finished else "bold yellow")
+
+
+def tables(
+    name: str, evaluations: Sequence[str], best: str, history: journal.History, beside: Comparison | None
+) -> list[terminal.Part]:
+    """Return the scores of each evaluation as tables, the run's name in the heading of the first.
+
+    `best`: the metric that chooses the best checkpoint, or empty. `beside`: scores of the trivial baselines.
+    """
+    parts: list[terminal.Part] = []
+    for evaluation in evaluations:
+        trivial, rows = _baselines(beside, evaluation), _scores(history, evaluation, best)
+        # `pixels` is a reference that was evaluated at step 0, and a baseline.
+        rows = trivial | {title: row for title, row in rows.items() if f"{_BASELINE}{title}" not in trivial}
+        known = dict.fromkeys(key for row in reversed(rows.values()) for key in row)
+        names = [key for key in known if not key.startswith(("xnorm", "val_at"))]
+        whole, kind, classes = split(names)
+        emphasised = [number for number, title in enumerate(rows, 1) if title == _deciding(evaluation, best)]
+        if rows and not parts:
+            parts += [name, ""]
+        if rows:
+            parts += [terminal.Table([[evaluation, *whole[:6]], *_numbers(rows, whole[:6])], emphasised), ""]
+        if classes and (not best or best.startswith(f"{evaluation}/")):  # of the set that counts
+            head = [f"{evaluation}, {kind}", *(key.partition(".")[2] for key in classes)]
+            parts += [terminal.Table([head, *_numbers(rows, classes)], emphasised), ""]
+    return parts
+
+
+def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
+    """Return the lines on throughput, time, cost and the time to targets, each where it is known."""
+    shares = ", ".join(
+        f"{_PHASES.get(k[5:-6], k[5:-6])} {100 * v:.0f} %"
+        for k, v in speed.items()
+        if k.startswith("time/") and k.endswith("_share") and v >= 0.005
+    )
+    found = []
+    if (rate := speed.get("speed/samples_per_s")) is not None:
+        found.append(fact("Throughput", f"{rate:.1f} samples/s in training"))
+    if (total := speed.get("time/total_s")) is not None:
+        found.append(fact("Time", f"{duration(total)} of training" + (f": {shares}" if shares else "")))
+    spent = [f"{v:.3g} {_COST.get(k, k.replace('_', ' '))}" for k, v in _last(history, cost.PREFIX).items()]
+    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
+    return found + [fact(word, ", ".join(words)) for word, words in (("Cost", spent), ("Reached", first)) if words]
+
+
+def fact(key: str, text: str) -> str:
+    """Return a line with a key in a column of its own."""
+    return f"{key:12}{text}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as text; a short one with a fraction."""
+    return f"{seconds:.1f} s" if seconds < 9.95 else terminal.duration(seconds)
+
+
+def _deciding(evaluation: str, best: str) -> str:
+    """Return the title of the row with the best score; empty for another evaluation."""
+    if not best.startswith(f"{evaluation}/"):
+        return ""
+    return "EMA best" if best.startswith(f"{evaluation}/ema/") else "best"
+
+
+def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
+    """Return the scores of each network on an evaluation, by a title for the network: references first."""
+    titles = {evaluation: "final", f"best/{evaluation}": "best"}
+    titles |= {f"{evaluation}/ema": "EMA final", f"best/{evaluation}/ema": "EMA best"}
+    if best.startswith(f"{evaluation}/ema/"):  # the EMA weights decide
+        del titles[f"best/{evaluation}"]
+    else:
+        del titles[f"best/{evaluation}/ema"]
+    rows: dict[str, dict[str, float]] = {}
+    for name, points in journal.at_best(history.metrics).items():
+        head, _, metric = name.rpartition("/")
+        who, _, rest = head.partition("/")
+        if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
+            rows.setdefault(title, {})[metric] = points[-1].value
+    order = list(titles.values())
+    return dict(sorted(rows.items(), key=lambda row: order.index(row[0]) if row[0] in order else -1))
+
+
+def _baselines(found: Comparison | None, evaluation: str) -> dict[str, dict[str, float]]:
+    """Scores of the trivial baselines of an evaluation, by a name for each."""
+    if found is None or found.evaluation != evaluation:
+        return {}
+    return {f"{_BASELINE}{one.title}": one.metrics for one in found.scored}
+
+
+def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:
+    """The rows of a table, each column in as many digits as its values need."""
+    columns = [numbers([row.get(name, math.nan) for row in rows.values()]) for name in names]
+    return [[who, *cells] for who, *cells in zip(rows, *columns, strict=True)]
+
+
+def _last(history: journal.History, prefix: str) -> dict[str, float]:
+    """Last values of the metrics whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): p[-1].value for k, p in history.metrics.items() if k.startswith(prefix)}
