@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from runs import ROOT
 
 from tests.docs.test_tutorials import DATA, commands
+from trainkit.analysis import run_summary
 from trainkit.cli import main
 from trainkit.tracking.store import Store
 
@@ -49,7 +50,7 @@ SHORT = {
 """By recipe: overrides that make a training of it short."""
 
 DEPENDS = re.compile(
-    "Throughput:|Bottleneck:|Few threads:|Not measured:|Sustained slowdown|the machine is|with loader|.*@"
+    "verdict  |Throughput:|Bottleneck:|Few threads:|Not measured:|Sustained slowdown|the machine is|with loader|.*@"
 )
 """Beginnings of lines that depend on the machine, or on scores: if they are not printed, the code must have them."""
 
@@ -93,15 +94,20 @@ def shown(page: Path) -> tuple[Shown, ...]:
 
 
 EVERY = [one for page in PAGES for one in shown(page)]
+PHASES = "|".join(map(re.escape, run_summary._PHASES.values()))
 TIME = r"# ?(?:ms|s|min|h|µs)\b"
 MASKS = (
     (r"\x1b\[[0-9;]*m", ""),
     (r"-s\d+-\d{4}-\d{4}(?:-[0-9a-f]{4})?\b", "-RUN"),
-    (r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "HASH"),
+    (r"(?<![\w.])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{8,}\b", "HASH"),
     (r"(?<![\w.])[+-]?\d[\d,.:]*(?:e[+-]?\d+)?(?<![,.:])", "#"),
     (r"\d+(?:\.\d+)?", "#"),
+    (r"< #", "#"),
     (rf"{TIME}(?: {TIME})*", "TIME"),
+    (r" and TIME for the last|; too few units: # \w+", ""),
+    (rf"(?:(?:{PHASES}) # %(?:, )?)+", "PHASES"),
     (r"# [kMGT]B\b", "# B"),
+    (r"#-#-# #(?: to #-#-# #)?", "DATE"),
     (r"\b(?:significantly better|significantly worse|inconclusive)\b", "VERDICT"),
     (r"the line marked|the # lines marked", "the lines marked"),
     (r" \*best$", ""),
@@ -155,14 +161,14 @@ def templates() -> tuple[re.Pattern[str], ...]:
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 texts = [p.value if isinstance(p, ast.Constant) else "\0" for p in parts]
-                if all(isinstance(text, str) for text in texts) and len("".join(texts).split()) > 2:
+                if all(isinstance(text, str) for text in texts) and len(re.findall("[A-Za-z]{2,}", "".join(texts))) > 2:
                     found.add(".*".join(map(re.escape, re.split("\0+", "".join(texts)))))
     return tuple(re.compile(text, re.IGNORECASE) for text in found)
 
 
 def of_the_code(line: str) -> bool:
     """Whether the code can print each sentence of a line that depends on what the machine does meanwhile."""
-    sentences = re.split(r"(?<=[.;)]) (?=[A-Z])", line.removeprefix("Bottleneck: ").rstrip())
+    sentences = re.split(r"(?<=[.;)]) (?=[A-Z])", re.sub("^(?:verdict  |Bottleneck: )", "", line).rstrip())
     return bool(DEPENDS.match(line)) and all(any(t.match(one) for t in templates()) for one in sentences)
 
 
@@ -189,10 +195,12 @@ def signals() -> Iterator[None]:
 
 
 def prepare(page: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change into a folder with the data of a tutorial; other pages show commands in the checkout."""
-    monkeypatch.chdir(home if page in TUTORIALS else ROOT)
+    """Change into a folder with the data of a tutorial; other pages name recipes of the checkout."""
+    monkeypatch.chdir(home)
     if page in TUTORIALS:
         DATA[page.stem][0](home)
+    else:
+        Path("recipes").symlink_to(ROOT / "recipes")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(one.fast for one in shown(page))], ids=name)
@@ -247,6 +255,9 @@ def test_what_a_page_shows_of_longer_commands_is_printed(page, tmp_path, monkeyp
     if page.stem == "artifacts":
         runs.run()
         runs.run("seed=3", "data.samples=48", "optim.lr=0.125")
+    if page.stem == "export":
+        runs.stripes(tmp_path / "new-images", 2, 0)
+        real(["run", "convnext", "name=objects", *SHORT["convnext"]], refused=False)
     outputs: dict[str, str] = {}
     for one in sorted(shown(page), key=lambda one: one.command.startswith("cat ")):
         if one.fast or one.excepted:

@@ -87,7 +87,7 @@ def streets(home: Path) -> None:
 
 
 def organs(home: Path) -> None:
-    organ_volumes.put_set(home / "scans", 5, shape=(24, 20, 12))
+    organ_volumes.put_set(home / "scans", 15, shape=(24, 20, 12))
     (home / "scans" / "names.json").write_text(json.dumps(["background", "anterior", "posterior"]))
     organ_volumes.put_set(home / "others", 1, shape=(24, 20, 12))
     (home / "others" / "image").rename(home / "new_scans")
@@ -108,7 +108,7 @@ DATA: dict[str, tuple[Callable[[Path], None], str]] = {
     "faces": (faces, "train={length: 6 steps, batch_size: 8}"),
     "segmentation": (streets, "train={length: 4 steps, batch_size: 4}"),
     "volumes": (organs, "train={length: 4 steps, batch_size: 2}"),
-    "reid": (crew, "train={length: 4 steps, batch_size: 30, micro_batch: 30}"),
+    "reid": (crew, "train={length: 4 steps, batch_size: 45, micro_batch: 45}"),
 }
 """By page: the function that writes its data, and the override that makes its runs short."""
 
