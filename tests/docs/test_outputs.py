@@ -50,7 +50,8 @@ SHORT = {
 """By recipe: overrides that make a training of it short."""
 
 DEPENDS = re.compile(
-    "verdict  |Throughput:|Bottleneck:|Few threads:|Not measured:|Sustained slowdown|the machine is|with loader|.*@"
+    "Warning: |verdict  |Throughput:|Bottleneck:|Other processes|Start-up|Evaluations|Data loading|Few threads:"
+    "|Not measured:|Sustained slowdown|the machine is|with loader|no setting|.*Drift is|.*@"
 )
 """Beginnings of lines that depend on the machine, or on scores: if they are not printed, the code must have them."""
 
@@ -95,9 +96,10 @@ def shown(page: Path) -> tuple[Shown, ...]:
 
 EVERY = [one for page in PAGES for one in shown(page)]
 PHASES = "|".join(map(re.escape, run_summary._PHASES.values()))
-TIME = r"# ?(?:ms|s|min|h|µs)\b"
+TIME = r"# ?(?:ms|seconds?|s|minutes?|min|hours?|h|µs)\b"
 MASKS = (
     (r"\x1b\[[0-9;]*m", ""),
+    (r"sqlite:///[^\s)]+", "STORE"),
     (r"-s\d+-\d{4}-\d{4}(?:-[0-9a-f]{4})?\b", "-RUN"),
     (r"(?<![\w.])(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{8,}\b", "HASH"),
     (r"(?<![\w.])[+-]?\d[\d,.:]*(?:e[+-]?\d+)?(?<![,.:])", "#"),
@@ -168,7 +170,7 @@ def templates() -> tuple[re.Pattern[str], ...]:
 
 def of_the_code(line: str) -> bool:
     """Whether the code can print each sentence of a line that depends on what the machine does meanwhile."""
-    sentences = re.split(r"(?<=[.;)]) (?=[A-Z])", re.sub("^(?:verdict  |Bottleneck: )", "", line).rstrip())
+    sentences = re.split(r"(?<=[.;)]) (?=[A-Z])", re.sub("^(?:verdict  |Warning: |Bottleneck: )", "", line).rstrip())
     return bool(DEPENDS.match(line)) and all(any(t.match(one) for t in templates()) for one in sentences)
 
 
