@@ -245,7 +245,7 @@ def test_mistakes_are_one_sentence_each(runs, pictures, tmp_path):
         (lambda: trainkit.train("convnext", {"optim.lrr": 1})): "optim.lrr.*did you mean 'lr'",
         (
             lambda: trainkit.train("convnext", {"optim.lr": object()})
-        ): "optim.lr: a value of type object; a number is needed",
+        ): "optim.lr: a value of type object; expected a number",
         (lambda: trainkit.train("convnext", {"optim.lr": float("nan")})): "NaN",
         (lambda: trainkit.train("convnext", resume="nosuch")): "run 'nosuch'.*not in",
         (lambda: trainkit.train("convnext", resume="")): "resume: an empty name",

@@ -191,7 +191,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
     assert "resnet18.safetensors" in refused(weights="resnet18.safetensors"), "of another network than it is called"
     assert "timm:resnet18.a2_in1k" not in (said := refused(weights="timm:resnet18.a9_in1k")) and "resnet18" in said
     said = CliRunner().invoke(main.main, ["cp", "convnext", "cli.yaml", "--start", "probe"])
-    assert said.exit_code == 2 and "--start, --weights: without --data" in said.output
+    assert said.exit_code == 2 and "--start, --weights: given without --data" in said.output
 
 
 # Each class is held out from

@@ -98,7 +98,7 @@ def idle(monkeypatch, tmp_path, store):
     from trainkit.tracking import ui
 
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
-    monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None: None)
+    monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None, named="": None)
     for module in (throughput_limits, benchmark_command, preflight, sync_audit):
         answer = [] if module in (throughput_limits, sync_audit) else 0
         monkeypatch.setattr(module, "command", lambda *words, answer=answer, **more: answer)
@@ -147,7 +147,7 @@ def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
     for size, rank in (("0", "0"), ("2", "2"), ("1", "5")):
         monkeypatch.setenv("WORLD_SIZE", size)
         monkeypatch.setenv("RANK", rank)
-        with pytest.raises(UserError, match="more processes than the number of this one"):
+        with pytest.raises(UserError, match="a number greater than RANK"):
             process.check_variables()
     monkeypatch.setenv("WORLD_SIZE", "6")
     process.check_variables()

@@ -132,7 +132,7 @@ def test_each_target_is_timed_at_the_evaluation_that_first_reaches_it(store, cap
     assert ran.repeatable == plain.repeatable, "nothing else has changed"
     said = capsys.readouterr().out
     assert f"step {first}: val/accuracy_{best:.10g} reached after 0:" in said
-    assert "\nfirst  " in said and "\ncost   " in said and "time_to" not in said
+    assert "\nReached  " in said and "\nCost  " in said and "time_to" not in said
     shown = Store.locate().client().get_run(ran.folder.info().run_id).data.metrics
     assert shown["time_to/val/accuracy_0"] == began and "time_to/val/accuracy_1.5" not in shown
 

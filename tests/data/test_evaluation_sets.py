@@ -238,9 +238,9 @@ def test_cvlface_metadata_that_is_no_tensors_is_refused_with_a_way_out(tmp_path,
 
 
 def test_protocols_of_unequal_lengths_are_refused():
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="equal lengths"):
         Pairs(np.zeros(2, int), np.zeros(3, int), np.zeros(2, bool))
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="equal lengths"):
         Templates(*(np.zeros(n) for n in (2, 2, 1, 3, 3, 3)))
 
 

@@ -81,7 +81,7 @@ MISTAKES = {
     "an evaluation of no set": (lambda folder: ["evaluations={test: {at_end: true}}"], "no evaluation set 'test'"),
     "an image that cannot be read": (torn, "cannot be decoded"),
     "other classes": (one_class, "at least 2"),
-    "more samples than there are": (lambda folder: ["train.batch_size=400"], "400, of 12 samples"),
+    "more samples than there are": (lambda folder: ["train.batch_size=400"], "400, but the data has 12 samples"),
     "weights that are not there": (
         lambda folder: ["task.net={model: test_convnext3, weights: nowhere.safetensors}"],
         "nowhere.safetensors does not exist",

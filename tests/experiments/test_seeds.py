@@ -88,7 +88,7 @@ def test_every_seed_is_a_run_beneath_one_that_says_how_far_they_are_apart(store,
     assert found["std/val/accuracy"] == pytest.approx(np.std(scores, ddof=1))
     expected = stats.t.interval(0.95, 2, loc=np.mean(scores), scale=stats.sem(scores))
     assert (found["seeds/val/accuracy_low"], found["seeds/val/accuracy_high"]) == pytest.approx(expected)
-    assert above.data.metrics["seeds/val/accuracy_low"] == pytest.approx(expected[0])
+    assert above.data.metrics["seeds/val/accuracy_low"] == pytest.approx(expected[0], rel=1e-5)
     assert "final/val/ema/accuracy" in found, "the EMA weights too"
     assert "final/speed/samples_per_s" in found and "std/speed/samples_per_s" not in found
 

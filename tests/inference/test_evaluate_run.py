@@ -66,7 +66,7 @@ def test_a_run_scores_as_it_did_and_the_scores_are_a_run_beneath_it(whole, home)
     assert kept.data.tags["trainkit.evaluates"] == whole.folder.name
     assert kept.data.tags["trainkit.weights"] == f"step-{step:09d}/model.safetensors"
     assert kept.data.tags["trainkit.data.val"] == "val-37-2.5"
-    assert kept.data.metrics["final/val/accuracy"] == scored(whole)[step]
+    assert kept.data.metrics["final/val/accuracy"] == pytest.approx(scored(whole)[step], rel=1e-5)
     assert journal.read(folder.journal).series("val/accuracy") == ([step], [scored(whole)[step]])
     (file,) = [path for path in home.rglob("rows/val_final.parquet") if info.run_id in str(path)]
     assert parquet.read_table(file).num_rows == 37

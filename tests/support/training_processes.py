@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,9 +62,16 @@ class Job:
         return "\n".join(file.read_text() for file in self.outputs if file.is_file())
 
     def until(self, what: str | Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Wait for a text to be said, or for something to be true, as long as a process lives."""
+        """Wait for a text to be printed, or for something to be true, as long as a process lives.
+
+        `step 20/` is the row of step 20 in the log table.
+        """
         end = time.monotonic() + seconds
-        while not (what in self.said if isinstance(what, str) else what()):
+        step = re.fullmatch(r"step (\d+)/", what) if isinstance(what, str) else None
+        pattern = re.compile(
+            rf"^ +{step[1]} " if step else re.escape(what) if isinstance(what, str) else "", re.MULTILINE
+        )
+        while not (pattern.search(self.said) if isinstance(what, str) else what()):
             assert self.alive(), f"ended before {what}:\n{self.said}"
             assert time.monotonic() < end, f"no {what}:\n{self.said}"
             time.sleep(0.02)

@@ -406,7 +406,7 @@ def test_a_teacher_of_another_shape_is_refused_with_the_names_that_do_not_fit(te
     broken = safe_load.read_tensors(teacher_file)
     broken["net.conv1.weight"][0] = math.nan
     safe_load.write_tensors(tmp_path / "nan.safetensors", broken)
-    with pytest.raises(UserError, match=r"not finite: conv1\.weight"):
+    with pytest.raises(UserError, match=r"not finite in conv1\.weight"):
         distil(tmp_path / "nan.safetensors")
 
 

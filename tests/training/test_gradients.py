@@ -97,7 +97,7 @@ def test_a_recipe_chooses_between_the_whole_gradient_and_its_units():
     assert torch.equal(units[1], plain[1]) and not torch.equal(units[0], plain[0])
     with pytest.raises(UserError, match=r"leave_out\[1\].*'hed' matches no parameter.*layer.1"):
         clipped(made(shapes), clip_agc=AdaptiveClip(leave_out=["*.1", "hed"]))
-    with pytest.raises(ValueError, match="give one"):
+    with pytest.raises(ValueError, match="keep one"):
         Optim(lr=1.0, clip_norm=1.0, clip_agc=AdaptiveClip())
     with pytest.raises(ValueError, match="factor"):
         validate(AdaptiveClip, {"factor": 0.0}, {})

@@ -194,12 +194,12 @@ def test_an_embedding_is_a_projection_of_features(pictures, weights, mirror):
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"data.augment": "{name: light, shift: 2}"}, "data.augment changes images beyond mirroring"),
-        ({"data.augment": "{name: timm}"}, "data.augment changes images beyond mirroring"),
-        ({"task.net.weights": "null"}, "frozen is true over random weights"),
-        ({"task.net.tune": "head"}, "frozen, which trains the last layer alone"),
-        ({"task.net.drop_path": "0.1"}, "drop_path is 0.1, which does nothing"),
-        ({"task.mix": "{mixup: 0.2}"}, "mix mixes images"),
+        ({"data.augment": "{name: light, shift: 2}"}, "data.augment does more than mirror"),
+        ({"data.augment": "{name: timm}"}, "data.augment does more than mirror"),
+        ({"task.net.weights": "null"}, "frozen is true, but weights is not set"),
+        ({"task.net.tune": "head"}, "but frozen trains only the last layer"),
+        ({"task.net.drop_path": "0.1"}, "drop_path is 0.1, which has no effect"),
+        ({"task.mix": "{mixup: 0.2}"}, "mix changes images"),
     ],
 )
 def test_what_a_frozen_network_cannot_have_is_refused_with_the_recipe(pictures, weights, changes, said):

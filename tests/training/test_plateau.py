@@ -101,7 +101,7 @@ def test_the_metric_is_checked():
             recipe(*words)
 
     plateau = "train.schedule={name: plateau, metric: val/accuracy, patience: 2}"
-    refused("of no evaluation here; there are: val", plateau.replace("val/", "other/"))
+    refused("there is no such evaluation; expected one of: val", plateau.replace("val/", "other/"))
     refused("evaluations.val has no `every`", plateau, "evaluations={val: {batch_size: 8}}")
     refused("needs `metric` and `patience`", "train.schedule={name: plateau, metric: val/accuracy}")
     refused("needs `metric` and `patience`", "train.schedule={name: cosine, metric: val/accuracy, patience: 2}")

@@ -194,7 +194,7 @@ def test_gates_come_due_when_callbacks_do_and_the_averages_agree(benchmarks, mon
     gates = benchmarks("gates")
     monkeypatch.setattr(gates, "STEPS", 5000)
     monkeypatch.setattr(gates, "UPDATES", 2)
-    for case in ("gates", "average"):
+    for case in ("schedule", "EMA"):
         proofs = [side(case).proof for side in gates.CONTEST.sides.values()]
         assert proofs[0] and benchmarks("contest").same(*proofs, gates.CONTEST.tolerance)
     assert gates.our_gates().proof[:2] == [[50, "log"], [100, "log"]]

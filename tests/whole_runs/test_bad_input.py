@@ -235,7 +235,7 @@ def test_a_teacher_that_is_missing_damaged_of_another_shape_or_of_other_people_i
         run(distil(tmp_path / "torn.safetensors"), recipe=tiny)
     with pytest.raises(UserError, match=r"teacher-0\.25\.safetensors: does not fit IResNet.*of another shape"):
         run(distil(teacher(width=0.25)), recipe=tiny)
-    with pytest.raises(UserError, match=r"task\.teacher: its centres are \(5, 8\)"):
+    with pytest.raises(UserError, match=r"task\.teacher: class centres of shape \(5, 8\)"):
         run(distil(teacher(classes=5), ", method: aml"), recipe=tiny)
     assert all(folder.info().status == "FAILED" for folder in Store.locate().runs())
 

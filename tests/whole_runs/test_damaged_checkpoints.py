@@ -94,7 +94,7 @@ def test_a_run_none_of_whose_checkpoints_is_whole_is_refused_and_they_stay(again
     folder = again()
     for path in folder.glob("checkpoints/step-*"):
         flip(path / "model.safetensors", random.Random(0))
-    with pytest.raises(UserError, match=r"none of its checkpoints is whole: .*model\.safetensors: content has"):
+    with pytest.raises(UserError, match=r"all of its checkpoints are damaged: .*model\.safetensors: content has"):
         run(*WORDS, resume="")
     assert len(list(folder.glob("checkpoints/step-*"))) == 3
 
@@ -200,7 +200,9 @@ def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch)
     monkeypatch.setattr(Runtime, "describe", lambda self, plain=Runtime.describe: {**plain(self), "cpu": "another"})
     monkeypatch.setattr("trainkit.training.state._versions", lambda: {"torch": "9.9", "trainkit": "x", "python": "3"})
     ran = run(*WORDS, resume="")
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed elsewhere"))
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed in another environment")
+    )
     assert f"torch {torch.__version__} -> 9.9" in line and "cpu " in line and "no longer promised" in line
     assert "trainkit " not in line and len(ran.events("elsewhere")) == 1
     assert tags(ran)["trainkit.elsewhere"].startswith("step 8: ") and ran.code == 0

@@ -138,7 +138,7 @@ def test_omniglot_beats_pixels_on_alphabets_that_it_was_not_trained_on(shared, m
         ({"data__evaluate": "{{val: {crops}/train}}"}, r"5 of its 5 groups are in data\.train: train0"),
         ({"task__net": "{{name: eye_convnext, base_channels: 16, num_blocks: 4, grid: [4, 8]}}"}, r"16 x 32|32 x 16"),
         ({"data__hold_out": "20%", "data__group": "null"}, r"data\.hold_out.*group"),
-        ({"task__class_weights": "{{ajar: 2.0}}"}, r"'ajar', which is no class"),
+        ({"task__class_weights": "{{ajar: 2.0}}"}, r"class 'ajar', which the data does not have"),
     ],
 )
 def test_mistakes_end_a_run_before_its_first_update(change, said, crops):

@@ -15,7 +15,7 @@ import pytest
 from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run
 
 SUPPORT = ROOT / "tests" / "support"
-NO_LAUNCHER = "not on Linux: if the launcher is killed, this process has to be stopped by hand"
+NO_LAUNCHER = "not on Linux: if the launcher is killed, stop this process yourself"
 DATA_LOADER = "torch's DataLoader reads the batches"
 MEMORY, NO_FORK = "this system has no os.memfd_create;", "this system has no os.fork;"
 PARTS = {

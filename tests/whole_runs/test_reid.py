@@ -162,11 +162,11 @@ MISTAKES = [
     ({"train": "{length: 4 steps, batch_size: 15}"}, r"P x K = 10 samples that belong together"),
     ({"data__sampler": "{name: modal_pk, people: 2, each: 5, half: true}"}, r"half needs an even number"),
     ({"data__sampler": "{name: modal_pk, people: 10, each: 2}", "train": "{length: 4 steps, batch_size: 20}"},
-     r"10 people in an update, and 9 can be drawn"),
+     r"10 people in a step, but only 9 can be sampled"),
     ({"data__modalities": "[rgb, nir, sk, infrared]"}, r"infrared"),
     ({"data__modalities": "[nir, sk]"}, r"add rgb"),
-    ({"data__hold_out": "[nobody]"}, r"people that are not there: nobody"),
-    ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"}, r"task\.sdm: data of RGB alone"),
+    ({"data__hold_out": "[nobody]"}, r"unknown people: nobody"),
+    ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"}, r"task\.sdm: the data has only RGB records"),
     ({"task__net": "{model: resnet18, lora: {rank: 2}}"}, r"task\.net\.lora"),
 ]  # fmt: skip
 

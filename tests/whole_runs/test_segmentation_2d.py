@@ -162,8 +162,11 @@ MISTAKES = [
     ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 value outside the classes .*: 3 \("),
     ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
     ({"task__objective": "{class_weights: {rode: 2}}"}, r"'rode'.*road"),
-    ({"train": "{length: 1 steps, batch_size: 4, micro_batch: 1}"}, r"train\.micro_batch: 1, where .*2 samples.*group"),
-    ({"train": "{length: 1 steps, batch_size: 1}"}, r"batch norm must see 2 .* of a train\.batch_size from 2"),
+    (
+        {"train": "{length: 1 steps, batch_size: 4, micro_batch: 1}"},
+        r"train\.micro_batch: 1, but batch norm needs 2 samples.*group",
+    ),
+    ({"train": "{length: 1 steps, batch_size: 1}"}, r"batch norm needs 2 samples .* of a train\.batch_size from 2"),
     ({"task__net": "{name: smp, encoder: tu-resnet81, decoder: unet}"}, r"resnet"),
 ]
 

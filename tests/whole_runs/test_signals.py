@@ -188,7 +188,7 @@ def test_nobody_needs_to_read_what_is_said(store, whole):
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     with job(store, stdout=fifo) as one:
         heard = b""
-        while b"step 2/" not in heard:
+        while b"\n     2 " not in heard:
             one.until(lambda: True)
             with contextlib.suppress(BlockingIOError):
                 heard += os.read(reader, 1 << 16)

@@ -91,7 +91,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "NaN": (IMAGE, lambda f: saved(f, put(np.nan)), r"nan in 1 of \d+ voxels, the first at \(3, 4, 5\)"),
     "no spacing": (IMAGE, lambda f: rewritten(f, no_spacing), "spacing 0 x 0 x 0 mm"),
     "label map elsewhere": (LABEL, lambda f: saved(f, lambda a: a, MOVED), "a corner 4 mm apart"),
-    "two channels": (IMAGE, lambda f: saved(f, lambda a: np.stack([a, a], -1)), "2 channels; expected 1, as most"),
+    "two channels": (IMAGE, lambda f: saved(f, lambda a: np.stack([a, a], -1)), "2 channels; expected 1, as in most"),
     "another shape": (LABEL, lambda f: saved(f, lambda a: a[:-1]), "voxels"),
     "label out of range": (LABEL, lambda f: saved(f, put(7)), "labels 7 in 1 of"),
     "half a label": (LABEL, lambda f: saved(f, put(1.5)), "labels 1.5 in 1 of"),

@@ -127,7 +127,7 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
         (["--columns", "label=fine"], "columns file, coarse, video, label; expected images in one of"),
         (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
         (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
-        (["--stream"], "--stream is for sets of the hub"),
+        (["--stream"], "--stream is for data sets of the hub"),
     ):  # fmt: skip
         done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])
         assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output

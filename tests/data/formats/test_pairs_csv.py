@@ -78,7 +78,5 @@ def test_pairs_are_not_written_over_and_too_few_are_refused(tmp_path):
 
 def test_the_verb_says_what_it_drew(tmp_path):
     said = CliRunner().invoke(main.main, ["data", "pairs", str(folder(tmp_path / "faces", 5, 4)), "--most", "40"])
-    assert (said.exit_code, said.output) == (
-        0,
-        f"{tmp_path}/faces/pairs.csv: 40 pairs of 5 people, half of them of one person\n",
-    )
+    assert said.exit_code == 0
+    assert said.output.startswith(f"{tmp_path}/faces/pairs.csv: 40 pairs of 5 people, half of them of one person\n")

@@ -346,7 +346,7 @@ def test_a_set_is_described_by_its_pixels(root):
     row = next(line.split() for line in lines if line.split()[:1] == [NAMES[2]])
     assert row == [NAMES[2], f"{share:.2%}", str((drawn == 2).any((1, 2)).sum())]
     assert f"without class  {(drawn == 255).mean():.2%} of the pixels" in text and "size           24 x 32" in text
-    assert ask("data", "info", root, "--names", ",".join(NAMES)) == text + "\n"
+    assert ask("data", "info", root, "--names", ",".join(NAMES)).partition("Next: ")[0] == text + "\n"
     assert "data.train (" in ask("data", "info", recipe(root))
     damaged_mask(root)
     assert "warning: 1 of 6 masks cannot be read" in "\n".join(verify.described(root, names=NAMES))
