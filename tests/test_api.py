@@ -253,7 +253,7 @@ def test_mistakes_are_one_sentence_each(runs, pictures, tmp_path):
         (lambda: trainkit.load(tmp_path / "empty")): "a folder without a model",
         (lambda: trainkit.load("models:/nosuch")): "models:/nosuch: not in",
         (lambda: trainkit.find_run("nosuch")): "run 'nosuch': not in",
-        (lambda: trainkit.compare(runs[0])): "1 named; expected two at least",
+        (lambda: trainkit.compare(runs[0])): "1 given; expected at least two",
         (lambda: trainkit.compare(runs[0], "nosuch")): "run 'nosuch': not in",
         (lambda: model.predict([good, tmp_path / "none.png"])): "none.png: cannot be decoded",
         (lambda: model.predict(tmp_path / "gone.png")): "gone.png: .*No such file",

@@ -251,8 +251,8 @@ def test_accelerate_compiles_nothing_though_the_launcher_asks_for_what_the_recip
 def test_the_plan_says_device_processes_precision_and_compile_mode_with_where_they_come_from():
     done = spawn(1, str(TOY), "--plugin", "toy", "train.length=2 steps", ACCELERATE_MIXED_PRECISION="bf16")
     assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("device "))
+    line = next(line for line in done.stdout.splitlines() if line.startswith("Device "))
     assert line == (
-        "device cpu (launcher: use_cpu), processes 1 (launcher), "
+        "Device      cpu (launcher: use_cpu), processes 1 (launcher), "
         "precision bf16 (launcher, since train.precision is auto), compile off (train.compile auto: a CPU)"
     )

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from runs import ROOT
 
 from tests.docs.test_tutorials import DATA, commands
-from trainkit.analysis import run_summary
+from trainkit.analysis import run_scores
 from trainkit.cli import main
 from trainkit.tracking.store import Store
 
@@ -95,7 +95,7 @@ def shown(page: Path) -> tuple[Shown, ...]:
 
 
 EVERY = [one for page in PAGES for one in shown(page)]
-PHASES = "|".join(map(re.escape, run_summary._PHASES.values()))
+PHASES = "|".join(map(re.escape, run_scores._PHASES.values()))
 TIME = r"# ?(?:ms|seconds?|s|minutes?|min|hours?|h|µs)\b"
 MASKS = (
     (r"\x1b\[[0-9;]*m", ""),

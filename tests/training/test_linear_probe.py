@@ -138,7 +138,7 @@ def test_the_last_layer_alone_moves_and_starts_at_zero(whole, weights):
     assert not any(p.any() for p in networks.model.net.get_classifier().parameters())
     total = sum(t.numel() for name, t in networks.model.named_parameters() if name not in HEAD)
     assert any(f"{total:,} are frozen" in note for note in networks.notes)
-    assert any("for 7 classes, and left out" in note for note in networks.notes)
+    assert any("for 7 classes not used" in note for note in networks.notes)
 
 
 def test_an_interrupted_probe_resumes_to_the_bit(whole, pictures, weights):

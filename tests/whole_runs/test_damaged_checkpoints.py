@@ -203,7 +203,7 @@ def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch)
     line = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("resumed in another environment")
     )
-    assert f"torch {torch.__version__} -> 9.9" in line and "cpu " in line and "no longer promised" in line
+    assert f"torch {torch.__version__} -> 9.9" in line and "cpu " in line and "no longer guaranteed" in line
     assert "trainkit " not in line and len(ran.events("elsewhere")) == 1
     assert tags(ran)["trainkit.elsewhere"].startswith("step 8: ") and ran.code == 0
 

@@ -166,7 +166,8 @@ MISTAKES = [
     ({"data__modalities": "[rgb, nir, sk, infrared]"}, r"infrared"),
     ({"data__modalities": "[nir, sk]"}, r"add rgb"),
     ({"data__hold_out": "[nobody]"}, r"unknown people: nobody"),
-    ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"}, r"task\.sdm: the data has only RGB records"),
+    ({"data__modalities": "[rgb]", "data__sampler": "{name: pk, people: 2, each: 5}"},
+     r"task\.sdm: the data has only RGB records"),
     ({"task__net": "{model: resnet18, lora: {rank: 2}}"}, r"task\.net\.lora"),
 ]  # fmt: skip
 

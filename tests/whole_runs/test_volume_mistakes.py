@@ -163,7 +163,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object] | None, tuple[str, ...], str]
     "no such part": (None, ("data.train={b}#test",), "#test: no such split; expected one of: #train, #val"),
     "a single file": (None, ("data.train={b}/train/image/101.nii.gz",), "a single volume, without a label map"),
     "labels that nothing names": (None, ("data.names=[ball]",), "labels 2 in"),
-    "a name twice": (None, ("data.names=[ball, Ball]",), r"data.*names must be .*each another"),
+    "a name twice": (None, ("data.names=[ball, Ball]",), r"data.*names must be different names"),
     "patch that cannot be divided": (
         None,
         ("data.patch=[8, 17, 16]",),

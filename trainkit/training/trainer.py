@@ -2,11 +2,9 @@
 
 The only backward pass of the repository is here. The trainer knows tasks and data only through the protocols of
 `interfaces.py`. Every method runs on every rank. Guarantees of its parts:
-
 - `TrainState` and `Checkpointer`: a resumed run is bitwise identical to an uninterrupted one.
 - `EventSchedule`: evaluations, log lines and checkpoints run at their steps and within their budgets.
-- `guards`: an invalid step is detected one step later, without waiting for the device, and before a checkpoint
-  or an evaluation uses it.
+- `guards`: an invalid step is detected one step later, and before a checkpoint or an evaluation uses it.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ class Trainer:
         logger.steps_per_epoch, logger.batch_size = self.plan.steps_per_epoch, self.plan.batch_size
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
         self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
-        self.monitor = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger)
-        self.meter = LossMeter(runtime)
+        self.monitor, self.meter = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger), LossMeter(runtime)
         self.state = state = model.state(self.events, self.meter, identity(recipe, data, model.networks, runtime))
         load(self.resume, state, runtime, logger)
         self.first_step = state.step
@@ -116,7 +113,7 @@ class Trainer:
         said = planning.describe(self.recipe, self.plan, self.evaluator.splits, costs)
         notes = [planning.plan_line("Note", note) for note in (*self.data.notes, *self.model.networks.notes)]
         device = planning.plan_line("Device", self.runtime.settings(self.recipe).removeprefix("device "))
-        if not self.logger.label:  # of child runs, which have one plan, no plan is printed
+        if not self.logger.label:  # child runs have one plan
             self.logger.show([device, said, *notes, ""])
         self.monitor.begin(self.state.step, costs)
         if self.resume.path is None:
