@@ -411,7 +411,7 @@ def test_an_evaluation_gives_records_as_they_come_and_has_no_queries(opened):
     assert [len(batch[f"image.{m}"]) for m in MODALITIES[:4]] == [2, 2, 0, 0] and len(batch["text"]) == 3
     with pytest.raises(ValueError, match="not in the order"):
         val.fetch(np.array([26, 0]), 0)
-    with pytest.raises(ValueError, match="no split to train on"):
+    with pytest.raises(ValueError, match="not a split to train on"):
         val.order(0, 10)
     assert (val.at_once, val.views, opened.train.views) == (None, 1, 0)
 
