@@ -272,7 +272,7 @@ def test_a_damaged_table_is_computed_again(home, damage):
     good = (home.made[0] / "outputs.npy").read_bytes()
     damage(home.made[0])
     home.open()
-    assert home.teacher.seen > 100 and "there" in home.said[0]
+    assert home.teacher.seen > 100 and "stored" in home.said[0]
     assert (home.made[0] / "outputs.npy").read_bytes() == good
     home.open()
     assert home.teacher.seen == PROBED + teacher_cache.LEAST
