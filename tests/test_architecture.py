@@ -20,7 +20,7 @@ PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {
     "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "paths", "redact", "rng", "run",
-    "tensors", "terminal", "text_table",
+    "tensors", "terminal",
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},
          "mlflow": {"tracking", "analysis", "inference"}}  # fmt: skip

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainkit import text_table
+from trainkit import terminal
 from trainkit.analysis import run_summary
 from trainkit.tracking.journal import Journal
 
@@ -69,9 +69,9 @@ def test_without_a_best_score_every_set_shows_its_classes(tmp_path):
 
 
 def test_of_many_classes_the_first_twelve_are_shown():
-    whole, kind, classes = text_table.split(["dice_mean", *(f"dice.o{k}" for k in range(20)), "iou.o1", "iou_mean"])
+    whole, kind, classes = terminal.split(["dice_mean", *(f"dice.o{k}" for k in range(20)), "iou.o1", "iou_mean"])
     assert whole == ["dice_mean", "iou_mean"] and kind == "dice" and classes == [f"dice.o{k}" for k in range(12)]
-    assert text_table.split(["accuracy", "auc"]) == (["accuracy", "auc"], "", [])
+    assert terminal.split(["accuracy", "auc"]) == (["accuracy", "auc"], "", [])
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_of_many_classes_the_first_twelve_are_shown():
     ],
 )
 def test_numbers_have_as_many_digits_as_they_need(values, words):
-    assert text_table.numbers(values) == words
+    assert terminal.numbers(values) == words

@@ -336,7 +336,7 @@ def test_a_server_of_mlflow_answers_a_picture_and_says_what_is_wrong(classifier,
             (answer,) = ask(**body).json()["predictions"]
             assert answer == {key: value for key, value in row.items() if key != "id"}
         # As the page has it.
-        written, curl = re.findall(r"^(echo .*|curl .*)$", PAGE, re.MULTILINE)
+        written, curl = re.findall(r"^(?:\$ )?(echo .*|curl .*)$", PAGE, re.MULTILINE)
         shutil.copy(file, tmp_path / "a.png")
         command = f"{written}\n{curl.replace('http://127.0.0.1:5001', address)}"
         done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -35,7 +35,7 @@ from trainkit.analysis.compare_words import (
     whys,
 )
 from trainkit.config.diff import Change
-from trainkit.text_table import numbers
+from trainkit.terminal import numbers
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #5f6368; --line: #dcdfe3; --paper: #ffffff; --card: #f6f7f9;

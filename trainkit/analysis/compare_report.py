@@ -35,7 +35,7 @@ from trainkit.config import diff
 from trainkit.environment.record import origin
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.text_table import aligned, numbers, split
+from trainkit.terminal import aligned, numbers, split
 from trainkit.tracking import markdown
 from trainkit.tracking.store import Store
 

@@ -10,7 +10,7 @@ from trainkit.analysis.compare import Comparison, Score, Side
 from trainkit.config import diff, yaml_reader
 from trainkit.errors import few
 from trainkit.metrics import bootstrap
-from trainkit.text_table import numbers
+from trainkit.terminal import numbers
 
 VERDICTS = {"better": "significantly better", "worse": "significantly worse", "not decided": "inconclusive"}
 
@@ -137,7 +137,7 @@ def verdict(score: Score) -> str:
 
 
 def _signed(number: float, values: Sequence[float], sign: str = "+") -> str:
-    """Format a difference with as many digits as `text_table.numbers` gives such values."""
+    """Format a difference with as many digits as `terminal.numbers` gives such values."""
     largest = max((abs(one) for one in values if math.isfinite(one)), default=0.0)
     return f"{number:{sign}.{4 if largest < 10 else 2 if largest < 1000 else 0}f}"
 

@@ -226,7 +226,7 @@ def held(data: Dataset) -> dict[str, tuple[str, Held]]:
 
 def lines(report: Report) -> list[str]:
     """Return a report for the terminal: a table of all checks, and a sentence for each that is not `ok`."""
-    from trainkit.text_table import aligned
+    from trainkit.terminal import aligned
 
     rows = [["set", "check", "found", "of", "verdict"]]
     rows += [[one.where, one.check, str(one.count), str(one.of), one.verdict] for one in report.findings]

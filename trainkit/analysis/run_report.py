@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config.targets import TIME_TO
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.text_table import numbers
+from trainkit.terminal import numbers
 from trainkit.tracking import journal, lineage, markdown, mlflow_run
 from trainkit.tracking.markdown import plain
 

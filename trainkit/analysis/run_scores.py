@@ -10,7 +10,7 @@ from trainkit import terminal
 from trainkit.config import diff
 from trainkit.config.targets import TIME_TO
 from trainkit.speed import cost
-from trainkit.text_table import numbers, split
+from trainkit.terminal import numbers, split
 from trainkit.tracking import journal
 
 if TYPE_CHECKING:

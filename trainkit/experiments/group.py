@@ -25,7 +25,7 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
-from trainkit.text_table import aligned, chosen, numbers
+from trainkit.terminal import aligned, chosen, numbers
 from trainkit.tracking import journal, lineage, run_names
 from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key

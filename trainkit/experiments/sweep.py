@@ -24,7 +24,7 @@ from trainkit.errors import UserError
 from trainkit.experiments import group, optuna_search
 from trainkit.experiments.group import Child, Parent, RunGroup, child_of
 from trainkit.experiments.search_space import Axis, Setting, check_count, drawn, load_setting, read, words_of
-from trainkit.text_table import aligned, numbers
+from trainkit.terminal import aligned, numbers
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store

@@ -20,7 +20,7 @@ from trainkit.export.latency import Latency
 from trainkit.files import Json
 from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import DRAWS, Interval
-from trainkit.text_table import aligned, numbers
+from trainkit.terminal import aligned, numbers
 from trainkit.tracking import journal
 from trainkit.tracking.markdown import block, code, plain
 from trainkit.tracking.run_folder import RunFolder

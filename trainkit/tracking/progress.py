@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from trainkit.terminal import Page, Styled, clock_time, formatted, shown, width
-from trainkit.text_table import numbers
+from trainkit.terminal import Page, Styled, clock_time, formatted, numbers, shown, width
 
 HEAD, BEST = "bold cyan", "green"
 """Styles of the header, and of the row of an evaluation that is the best so far."""

@@ -17,7 +17,7 @@ from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.errors import few, number_of
-from trainkit.text_table import aligned
+from trainkit.terminal import aligned
 
 _FEW = 5
 _STRAY = 0.05
