@@ -53,8 +53,9 @@ ORDER = {
     ],
     "reference/data/index": ["images", "faces", "segmentation", "volumes", "reid"],
     "explanation/index": ["training-loop", "exact-resume", "gated-evaluation", "significance", "speed-measurement"],
+    "project/results/index": ["faces", "images", "volumes", "reid", "segmentation"],
     "project/index": [
-        "results",
+        "results/index",
         "performance",
         "claims",
         "gpu",

@@ -34,7 +34,7 @@ trainkit show convnext
 trainkit cp convnext flowers.yaml --data flowers
 ```
 
-[Recipe keys](keys.md) explains the keys; [results](../project/results.md) has the runs behind the measured scores.
+[Recipe keys](keys.md) explains the keys; [results](../project/results/index.md) lists the runs behind the scores.
 
 """
 
@@ -67,10 +67,6 @@ def section(file: Path) -> str:
             said = f"`{parts[word]}`" if word == "command" and "`" not in parts[word] else prose(parts[word])
             lines.append(f"- **{LABELS.get(word, word)}**: {said}\n")
     return text + "".join(lines) + "\n"
-
-
-def _first_sentence(file: Path) -> str:
-    return parts_of(file)[""].split(". ")[0].rstrip(".") + "."
 
 
 def parts_of(file: Path) -> dict[str, str]:

@@ -280,7 +280,7 @@ KNOWN = [
     ("hippocampus", "val", "mean label map", {"dice.anterior": 0.752, "dice.posterior": 0.691}),
     ("camvid", "val", "most frequent class per position", {"miou": 0.167}),
 ]
-"""As they stand in docs/project/results.md and in the recipes."""
+"""As they stand in docs/project/results/ and in the recipes."""
 
 
 @pytest.mark.slow

@@ -169,8 +169,8 @@ LAUNCHES = {
     "--cpu | ACCELERATE_TORCH_DEVICE=cuda": "ACCELERATE_TORCH_DEVICE",
     "--cpu --gradient_accumulation_steps 2": "",
     "--cpu --mixed_precision bf16": "precision bf16 (launcher, since train.precision is auto)",
-    "--num_processes 1": "device cpu (no GPU found)",
-    "--cpu": "device cpu (launcher: use_cpu), processes 1 (launcher), precision no (train.precision auto",
+    "--num_processes 1": "Device      cpu (no GPU found)",
+    "--cpu": "Device      cpu (launcher: use_cpu), processes 1 (launcher), precision no (train.precision auto",
 }
 """Options of the launcher and words of the recipe or variables; what is said."""
 
@@ -189,7 +189,7 @@ def test_accelerate_launch_is_told_in_one_sentence_before_anything_starts_or_tra
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     text = done.stdout + done.stderr
     assert LAUNCHES[words] in text, text
-    if LAUNCHES[words].startswith(("device", "precision")) or not LAUNCHES[words]:
+    if LAUNCHES[words].startswith(("Device", "precision")) or not LAUNCHES[words]:
         assert done.returncode == 0 and Store.locate().runs()[-1].info().status == "FINISHED", text
         return
     # Behind our message the launcher adds its own.

@@ -20,8 +20,8 @@ ABOVE = (
     "Each file is one experiment; this table is generated from the headers of the files. `trainkit show NAME` prints a "
     "recipe with all its defaults. `trainkit cp NAME mine.yaml --data FOLDER` copies one for your own data. See the "
     "[recipe file format](../docs/reference/recipe-file.md), the [tutorials](../docs/tutorials/images.md) and the runs "
-    "behind the measured scores in [results](../docs/project/results.md). Column `runs`: precision, compilation and "
-    "numbers of processes that the recipe supports as shipped.\n\n"
+    "behind the measured scores in [results](../docs/project/results/index.md). Column `runs`: precision, compilation "
+    "and numbers of processes that the recipe supports as shipped.\n\n"
 )
 
 
@@ -70,7 +70,8 @@ def test_every_recipe_has_a_row_in_which_nothing_is_empty():
 
 
 def test_every_score_that_a_header_gives_as_measured_is_in_the_results():
-    results = (RECIPES.parent / "docs" / "project" / "results.md").read_text(encoding="utf-8")
+    pages = (RECIPES.parent / "docs" / "project" / "results").glob("*.md")
+    results = "".join(page.read_text(encoding="utf-8") for page in pages)
     given = {path.stem: re.findall(r"\b0\.\d+", said(path)["result"]) for path in FILES}
     assert sum(map(len, given.values())) > 40
     assert not {(name, score) for name, scores in given.items() for score in scores if score not in results}

@@ -16,8 +16,8 @@ from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run
 
 SUPPORT = ROOT / "tests" / "support"
 NO_LAUNCHER = "not on Linux: if the launcher is killed, stop this process yourself"
-DATA_LOADER = "torch's DataLoader reads the batches"
-MEMORY, NO_FORK = "this system has no os.memfd_create;", "this system has no os.fork;"
+DATA_LOADER = "PyTorch's DataLoader reads the batches"
+MEMORY, NO_FORK = "this platform has no os.memfd_create;", "this system has no os.fork;"
 PARTS = {
     "resource": [],
     "fcntl": [],
@@ -26,10 +26,10 @@ PARTS = {
     "os.fork": [NO_FORK],
     "os.fork,spawn": [NO_FORK],
     "spawn": [],
-    "signals": ["this system has no signal.pthread_sigmask;"],
-    "descriptors": ["this system has no socket.AF_UNIX, socket.SCM_RIGHTS;"],
+    "signals": ["this platform has no signal.pthread_sigmask;"],
+    "descriptors": ["this platform has no socket.AF_UNIX, socket.SCM_RIGHTS;"],
     "groups": [],
-    "calls": ["this system has no os.pwrite;"],
+    "calls": ["this platform has no os.pwrite;"],
     "flags": [],
     "users": [],
     "maps,os.memfd_create": [MEMORY],
@@ -37,7 +37,7 @@ PARTS = {
     "ctypes.CDLL": [NO_LAUNCHER],
     "/proc": [],
     "macos": [NO_LAUNCHER, MEMORY],
-    "windows": [NO_LAUNCHER, "this system has no os.fork, os.memfd_create, os.pwrite, socket"],
+    "windows": [NO_LAUNCHER, "this platform has no os.fork, os.memfd_create, os.pwrite, socket"],
 }
 """What is hidden, and what is said then."""
 
@@ -76,7 +76,7 @@ def test_without_a_part_of_linux_workers_read_the_same_batches(store, whole, hid
     ran, said = stopped_and_resumed(hidden, "loader.workers=1")
     assert_same(ran, whole)
     assert all(line in said for line in PARTS[hidden]) and "Traceback" not in said
-    assert (DATA_LOADER in said) == any("this system has no" in line for line in PARTS[hidden])
+    assert (DATA_LOADER in said) == any("this platform has no" in line for line in PARTS[hidden])
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_the_file_that_accelerate_config_writes_works_with_the_literal_command(m
     source = (
         "launcher, since train.precision is auto" if precision == "bf16" else "train.precision auto, for this device"
     )
-    assert f"device cpu (launcher: use_cpu), processes 1 (launcher), precision {precision} ({source})" in done.stdout
+    assert f"Device      cpu (launcher: use_cpu), processes 1 (launcher), precision {precision} ({source})" in done.stdout
     assert newest().info().status == "FINISHED"
 
 

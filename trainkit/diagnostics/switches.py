@@ -222,11 +222,14 @@ def _between(recipe: Recipe) -> list[Switch]:
     evaluations: tuple[Setting, ...] = ()
     if repeated:
         half = tuple(f"evaluations.{name}.every={times(every, 2)}" for name, every in repeated.items())
-        none = tuple(f"evaluations.{name}.every=null" for name in repeated)
-        evaluations = (
-            Setting("evaluations half as often", half, gives_up=FEWER_EVALUATIONS, number=2),
-            Setting("evaluations at start and end only", none, gives_up=FEWER_EVALUATIONS),
-        )
+        evaluations = (Setting("evaluations half as often", half, gives_up=FEWER_EVALUATIONS, number=2),)
+        # The learning rate by plateau reads one of them.
+        needed = (recipe.train.schedule.metric or "").partition("/")[0]
+        if none := tuple(f"evaluations.{name}.every=null" for name in repeated if name != needed):
+            title = (
+                f"evaluations at start and end only, but {needed}" if needed else "evaluations at start and end only"
+            )
+            evaluations += (Setting(title, none, gives_up=FEWER_EVALUATIONS),)
     every = recipe.checkpoints.every
     checkpoints: tuple[Setting, ...] = ()
     if every is not None:

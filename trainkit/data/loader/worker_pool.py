@@ -77,7 +77,7 @@ class Readable(Protocol):
 
 
 def missing() -> list[str]:
-    """List what these processes need and this system lacks; none on Linux."""
+    """List what these processes need and this platform lacks; none on Linux."""
     needed = {os: ("fork", "memfd_create", "pwrite"), socket: ("AF_UNIX", "SCM_RIGHTS"), signal: ("pthread_sigmask",)}
     return [
         f"{module.__name__}.{name}" for module, names in needed.items() for name in names if not hasattr(module, name)
