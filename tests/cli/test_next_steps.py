@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.cli import main
+from trainkit.tracking.store import Store
 
 ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",), ("projector",)}
 """Commands that train, and those that open a page."""
@@ -38,7 +40,7 @@ def asked(monkeypatch, tmp_path, store):
     monkeypatch.setattr(compare_report, "text", lambda found: "")
     monkeypatch.setattr(compare_report, "log", lambda *words: None)
     monkeypatch.setattr(promote, "asked", lambda *words: None)
-    decision = SimpleNamespace(lines=lambda: ["promoted"], refused=False)
+    decision = SimpleNamespace(lines=lambda: ["promoted"], refused=False, model="net", alias="champion")
     monkeypatch.setattr(promote, "promote", lambda *words: decision)
     monkeypatch.setattr(projector, "export", lambda *words: [])
     monkeypatch.setattr(download, "download", lambda *words: [])
@@ -116,6 +118,15 @@ def test_a_refused_promotion_leads_to_a_comparison(asked):
     assert done.exit_code == 1 and click_commands.following(done.output)[0].startswith(
         "Next: trainkit compare best net-s0"
     )
+
+
+def test_a_promotion_prints_the_command_that_serves_the_model(asked):
+    done = CliRunner().invoke(main.main, ["promote", "a"])
+    assert done.exit_code == 0
+    (line,) = (line for line in done.output.splitlines() if line.startswith("Serve: "))
+    uri, *command = shlex.split(line.removeprefix("Serve: "))
+    assert uri == f"MLFLOW_TRACKING_URI={Store.locate().uri}"
+    assert command[:5] == ["mlflow", "models", "serve", "-m", "models:/net@champion"]
 
 
 def test_the_projector_is_opened_by_tensorboard(asked):

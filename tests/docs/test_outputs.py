@@ -110,6 +110,7 @@ MASKS = (
     (rf"(?:(?:{PHASES}) # %(?:, )?)+", "PHASES"),
     (r"# [kMGT]B\b", "# B"),
     (r"#-#-# #(?: to #-#-# #)?", "DATE"),
+    (r"\b(?:no difference|inconclusive|slower|faster(?:[; ].*)?)$", "VERDICT"),
     (r"\b(?:significantly better|significantly worse|inconclusive)\b", "VERDICT"),
     (r"the line marked|the # lines marked", "the lines marked"),
     (r" \*best$", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,5 +88,7 @@ def promote(run: str, **words: str | float | None) -> int:
     if decision.refused:
         next_step("compare", "best", folder.name, why="where it differs from the best run")
         return 1
+    served = f"mlflow models serve -m models:/{decision.model}@{decision.alias} --env-manager local --port 5001"
+    echo(f"Serve: MLFLOW_TRACKING_URI={shlex.quote(store.shown)} {served}")
     next_step("export", folder.name, "OUT", why="files for use elsewhere")
     return 0
