@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from fake_terminal import Screen
 
 from trainkit import terminal
 from trainkit.terminal import Styled, Table
@@ -18,13 +19,6 @@ PAGE = [
 ]
 TEXT = "convnext\n\nval       top1\nfinal      0.3\nEMA best  0.25\nDone."
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Screen(io.StringIO):
-    """A terminal."""
-
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(autouse=True)

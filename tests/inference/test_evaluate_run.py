@@ -55,7 +55,7 @@ def test_a_run_scores_as_it_did_and_the_scores_are_a_run_beneath_it(whole, home)
     before = {folder.name for folder in Store.locate().runs()}
     said = ask(whole.folder.name)
     step = best_step(whole)
-    assert f"val/accuracy {scored(whole)[step]!r}" in said.splitlines()
+    assert ["val/accuracy", f"{scored(whole)[step]:.4f}"] in map(str.split, said.splitlines())
     (folder,) = [folder for folder in Store.locate().runs() if folder.name not in before]
     info = folder.info()
     assert folder.name.startswith("evaluate-toy-s0-") and info.status == "FINISHED"
@@ -117,8 +117,9 @@ def test_weights_without_a_run_need_a_recipe(whole, home, tmp_path):
     with pytest.raises(UserError, match="weights of an unknown run; expected a recipe with task"):
         evaluate_run.request_for(str(file), None, (), ("toy",))
     said = ask(str(file), str(TOY), "data.noise=2.5")
-    assert f"val/accuracy {scored(whole)[best_step(whole)]!r}" in said.splitlines()
-    assert Store.locate().runs()[-1].info().parent is None
+    score, ran = scored(whole)[best_step(whole)], Store.locate().runs()[-1]
+    assert ["val/accuracy", f"{score:.4f}"] in map(str.split, said.splitlines())
+    assert ran.info().parent is None and journal.read(ran.journal).series("val/accuracy")[1] == [score]
 
 
 def test_score_of_run_is_the_same_command(monkeypatch):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import click_commands
 import pytest
+from fake_terminal import Screen
 from runs import PLUGIN, ROOT, TOY
 
 from trainkit import terminal
@@ -22,13 +23,6 @@ from trainkit.tracking.progress import LogTable, ProgressBar
 from trainkit.training.run_logger import RunLogger
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[mK]")
-
-
-class Screen(io.StringIO):
-    """A terminal."""
-
-    def isatty(self):
-        return True
 
 
 @pytest.fixture(autouse=True)

@@ -208,11 +208,13 @@ def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monk
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
     words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "trainkit" / "run.py"), *TRAIN]
     job = launch(*words, "train.length=1000000 steps", "log.every=200 steps", start_new_session=True)
-    for line in job.stdout:
-        if line.split()[:1] == ["200"]:
-            break
-    (os.killpg if to_all else os.kill)(job.pid, number)
-    job.communicate(timeout=60)
+    try:
+        assert any(line.split()[:1] == ["200"] for line in job.stdout), "no log row"
+        (os.killpg if to_all else os.kill)(job.pid, number)
+        job.communicate(timeout=60)
+    except BaseException:
+        os.killpg(job.pid, signal.SIGKILL)
+        raise
     deadline = time.monotonic() + 30
     while newest().info().status == "RUNNING" and time.monotonic() < deadline:
         time.sleep(0.2)

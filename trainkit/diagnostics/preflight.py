@@ -28,6 +28,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, mean_step
+from trainkit.speed.limits import rate_words
 from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
 from trainkit.training import plan, teacher_cache
@@ -219,7 +220,7 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
     )
     lines = [
         f"steps       {len(steps)} timed: mean {1e3 * expected.step_s:.3g} ms, "
-        f"{cut.batch_size / expected.step_s:.3g} samples/s; {where}",
+        f"{rate_words(cut.batch_size / expected.step_s)} samples/s; {where}",
     ]
     for name, seconds in tried.evaluation_s.items():
         lines.append(f"evaluation  {name}: {tried.samples[name]} samples in {seconds:.3g} s")

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainkit import terminal
 from trainkit.checkpoint.verification import STATE
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
-from trainkit.errors import UserError, few, visible
+from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import NamesClasses
 from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import Dataset, DatasetInfo, Scores, Split
@@ -136,7 +138,8 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
     finally:
         runtime.close()
     if runtime.main:
-        print(*(visible(f"{key} {value!r}") for key, value in metrics.items()), sep="\n", flush=True)
+        rows = [[key, *terminal.numbers([value])] for key, value in metrics.items()]
+        print(terminal.shown([terminal.Table([["metric", "value"], *rows])], sys.stdout), flush=True)
     return metrics
 
 
