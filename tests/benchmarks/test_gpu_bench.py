@@ -47,7 +47,7 @@ def test_another_number_or_an_error_fails_its_row_and_the_others_go_on(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("begin", ["network, ", "classify", "embed", "adadistill", "reid", "segment2d", "segment3d"])
+@pytest.mark.parametrize("begin", ["model, ", "classify", "embed", "adadistill", "reid", "segment2d", "segment3d"])
 def test_networks_and_trainings_are_compared(begin, store):
     found = measured(equality, begin)
     lacking = {what for what in found if "fp16" in what or ", compile" in what}
@@ -58,7 +58,7 @@ def test_networks_and_trainings_are_compared(begin, store):
 @pytest.mark.timeout(900)
 def test_memory_runs_out_and_does_not_grow(store):
     found = measured(memory, "")
-    refuse_failed(found, {what for what in found if "greatest memory" in what})
+    refuse_failed(found, {what for what in found if "peak memory" in what})
     assert all("became" in row.measured for what, row in found.items() if "runs out" in what)
 
 

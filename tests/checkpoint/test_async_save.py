@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from runs import PLUGIN, ROOT, TOY, Ran, newest, run
+from runs import PLUGIN, ROOT, TOY, Ran, newest, run, until_a_row
 from torch import nn
 
 from tests.training.test_trainer import same
@@ -485,9 +485,7 @@ def test_killed_anywhere_and_resumed_a_run_ends_with_the_bits_of_an_uninterrupte
     command = [sys.executable, str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", *words, "seed=0"]
     for _ in range(5):
         job = subprocess.Popen([*command, *(["--resume", began] if began else [])], stdout=subprocess.PIPE, text=True)
-        for line in job.stdout:
-            if line.startswith("step "):
-                break
+        until_a_row(job)
         began = newest().name
         time.sleep(rng.uniform(0, 0.3))
         job.send_signal(signal.SIGKILL)

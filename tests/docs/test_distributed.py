@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, spawn
+from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, spawn, until_a_row
 from torch.distributed.run import get_args_parser
 
 from trainkit.cli import train
@@ -296,13 +296,10 @@ def test_a_job_with_a_mistake_is_not_queued_again(job):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_job_of_the_page_is_stopped_requeued_and_goes_on(job):
-    first, seen = start(job), []
-    for line in first.stdout:
-        seen.append(line)
-        if line.startswith("step "):
-            break
+    first = start(job)
+    seen = until_a_row(first)
     signal_steps(job, signal.SIGUSR1)
-    text = "".join(seen) + first.communicate(timeout=200)[0]
+    text = seen + first.communicate(timeout=200)[0]
     assert (job / "requeued").read_text() == "4711\n", text
     cut = Ran(143, newest())
     assert cut.folder.info().status == "KILLED", text
@@ -329,9 +326,7 @@ def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeyp
         stderr=subprocess.STDOUT,
         text=True,
     )
-    for line in launcher.stdout:
-        if line.startswith("step "):
-            break
+    until_a_row(launcher)
     first = psutil.Process(launcher.pid)
     for each in [*first.children(recursive=True), first]:
         each.send_signal(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -123,6 +124,16 @@ def own_store(home: Path, database: Path) -> Iterator[None]:
     shutil.copy(database, home / "mlflow.db")
     with environment(TRAINKIT_STORE=home):
         yield
+
+
+def until_a_row(job: subprocess.Popen) -> str:
+    """Read what a training prints until the next row of its log, or its end."""
+    printed = ""
+    for line in job.stdout:
+        printed += line
+        if re.match(r" *\d+ ", line):
+            break
+    return printed
 
 
 def newest() -> RunFolder:

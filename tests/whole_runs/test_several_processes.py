@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn
+from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn, until_a_row
 
 from tests.training.test_trainer import all_same, same
 from trainkit.rng import permutation
@@ -209,7 +209,7 @@ def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monk
     words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "trainkit" / "run.py"), *TRAIN]
     job = launch(*words, "train.length=1000000 steps", "log.every=200 steps", start_new_session=True)
     try:
-        assert any(line.split()[:1] == ["200"] for line in job.stdout), "no log row"
+        until_a_row(job)
         (os.killpg if to_all else os.kill)(job.pid, number)
         job.communicate(timeout=60)
     except BaseException:
