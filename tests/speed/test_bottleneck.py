@@ -38,16 +38,16 @@ def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
     e = simulated_slowdowns.inject("data", np.random.default_rng(3))
     e = replace(
         e,
-        limits=ThroughputLimits(loader=310, model=1900, fetch={"decode": 0.81, "read": 0.19}),
+        limits=ThroughputLimits(loader=410, model=1900, fetch={"decode": 0.81, "read": 0.19}),
         absent={"gpu": "no GPU"},
     )
     lines = bottleneck.describe(e, bottleneck.judge(e), "recipes/x.yaml")
     text = "\n".join(lines)
     share = e.seconds["data"] / sum(e.seconds.values())
-    assert lines[0].startswith("Throughput: ") and "upper bound of the loader alone (310 samples/s)." in lines[0]
+    assert lines[0].startswith("Throughput: ") and " % of the upper bound of the loader alone (410 samples/s)." in lines[0]
     assert " Step time: p10 " in lines[0] and ", p50 " in lines[0] and ", p99 " in lines[0]
     assert lines[1].startswith(f"Bottleneck: data loading ({100 * share:.0f} % of wall-clock time).")
-    assert "Upper bounds: loader alone 310 samples/s, model alone 1,900." in text
+    assert "Upper bounds: loader alone 410 samples/s, model alone 1,900." in text
     assert "Decoding takes 81 % of the time to read a batch." in text
     workers = min(4, e.settings["cores"])
     assert workers == 2 or f"Options not measured here: `loader.workers={workers}` (`--only workers`)" in text
@@ -64,6 +64,13 @@ def test_the_override_that_is_suggested_fits_the_machine():
     assert tried(workers=2, cores=8) == ["`loader.workers=4`"] and tried(workers=6, cores=8) == ["`loader.workers=8`"]
     assert tried(workers=0, cores=2) == ["`loader.workers=2`"] and tried(workers=0) == ["`loader.workers=4`"]
     assert tried(workers=2, cores=2) == [] and tried(workers=8, cores=4) == []
+
+
+def test_a_throughput_above_its_bound_asks_for_another_measurement():
+    e = simulated_slowdowns.inject("log", np.random.default_rng(4))
+    e = replace(e, limits=ThroughputLimits(loader=1e-3, model=1e-2))
+    text = bottleneck.describe(e, bottleneck.judge(e), "a.yaml")[0]
+    assert "more than was measured for the loader alone (0.001 samples/s): measure again" in text and "% of" not in text
 
 
 def test_one_option_is_a_sentence_with_its_command():

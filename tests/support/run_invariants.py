@@ -34,6 +34,9 @@ CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 OF_PROCESSES = ("figures/timeline.png", "error.txt")
 """Artifacts that tell of one process: the steps of the last, if it made any, and why an earlier one failed."""
 
+MEASURED_TABLES = ("tables/metrics.csv", "tables/integrity.json")
+"""The journal's metrics, measured ones among them, and a report with the seconds that it took."""
+
 WHENEVER = ("system/", "speed/forecast_s")
 """Metrics whose steps hang on the clock, or on where a process began."""
 
@@ -78,8 +81,7 @@ def account(folder: RunFolder) -> dict[str, Any]:
         name = _NUMBERED.sub("", file.relative_to(artifacts).as_posix())
         hidden = file.name.startswith(".artifact.uploading.")  # a copy cut short, which MLflow hides
         if file.is_file() and not hidden and name not in OF_PROCESSES:
-            # tables/metrics.csv is the journal's metrics, measured ones among them.
-            repeats = name.startswith(("rows/", "tables/", "recipe/")) and name != "tables/metrics.csv"
+            repeats = name.startswith(("rows/", "tables/", "recipe/")) and name not in MEASURED_TABLES
             found[f"artifact {name}"] = hashlib.sha256(file.read_bytes()).hexdigest() if repeats else "is there"
     # One that was told to stop has handed on what it had then, too.
     ends = {("last", str(info.last_step)), *(("best", str(record["step"])) for record in loaded.state["best"])}
