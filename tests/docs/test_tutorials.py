@@ -112,11 +112,11 @@ DATA: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 """By page: the function that writes its data, and the override that makes its runs short."""
 
-OWN_DATA = ["cp", "check", "run", "run", "compare", "export", "predict"]
-"""Commands of every page but the first, in their order."""
+OWN_DATA = ["cp", "check", "run", "run", "compare", "export", "predict", "promote"]
+"""Commands of every page but the first, in their order. That on images shows what the last one prints."""
 
 
-def test_every_page_leads_in_seven_commands_from_data_to_two_compared_runs_and_predictions():
+def test_every_page_leads_in_eight_commands_from_data_to_two_compared_runs_and_a_served_model():
     assert {page.stem for page in PAGES} == set(DATA)
     for page in PAGES:
         every = commands(page)
@@ -129,11 +129,12 @@ def test_every_page_leads_in_seven_commands_from_data_to_two_compared_runs_and_p
         if page.stem == "first-run":
             assert [words[1] for words in every] == ["run", "show", "run", "compare"]
             continue
+        every += [["trainkit", "promote", one]] if f"\n$ trainkit promote {one}\n" in page.read_text("utf-8") else []
         assert [words[1] for words in every] == OWN_DATA, page
         copied = every[0]
         assert (ROOT / "recipes" / f"{copied[2]}.yaml").is_file() and copied[4] == "--data"
         assert all(words[2] == copied[3] for words in every if words[1] in ("check", "run"))
-        assert every[-2][2] == every[-1][2] == one
+        assert every[-3][2] == every[-2][2] == every[-1][2] == one
 
 
 @each_page

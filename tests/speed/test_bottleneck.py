@@ -44,7 +44,9 @@ def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
     lines = bottleneck.describe(e, bottleneck.judge(e), "recipes/x.yaml")
     text = "\n".join(lines)
     share = e.seconds["data"] / sum(e.seconds.values())
-    assert lines[0].startswith("Throughput: ") and " % of the upper bound of the loader alone (410 samples/s)." in lines[0]
+    assert (
+        lines[0].startswith("Throughput: ") and " % of the upper bound of the loader alone (410 samples/s)." in lines[0]
+    )
     assert " Step time: p10 " in lines[0] and ", p50 " in lines[0] and ", p99 " in lines[0]
     assert lines[1].startswith(f"Bottleneck: data loading ({100 * share:.0f} % of wall-clock time).")
     assert "Upper bounds: loader alone 410 samples/s, model alone 1,900." in text

@@ -75,7 +75,7 @@ def test_the_page_shows_a_run_with_its_metrics_and_files(store, tmp_path):
         with pytest.raises(urllib.error.HTTPError) as refused:
             get(f"{at}/api/2.0/mlflow/experiments/search", b"{}", Host="evil.example")
         assert refused.value.code == 403
-        with pytest.raises(UserError, match=rf"port {port}: in use; take --port \d+"):
+        with pytest.raises(UserError, match=rf"port {port}: in use; use --port \d+"):
             serve(store, port)
     assert server.returncode is not None
     with pytest.raises(urllib.error.URLError):

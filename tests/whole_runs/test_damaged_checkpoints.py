@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_run_is_refused(again, whole):
     other = run(*WORDS, "optim.lr=0.01", "train.length=8 steps")
     shutil.rmtree(folder / "checkpoints" / "step-000000008")
     shutil.copytree(other.folder.checkpoints / "step-000000008", folder / "checkpoints" / "step-000000008")
-    with pytest.raises(UserError, match="step-000000008: is of another run"):
+    with pytest.raises(UserError, match="step-000000008: belongs to another run"):
         run(*WORDS, resume=folder.name)
     shutil.rmtree(folder / "checkpoints" / "step-000000008")
     run(*WORDS, resume=folder.name)

@@ -122,7 +122,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
         plan.append({**full, "call": call, "until": call + rng.randint(0, 6)})
     if rng.random() < 0.4:
         call = rng.randint(1, 3)
-        away = {"at": "mlflow.tracking.MlflowClient.log_batch", "do": "RuntimeError the store is away"}
+        away = {"at": "mlflow.tracking.MlflowClient.log_batch", "do": "OSError 111"}
         plan.append({**away, "call": call, "until": call + rng.randint(0, 2)})
     phase = rng.choice(list(PHASES))
     end = {**PHASES[phase], "call": rng.randint(1, max(1, job.moments[phase]))}

@@ -301,7 +301,11 @@ def _above_chance_level(candidate: _Candidate) -> Check:
     bounds = {name: float(bound) for each in kept for name, bound in each.items()}
     names = [metric] if metric in bounds else [name for name in bounds if _title(name) == _title(metric)]
     if not names:
-        return Check("chance", None, f"{metric} {value:.4f}; its chance level is unknown, and the alias is not set")
+        return Check(
+            "chance",
+            None,
+            f"{metric} {value:.4f}; its chance level is unknown, and there is no champion to compare with",
+        )
     scores = {name: candidate.value(name) for name in names}
     above = {name: score is not None and score > bounds[name] for name, score in scores.items()}
     said = [f"{name} {_said(score)}, upper bound of chance level {bounds[name]:.4f}" for name, score in scores.items()]
