@@ -120,8 +120,8 @@ def test_processes_that_share_a_block_train_as_one_that_has_it(sampler, shares, 
     for processes, share in shares.items():
         done = spawn(processes, str(recipe), *overrides(settings, {}))
         assert done.returncode == 0, done.stdout + done.stderr
-        assert f"x 1 x {share}" in done.stdout and "share each block of 20" in done.stdout
-        assert ("5 processes, 1 of them idle" in done.stdout) == (processes == 5)
+        assert f"x 1 micro-batch x {share}\n" in done.stdout and "share each block of 20" in done.stdout
+        assert ("1 of 5 processes: " in done.stdout) == (processes == 5)
         assert_trained_alike(one, Ran(0, newest()), "model")
 
 
@@ -148,7 +148,7 @@ def test_batch_norm_over_all_processes_sees_each_sample_equally_often(tmp_path, 
     for processes in (2, 4):
         done = spawn(processes, str(recipe), *overrides(settings, {"best": "null"}))
         assert done.returncode == 0, done.stdout + done.stderr
-        assert ("4 processes, 2 of them idle" in done.stdout) == (processes == 4)
+        assert ("2 of 4 processes: " in done.stdout) == (processes == 4)
         ran.append(Ran(0, newest()))
     # Rounding grows from step to step in norms over 2 images: the first gradient, and what it leads to.
     losses, norms = ([one.series(f"train/{name}") for one in ran] for name in ("loss", "grad_norm"))

@@ -103,8 +103,9 @@ def ran(words: Sequence[str], plan: Sequence[Fault] = (), notes: Path | None = N
     with start(1, *words, "--resume-or-start", plan=plan, notes=notes) as process:
         (code,) = process.wait(600)
         # Without the checkpoint with which it was to end, a run has failed; it says why.
-        full = any(fault["do"] == FULL for fault in plan) and process.stderr.splitlines()[-1:]
-        refused = code == 2 and full and "No space left on device" in full[0]
+        full = any(fault["do"] == FULL for fault in plan)
+        said = next((line for line in reversed(process.stderr.splitlines()) if line.startswith("error: ")), "")
+        refused = code == 2 and full and "No space left on device" in said
         if code not in (0, 143, -signal.SIGKILL) and not refused:
             raise AssertionError(f"exit code {code}\n{process.stdout}\n{process.stderr}")
         return code
