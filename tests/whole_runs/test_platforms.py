@@ -17,7 +17,7 @@ from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run
 SUPPORT = ROOT / "tests" / "support"
 NO_LAUNCHER = "not on Linux: if the launcher is killed, stop this process yourself"
 DATA_LOADER = "PyTorch's DataLoader reads the batches"
-MEMORY, NO_FORK = "this platform has no os.memfd_create;", "this system has no os.fork;"
+MEMORY, NO_FORK = "this platform has no os.memfd_create;", "this platform has no os.fork;"
 PARTS = {
     "resource": [],
     "fcntl": [],
