@@ -146,7 +146,7 @@ def reading(rounds: int = 5, samples: int = 48) -> str:
         "distance map computed each time": replace(
             kept, scenes=replace(scenes, distances=Computed(scenes.distances, scenes.masks))
         ),
-        "without distance map": replace(kept, distance=None),
+        "without distance map": replace(kept, scenes=replace(scenes, distances=None)),
         "images kept encoded": replace(data, store="encoded").open(0).train,
     }
     rows = np.arange(min(samples, kept.size))
