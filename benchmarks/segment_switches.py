@@ -116,7 +116,7 @@ class Computed:
     """Distance maps that are computed whenever one is read: what keeping them is compared with."""
 
     def __init__(self, kept: object, masks: object):
-        self._settings, self._masks = kept.settings, masks
+        self.settings, self._masks = kept.settings, masks
 
     def levels(self, row: int) -> object:
         """As `Distances.levels`: uint8 (height, width), in steps."""
@@ -124,7 +124,7 @@ class Computed:
 
         from trainkit.data.storage import boundary_distance
 
-        map_ = boundary_distance.from_mask(self._masks.mask(row), self._settings)
+        map_ = boundary_distance.from_mask(self._masks.mask(row), self.settings)
         return np.floor(map_ / np.float32(boundary_distance.STEP) + np.float32(0.5)).astype(np.uint8)
 
 
