@@ -61,6 +61,7 @@ QUOTED = ("docs/reference/messages.md", "docs/reference/keys.md", "docs/referenc
 """Generated: their words are those of the code, which is searched itself."""
 ALLOWED = 0
 BUDGETS: dict[str, int] = {
+    "docs/project/results/segmentation.md": 1,  # the name of a run
     "trainkit/data/synthetic/derived_modalities.py": 1,  # a caption, part of the data
     "trainkit/analysis/compare.py": 1,  # a value of the JSON report, as in the next two
     "trainkit/analysis/compare_words.py": 3,

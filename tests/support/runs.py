@@ -158,6 +158,13 @@ def spawn(processes: int, *words: str, timeout: float = 240, **environment: str)
         return subprocess.CompletedProcess(list(words), code, started.stdout, started.stderr)
 
 
+def evaluated(processes: int, *words: str) -> dict[str, list[tuple[int, float]]]:
+    """Every score of an evaluation by `--score`, in full, as (step, value) by name."""
+    done = spawn(processes, *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Ran(0, newest()).repeatable
+
+
 @dataclass
 class Started:
     """Processes of the fork server, by rank."""

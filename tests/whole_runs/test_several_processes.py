@@ -1,7 +1,6 @@
 """One process and several: what is equal, to the bit or nearly, and what the launcher is not allowed to hide."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, run, spawn, until_a_row
+from runs import PLUGIN, ROOT, TOY, Ran, _port, evaluated, newest, run, spawn, until_a_row
 
 from tests.training.test_trainer import all_same, same
 from trainkit.rng import permutation
@@ -53,9 +52,8 @@ def test_two_processes_train_and_score_like_one_resume_to_the_bit_and_score_a_ch
     losses = [ran.series("train/loss") for ran in (one, two)]
     assert len(losses[0]) == 20 and losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert set(two.series("eval/val/unique_samples")) == {37.0}
-    scored = [spawn(n, *TRAIN, *plain, "--score", one.folder.name).stdout for n in (1, 2)]
-    lines = [re.findall(r"^val/\S+ \S+$", text, re.MULTILINE) for text in scored]
-    assert lines[0] and lines[0] == lines[1]
+    scored = [evaluated(n, *TRAIN, *plain, "--score", one.folder.name) for n in (1, 2)]
+    assert scored[0] and scored[0] == scored[1]
 
 
 def test_on_two_processes_an_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one():

@@ -304,7 +304,7 @@ def _above_chance_level(candidate: _Candidate) -> Check:
         return Check(
             "chance",
             None,
-            f"{metric} {value:.4f}; its chance level is unknown, and there is no champion to compare with",
+            f"{metric} {value:.4f}; its chance level is unknown, and no champion exists to compare with",
         )
     scores = {name: candidate.value(name) for name in names}
     above = {name: score is not None and score > bounds[name] for name, score in scores.items()}
