@@ -226,9 +226,7 @@ def _between(recipe: Recipe) -> list[Switch]:
         # The learning rate by plateau reads one of them.
         needed = (recipe.train.schedule.metric or "").partition("/")[0]
         if none := tuple(f"evaluations.{name}.every=null" for name in repeated if name != needed):
-            title = (
-                f"evaluations at start and end only, but {needed}" if needed else "evaluations at start and end only"
-            )
+            title = "evaluations at start and end only" + (f", except {needed}" if needed else "")
             evaluations += (Setting(title, none, gives_up=FEWER_EVALUATIONS),)
     every = recipe.checkpoints.every
     checkpoints: tuple[Setting, ...] = ()
