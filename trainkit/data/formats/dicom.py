@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.data.formats.nifti_header import VOXEL_LIMIT, Header, by
+from trainkit.data.formats.nifti_header import VOXEL_LIMIT, Header, by, refuse_shear
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ def _header(folder: Path, found: Sequence[_Slice]) -> Header:
     affine = np.eye(4)
     affine[:3] = np.stack([row * along, column * down, across, first.position], axis=1)
     affine[:2] *= -1  # from LPS to RAS
+    refuse_shear(str(folder), affine, "grid of slices")
     shape = columns, rows, count
     spacing = along, down, float(np.linalg.norm(across))
     signed = bool((_numbers(first, "PixelRepresentation") or [0])[0])

@@ -6,7 +6,7 @@ World axes are RAS+: x grows to the right of the patient, y to the front, z to t
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,6 +74,27 @@ def slice_axis_order(spacings_ras: np.ndarray) -> str:
         raise ValueError("the spacing of one volume or more is needed")
     across = max(axis for axis in range(3) if median[axis] >= 0.99 * median.max())
     return "".join("xyz"[axis] for axis in (across, *(other for other in (2, 1, 0) if other != across)))
+
+
+def turned(header: Header, onto: Header) -> tuple[Header, Orientation]:
+    """Return the header of a file with its axes in the order and the directions of another's, and the turn to them.
+
+    Of one grid there are 48 ways to store it, and programs choose as they like: a label map may be LPS where its image
+    is RAS.
+    """
+    # By the axes of the other file and not those of the world: rounding cannot send two that lie askew different ways.
+    relative = np.linalg.solve(onto.affine[:3, :3] / np.asarray(onto.spacing), header.affine[:3, :3])
+    turn = orientation(relative, "xyz")
+    voxels = np.zeros((4, 4))
+    voxels[3, 3] = 1
+    for to, (axis, backwards) in enumerate(zip(turn.order, turn.flip, strict=True)):
+        voxels[axis, to] = -1 if backwards else 1
+        voxels[axis, 3] = header.shape[axis] - 1 if backwards else 0
+    first, second, third = (header.shape[axis] for axis in turn.order)
+    return (
+        replace(header, shape=(first, second, third), spacing=turn.spacing(header), affine=header.affine @ voxels),
+        turn,
+    )
 
 
 def same_grid(a: Header, b: Header) -> str | None:

@@ -203,6 +203,8 @@ def _verify_files(
             else:
                 records.append(found.record)
             step()
+    if names is None and not records:
+        return problems, (), []
     if names is None:
         try:
             names = importer.numbered_names(source, records)
