@@ -518,6 +518,7 @@ PARSERS = {
     "onnx.load", "pickletools.genops", "onnxruntime.InferenceSession", "timm.create_model", "mmap.mmap",
     "zlib.decompress", "zlib.decompressobj", "tomllib.load", "tomllib.loads", "xml.etree.ElementTree.parse",
     "configparser.ConfigParser", "ast.literal_eval", "importlib.import_module", "lzma.open", "bz2.open",
+    "lzma.LZMAFile", "bz2.BZ2File",
     "numpy.load_library", "scipy.io.loadmat", "huggingface_hub.snapshot_download", "huggingface_hub.hf_hub_download",
     "datasets.load_dataset",
     "datasets.load_dataset_builder", "datasets.load_from_disk", "fsspec.open", "mlflow.artifacts.download_artifacts",
@@ -583,8 +584,10 @@ DOORS: dict[str, set[str]] = {
 """By which door payloads come to a call: `file call`."""
 REASONS = {
     "a file of this package": {"data/scenes/label_maps.py json.loads"},
-    "an archive with the hash that the recipe states; hostile ones are in tests/autoconfig/test_download.py": {
+    "an archive; hostile ones are in tests/autoconfig/test_download.py and support/archive_bombs.py": {
         "autoconfig/archive.py zipfile.ZipFile", "autoconfig/archive.py tarfile.open",
+        "autoconfig/archive.py gzip.GzipFile", "autoconfig/archive.py bz2.BZ2File",
+        "autoconfig/archive.py lzma.LZMAFile",
     },
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import archive_bombs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainkit.autoconfig import archive
 from trainkit.data import sources
 from trainkit.data.formats import ijb, image_decode, insightface_bin, nifti, recordio
 from trainkit.data.formats.tiff import pages as tiff_pages
@@ -203,6 +205,10 @@ def _people(path: Path) -> None:
     layout.read(Rows(layout.root))
 
 
+def _unpacked(path: Path) -> None:
+    archive.unpack(path, path.parent / "set")
+
+
 def _written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = folder / name
@@ -311,5 +317,6 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         _written("a.txt.gz", lambda: gzip.compress(b"a b\n" * (19 * MB), 1)),
         tokenizer.read_merges,
     ),
+    **{name: (_written(*given), _unpacked) for name, given in archive_bombs.ARCHIVES.items()},
 }  # fmt: skip
 """What writes the file into a folder, and what reads it."""
