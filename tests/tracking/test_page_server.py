@@ -50,26 +50,69 @@ def served(monkeypatch):
     monkeypatch.setattr(page_server, "script", lambda: "opened()")
     monkeypatch.setenv("MLFLOW_STATIC_PREFIX", "/token")
 
-    def get(path):
+    def get(path, *headers, body=b"", port=5000, kind="http"):
         sent = []
 
         async def send(message):
             sent.append(message)
 
-        asyncio.run(page_server.app({"type": "http", "method": "GET", "path": path, "headers": []}, None, send))
-        body = b"".join(message.get("body", b"") for message in sent)
-        return dict(sent[0]["headers"]), body
+        async def receive():
+            return {"type": "http.request", "body": body}
+
+        given = [(name.encode(), value.encode()) for name, value in headers or [OWN]]
+        scope = {"type": kind, "method": "GET", "path": path, "headers": given, "server": ("127.0.0.1", port)}
+        asyncio.run(page_server.app(scope, receive, send))
+        answer = b"".join(message.get("body", b"") for message in sent)
+        return sent[0].get("status"), dict(sent[0].get("headers", [])), answer
 
     return get
 
 
+OWN = ("host", "127.0.0.1:5000")
+
+
 def test_the_start_page_alone_has_the_script(served):
-    headers, body = served("/token/")
+    _, headers, body = served("/token/")
     assert b"<head><script>opened()</script><title>" in body
     assert headers[b"content-length"] == str(len(body)).encode() and headers[b"cache-control"] == b"no-store"
     assert b"etag" not in headers
     for other in ("/", "/token", "/token/static-files/x.html", "/other/"):
-        assert b"script" not in served(other)[1]
+        assert b"script" not in served(other)[2]
+
+
+def test_hosts_and_origins_are_its_own_to_the_letter(served):
+    hosts = ["127.0.0.1:5000@evil.com", "evil.com@127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1", "127.0.0.1:5000.",
+             "127.0.0.1.:5000", "LOCALHOST:5000", "[::1]:5000", "0.0.0.0:5000", "127.1:5000", "2130706433:5000",
+             "127.0.0.2:5000", "10.0.0.1:5000", "evil.com:5000", "127.0.0.1.evil.com:5000", "localhost.evil.com:5000",
+             "127.0.0.1:05000", "127.0.0.1:5000 ", "127.0.0.1:5000,evil.com", "me:x@localhost:5000", ""]  # fmt: skip
+    origins = ["http://127.0.0.1:9999", "http://127.0.0.1", "https://127.0.0.1:5000", "http://localhost:5000", "null",
+               "http://127.0.0.1:5000@evil.com", "http://127.0.0.1:5000.evil.com", "http://127.0.0.1:5000/", "",
+               "HTTP://127.0.0.1:5000", "http://[::1]:5000", "file://", "http://evil.com"]  # fmt: skip
+    refused = [[("host", host)] for host in hosts] + [[OWN, ("origin", origin)] for origin in origins]
+    refused += [[OWN, OWN], [OWN, ("Host", "evil.com")], [("accept", "*/*")]]
+    refused += [[OWN, ("origin", "http://127.0.0.1:5000"), ("Origin", "http://evil.com")]]
+    for headers in refused:
+        for path in ("/token/", "/token/api/2.0/mlflow/experiments/search", "/health"):
+            assert served(path, *headers)[0] == 403, headers
+    for headers in ([OWN], [("Host", "localhost:5000")], [OWN, ("origin", "http://127.0.0.1:5000")]):
+        assert served("/token/", *headers)[0] == 200, headers
+    assert served("/token/", ("host", "127.0.0.1"), port=80)[0] == 200, "where clients leave the port out"
+    assert served("/token/", OWN, kind="websocket")[0] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[" * 100_000, 400),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, 400),
+        (b'{"a": [' * 32 + b"1" + b"]}" * 32, 200),
+        (b'{"a": "' + b"[" * 1000 + rb"\"[[[" + b'"}', 200),
+        (b"[[]," * 40 + b"[]" + b"]" * 40, 200),
+        (b"\n\x08\x12" + b"[" * 1000, 200),
+    ],
+)
+def test_deep_json_is_a_bad_request(served, body, status):
+    assert served("/token/api/2.0/mlflow/runs/search", OWN, body=body)[0] == status
 
 
 def test_the_script_opens_the_newest_experiment_and_knows_each_ones_score(monkeypatch):

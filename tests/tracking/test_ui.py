@@ -127,12 +127,13 @@ def test_the_page_is_for_this_machine_alone_and_does_nothing_but_show(store, tmp
     with running(store, port) as (server, at):
         search = f"{at}/api/2.0/mlflow/experiments/search"
         assert listening(server.pid) == {port: {"0100007F"}}, "127.0.0.1 as the kernel writes it, and nothing else"
-        for host in ("evil.com", f"evil.com:{port}", "127.0.0.1.evil.com", f"{socket.gethostname()}.evil.com"):
+        for host in ("evil.com", f"evil.com:{port}", "127.0.0.1.evil.com", f"127.0.0.1:{port}@evil.com", "127.0.0.1:1"):
             assert refused(search, b'{"max_results": 1}', Host=host) == 403, host
             assert refused(f"{at}/", Host=host) == 403, host
-        for origin in ("https://evil.com", "http://127.0.0.1.evil.com", "null"):
+        for origin in ("https://evil.com", "http://127.0.0.1.evil.com", "null", "http://127.0.0.1:9999"):
             assert refused(f"{at}/api/2.0/mlflow/experiments/create", b'{"name": "evil"}', Origin=origin) == 403, origin
         assert get(search, b'{"max_results": 9}', Host=f"localhost:{port}"), "by its own names it answers"
+        assert refused(search, b'{"max_results": ' + b"[" * 5000) == 400
         # Files of the machine: what the store says of none, and what a proxy of artifacts would take and give.
         proxy = f"{at}/api/2.0/mlflow-artifacts/artifacts"
         assert refused(f"{proxy}/recipe.yaml") >= 400
