@@ -1,7 +1,8 @@
 """Shared by the accuracy benchmarks: table rows, each a recipe with overrides, trained with several seeds.
 
 A finished run is found by the hash of its recipe and its number of processes, and not repeated. Seeds are the outer
-loop, so that rows are interleaved in time. `--table` trains nothing; `--jobs 2` trains two runs at once.
+loop, so that rows are interleaved in time. `--table` trains nothing; `--jobs 2` trains two runs at once; `--quick`
+trains one seed for a few steps, to see that the benchmark runs: its figures say nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 DATA = ROOT.parent / "shared" / "data"
 SEEDS = (0, 1, 2)
+QUICK = ("train.length=4 steps", "train.schedule={name: constant}", "log.every=2 steps")
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,13 @@ def run(rows: Sequence[Row], columns: Mapping[str, str], experiment: str, refere
     words = argparse.ArgumentParser()
     words.add_argument("--table", action="store_true", help="train nothing")
     words.add_argument("--jobs", type=int, default=1, help="runs at the same time, one thread each")
+    words.add_argument("--quick", action="store_true", help="one seed, a few steps: to see that it runs")
     asked = words.parse_args()
+    seeds = SEEDS
+    if asked.quick:
+        rows, seeds = [replace(row, changes=(*row.changes, *QUICK)) for row in rows], SEEDS[:1]
     if not asked.table:
-        missing = [(row, seed) for seed in SEEDS for row in rows if finished(row, seed, experiment) is None]
+        missing = [(row, seed) for seed in seeds for row in rows if finished(row, seed, experiment) is None]
         with ThreadPoolExecutor(asked.jobs) as pool:
             list(pool.map(lambda job: _train(*job, experiment), missing))
     print(table(rows, columns, experiment, reference))

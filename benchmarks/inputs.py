@@ -30,6 +30,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,7 +140,7 @@ def ours(store: str, decoder: Callable | None = None) -> Sample:
 
     split = FaceSplit("train", Packed(files() / store), seed=0, mirror=True)
     plan = Plan(10**9, split.size // BATCH, BATCH, BATCH, 1, 1, 0)
-    batches = stream.training(split, plan, 0, Loader(), pin=False)
+    batches = stream.training(split, partial(plan.keys, split, 0), Loader(), pin=False)
     pairs = ((batch["image"], batch["label"]) for batch in batches)
     return measured(pairs, decoder and alone(decoder, split.packed))
 

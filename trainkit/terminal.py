@@ -9,12 +9,15 @@ a disk that is full, are handled in one place. Nothing is imported from rich unt
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from trainkit.errors import visible
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _DUMB = ("dumb", "unknown")
+_SILENT, _BETWEEN = 2.0, 30.0
+"""Seconds before the first line on progress in a log, and between two."""
 _NARROW = 20
 """Fewest columns that are believed of a terminal."""
 _WIDE = 10_000
@@ -87,6 +92,66 @@ def _is_file(stream: TextIO | None) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # /dev/null is a character device
+
+
+@contextlib.contextmanager
+def bar(what: str, unit: str = "image") -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how far some work is, with the time left; call what it gives with the number done and the total.
+
+    In a terminal it is a progress bar; elsewhere a line is printed after two seconds, and then twice a minute.
+    """
+    if not is_interactive(sys.stderr):
+        yield _Lines(what, unit).on_progress
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Count(ProgressColumn):
+        """Done, in all, and how many a second."""
+
+        def render(self, task: Task) -> Text:
+            """Return the text of a task."""
+            rate = f"  {task.speed:.1f} {unit}s/s" if task.speed else ""
+            return Text(f"{task.completed:.0f}/{task.total or 0:.0f} {unit}s{rate}")
+
+    columns = (TextColumn("{task.description}"), BarColumn(), Count(), TimeRemainingColumn())
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    # Refreshed here and not by a thread: what is called may fork.
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task, drawn = progress.add_task(what, total=None), 0.0
+
+        def on_progress(done: int, total: int) -> None:
+            nonlocal drawn
+            progress.update(task, completed=done, total=total)
+            if (now := time.perf_counter()) - drawn >= 0.2 or done == total:
+                drawn = now
+                progress.refresh()
+
+        yield on_progress
+
+
+@dataclass
+class _Lines:
+    """Progress as lines of text, for logs."""
+
+    what: str
+    unit: str
+    began: float = field(default_factory=lambda: time.perf_counter())
+    said: float = -math.inf
+
+    def on_progress(self, done: int, total: int) -> None:
+        """Print a line if one is due."""
+        now = time.perf_counter()
+        if now - self.began < _SILENT or now - self.said < _BETWEEN or not done:
+            return
+        self.said = now
+        left = f" of {total:,}" if total else ""
+        left += f" {self.unit}s"
+        if total:
+            left += f", {duration((now - self.began) / done * (total - done))} left"
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{visible(self.what)}: {done:,}{left}", file=sys.stderr, flush=True)
 
 
 def width(stream: TextIO | None) -> int:

@@ -436,7 +436,7 @@ def test_a_cache_that_came_with_a_set_is_not_written_through(tmp_path, name):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / name).symlink_to(tmp_path / "mine")
     with contextlib.suppress(UserError):
-        cache.make_once(tmp_path / "cache" / "key", Path.is_dir, lambda: None)
+        cache.make_once(tmp_path / "cache" / "key", Path.is_dir, lambda _: None, "packing")
     assert (tmp_path / "mine").read_text() == "mine"
 
 

@@ -50,6 +50,19 @@ def test_phases_partition_the_time_and_evaluations_are_not_in_the_speed():
     assert clock.total == pytest.approx(hands.now - 100) and clock.window(32) == {}
 
 
+def test_what_came_before_the_training_is_start_up_and_belongs_to_no_step():
+    hands = Hands()
+    clock = Clock(now=hands, began=60.0)
+    hands.now += 2
+    assert clock.elapsed() == 2
+    clock.to("forward")
+    hands.now += 8
+    clock.step()
+    assert clock.seconds["setup"] == 42 and clock.training == 8 and clock.elapsed() == 10
+    assert clock.whole(8, clock.training)["time/setup_share"] == 42 / 50
+    assert clock.recent().phases.sum() == 8
+
+
 def test_single_times_of_the_last_steps_are_kept_and_what_came_between_them():
     hands = Hands()
     clock = Clock(now=hands)

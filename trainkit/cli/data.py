@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trainkit.cli.options import RenamedOption, bar, echo, next_step, plugins_option, recipe_command, recipe_file
+from trainkit.cli.options import RenamedOption, echo, next_step, plugins_option, recipe_command, recipe_file
 from trainkit.errors import EXIT_CODE, UserError
+from trainkit.terminal import bar
 
 if TYPE_CHECKING:
     from trainkit.data.kinds import Kind, Verb

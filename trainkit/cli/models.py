@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import RenamedOption, bar, echo, next_step, plugins_option, recipe_file
+from trainkit.cli.options import RenamedOption, echo, next_step, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
+from trainkit.terminal import bar
 
 if TYPE_CHECKING:
     from trainkit.export.files import Format

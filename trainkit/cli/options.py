@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainkit import terminal
 from trainkit.environment import min_versions
 from trainkit.errors import EXIT_CODE, UserError, of_disk, visible
 from trainkit.paths import recipe_file, recipe_word
 from trainkit.redact import hide_in_logs, without_secrets
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from trainkit.config.run_request import RunRequest
 
 
@@ -208,41 +203,3 @@ def say_valid(request: RunRequest) -> int:
     verb = "sweep" if request.sweep else "repeat" if request.seeds is not None else "run"
     next_step(verb, recipe_word(request.path), *request.overrides, *plugins, why="train it", err=True)
     return 0
-
-
-@contextlib.contextmanager
-def bar(what: str, unit: str = "image") -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr if that is a terminal; call what it gives with the number done and the total."""
-    if not terminal.is_interactive(sys.stderr):
-        yield lambda done, total: None
-        return
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Count(ProgressColumn):
-        """Done, in all, and how many a second."""
-
-        def render(self, task: Task) -> Text:
-            """Return the text of a task."""
-            rate = f"  {task.speed:.1f} {unit}s/s" if task.speed else ""
-            return Text(f"{task.completed:.0f}/{task.total or 0:.0f} {unit}s{rate}")
-
-    columns = (TextColumn("{task.description}"), BarColumn(), Count(), TimeRemainingColumn())
-    # Refreshed here and not by a thread: what is called may fork.
-    with Progress(*columns, console=_bar_console(), auto_refresh=False) as progress:
-        task, drawn = progress.add_task(what, total=None), 0.0
-
-        def on_progress(done: int, total: int) -> None:
-            nonlocal drawn
-            progress.update(task, completed=done, total=total)
-            if (now := time.perf_counter()) - drawn >= 0.2 or done == total:
-                drawn = now
-                progress.refresh()
-
-        yield on_progress
-
-
-def _bar_console() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, markup=False, emoji=False, highlight=False)

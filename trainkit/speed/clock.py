@@ -76,7 +76,13 @@ class Clock:
     training every cache line that is touched costs time.
     """
 
-    def __init__(self, timeline: Timeline | None = None, now: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        timeline: Timeline | None = None,
+        now: Callable[[], float] = time.perf_counter,
+        began: float | None = None,
+    ):
+        """`began`: when the start-up began, by `now`, where that was earlier: imports, opening and packing of data."""
         self._now = now
         self.timeline = timeline
         """Receives each phase and step; may be replaced while the clock runs."""
@@ -88,6 +94,7 @@ class Clock:
         # The sums of earlier notes.
         self._phase, self._since = "setup", now()
         self._spent = [0.0] * _WIDE
+        self._before = self._spent[_COLUMN["setup"]] = 0.0 if began is None else self._since - began
         # `_spent` at the end of each step, nine numbers a row. 200 rows are read from an array in 8 us, from tuples in
         # 180.
         self._rows = array("d", self._spent)
@@ -140,8 +147,8 @@ class Clock:
         return sum(self._spent)
 
     def elapsed(self) -> float:
-        """Seconds of wall-clock up to now."""
-        return self.total + self._now() - self._since
+        """Seconds of wall-clock from the making of this clock up to now."""
+        return self.total - self._before + self._now() - self._since
 
     def recent(self, many: int = KEPT) -> Steps:
         """Return the times of the last `many` steps, as far as they are kept."""

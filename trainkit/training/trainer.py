@@ -67,7 +67,7 @@ class Trainer:
     ):
         self.recipe, self.data, self.runtime = recipe, data, runtime
         self.logger = logger = logger or RunLogger(recipe)
-        self.clock = logger.clock = Clock(device_timeline.of(runtime.device))
+        self.clock = logger.clock = Clock(device_timeline.of(runtime.device), began=logger.began)
         self.resume, self.stop = resume or Resume(), stop or Stop()
         runtime.choose_compile(recipe, planning.updates(recipe, data, runtime.world)[1], recorded_compile(self.resume))
         self.model = model = Model(recipe, data.meta, runtime, weights or {})

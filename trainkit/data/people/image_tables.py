@@ -13,6 +13,7 @@ from trainkit.data.formats.arrow_tables import LABEL_COLUMNS, Table
 from trainkit.data.people import modalities
 from trainkit.data.record import Columns
 from trainkit.data.storage import cache
+from trainkit.data.storage.import_images import Progress
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES
 
@@ -70,11 +71,14 @@ def folder(text: str, place: Path | None, split: str | None, columns: Columns) -
     made = cache.place(f"people-{cache.key(made_of, table.files)}")
     named = {"image": image, "person": person}
     named |= {name: name for name in _OPTIONAL if name in table.schema.names}
-    cache.make_once(made, lambda it: (it / "index.csv").is_file(), lambda: _write(table, chosen, named, made))
+    what = f"extracting the images of {table.path}"
+    cache.make_once(
+        made, lambda it: (it / "index.csv").is_file(), lambda tell: _write(table, chosen, named, made, tell), what
+    )
     return made
 
 
-def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path) -> None:
+def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path, on_progress: Progress) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -82,7 +86,8 @@ def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path) 
         with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "person", "modality", "camera", "text", "role"))
-            for row, cells in _rows(table, split, named):
+            for done, (row, cells) in enumerate(_rows(table, split, named), start=1):
+                on_progress(done, 0)
                 where = f"{table.path}, row {row}"
                 data = table.picture(cells["image"], where)
                 data = data.read_bytes() if isinstance(data, Path) else data

@@ -80,7 +80,7 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
         found[:] = [folder]
         return (folder / "manifest.json").is_file()
 
-    def make() -> None:
+    def make(_: object) -> None:
         begin = time.perf_counter()
         rows = Rows(layout.root)
         layout.read(rows)
@@ -93,7 +93,7 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
         found[:] = [folder]
         _log.info("scanned %s in %.2f s, once: %d records", layout.where, time.perf_counter() - begin, len(rows))
 
-    cache.make_once(noted, is_there, make)
+    cache.make_once(noted, is_there, make, f"scanning {layout.where}")
     return PeopleIndex(found[0])
 
 

@@ -29,7 +29,7 @@ from pydantic import Field
 from trainkit.data.storage import cache, map_store
 from trainkit.data.storage.hashed_folder import REBUILD, Form
 from trainkit.data.storage.image_store import is_packed
-from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError
 from trainkit.files import Json
@@ -169,14 +169,14 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     made = [FORMAT, VERSION, masks.digest, asdict(settings)]
     folder = cache.place(cache.key(made, ()))
 
-    def make() -> None:
+    def make(on_progress: Progress) -> None:
         begin = time.perf_counter()
-        _write(folder, masks, settings)
+        _write(folder, masks, settings, on_progress)
         _log.info(
             "computed distances of %d masks of %s in %.1f s, once", len(masks), masks.path, time.perf_counter() - begin
         )
 
-    cache.make_once(folder, is_packed, make)
+    cache.make_once(folder, is_packed, make, f"computing distance maps of {masks.path}", "mask")
     found = Distances(folder)
     check_fits(found, masks, settings)
     return found
@@ -190,13 +190,14 @@ def check_fits(found: Distances, masks: PackedMasks, settings: Distance) -> None
         raise UserError(str(found.path), f"distances by {found.settings}", f"{settings}", REBUILD)
 
 
-def _write(folder: Path, masks: PackedMasks, settings: Distance) -> None:
+def _write(folder: Path, masks: PackedMasks, settings: Distance, on_progress: Progress) -> None:
     def one(row: int) -> tuple[tuple[int, int], bytes]:
         # Half-steps go up: 4 d = 2 sqrt(4 d^2) rounded, without a second pass of division.
         levels = np.floor(np.sqrt(_quarters(masks.mask(row), settings)) * np.float32(0.5 / STEP) + np.float32(0.5))
         return levels.shape, map_store.compress(levels.astype(np.uint8))
 
     with map_store.Writer(folder) as writer:
-        for shape, stream in map_store.each(one, range(len(masks)), threads()):
+        for row, (shape, stream) in enumerate(map_store.each(one, range(len(masks)), threads())):
             writer.add(shape, stream)
+            on_progress(row + 1, len(masks))
         writer.finish(Distances, {"of": masks.digest, "settings": asdict(settings)})

@@ -6,15 +6,19 @@ import contextlib
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from trainkit import terminal
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Source
 from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage.hashed_folder import PARTIAL
 from trainkit.data.storage.image_store import Packed, is_packed
+from trainkit.data.storage.import_images import Progress
 from trainkit.errors import UserError
 from trainkit.paths import data_root, make_private, user_cache
 
@@ -58,21 +62,27 @@ def pack_once(
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
 
-    def make() -> None:
+    def make(on_progress: Progress) -> None:
         _log.info("packing %s into %s, once", found.where, folder)
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
         report = import_images.import_pictures(
-            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol
-        )
+            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol,
+            on_progress=on_progress,
+        )  # fmt: skip
         for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)
 
-    make_once(folder, is_packed, make)
+    make_once(folder, is_packed, make, f"packing {found.where}")
     return Packed(folder)
 
 
-def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], None]) -> None:
-    """Have a folder of the cache made where it is not there yet. Processes that start together make it once."""
+def make_once(
+    folder: Path, is_made: Callable[[Path], bool], make: Callable[[Progress], None], what: str, unit: str = "image"
+) -> None:
+    """Have a folder of the cache made where it is not there yet. Processes that start together make it once.
+
+    The progress of `make` is shown as `what`, counted in `unit`. What killed processes left half made is removed.
+    """
     if is_made(folder):
         return
     import filelock
@@ -84,7 +94,9 @@ def make_once(folder: Path, is_made: Callable[[Path], bool], make: Callable[[], 
             note.write("*\n")
         with filelock.FileLock(folder.with_suffix(".lock")):
             if not is_made(folder):
-                make()
+                _remove_abandoned(folder)
+                with terminal.bar(what, unit) as on_progress:
+                    make(on_progress)
     except OSError as error:
         remedy = "set TRAINKIT_CACHE to a writable folder"
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
@@ -107,6 +119,18 @@ def place(name: str) -> Path:
     """
     before = data_root() / _BESIDE / name
     return before if os.path.exists(before) and not os.environ.get("TRAINKIT_CACHE") else cache_root() / name
+
+
+def _remove_abandoned(own: Path) -> None:
+    """Remove folders of the cache that are half made, but for those whose lock another process holds."""
+    import filelock
+
+    for half in own.parent.glob(f".*{PARTIAL}*"):
+        name = half.name[1:].rpartition(PARTIAL)[0]
+        with contextlib.suppress(filelock.Timeout, OSError):
+            lock = filelock.FileLock(own.with_name(name).with_suffix(".lock"), timeout=0)
+            with contextlib.nullcontext() if name == own.name else lock:
+                shutil.rmtree(half)
 
 
 def _writable(folder: Path) -> bool:

@@ -27,6 +27,8 @@ HASHED_AT_OPEN = 64 << 20
 """Largest file whose SHA-256 is compared whenever the folder is opened, in bytes."""
 
 _CHANGED = "is not what was written (SHA-256 differs)"
+PARTIAL = ".partial-"
+"""Part of the name of a folder that is being written, between its final name and a random one."""
 REBUILD = "remove the folder and import the set again"
 RENAME = f"rename them in its source, {REBUILD}"
 
@@ -246,7 +248,7 @@ class FolderWriter:
         self.out, self._names = Path(out), names
         if self.out.exists():
             raise UserError(str(out), "exists", "a new folder", "remove it or choose another")
-        self.folder = self.out.with_name(f".{self.out.name}.partial-{uuid.uuid4().hex[:8]}")
+        self.folder = self.out.with_name(f".{self.out.name}{PARTIAL}{uuid.uuid4().hex[:8]}")
 
     def __enter__(self) -> Self:
         try:

@@ -29,7 +29,7 @@ from trainkit.data.scenes.augment import nearest
 from trainkit.data.storage import cache, map_store
 from trainkit.data.storage.hashed_folder import Form
 from trainkit.data.storage.image_store import is_packed
-from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.map_store import CompressedMaps
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json
@@ -180,12 +180,12 @@ def pack_masks_once(
     made += [source.columns] if source.columns else []
     folder = cache.place(cache.key(made, source.files))
 
-    def make() -> None:
+    def make(on_progress: Progress) -> None:
         begin = time.perf_counter()
-        _write(folder, source, labels, size)
+        _write(folder, source, labels, size, on_progress)
         _log.info("packed the masks of %s in %.1f s, once", source.where, time.perf_counter() - begin)
 
-    cache.make_once(folder, is_packed, make)
+    cache.make_once(folder, is_packed, make, f"packing the masks of {source.where}", "mask")
     return PackedMasks(folder)
 
 
@@ -194,6 +194,7 @@ def _write(
     source: SceneSource,
     labels: Labels,
     size: tuple[int, int] | None,
+    on_progress: Progress,
 ) -> None:
     classes = len(labels.names)
     pictures, bad = compared(source.scenes)
@@ -214,7 +215,8 @@ def _write(
 
     ids, originals, counts, prints = [], [], [], []
     with map_store.Writer(folder) as writer:
-        for found in map_store.each(one, enumerate(source.scenes), threads()):
+        for done, found in enumerate(map_store.each(one, enumerate(source.scenes), threads()), start=1):
+            on_progress(done, len(source.scenes))
             if isinstance(found, UserError):
                 bad.append(str(found))
                 continue

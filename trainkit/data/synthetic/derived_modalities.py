@@ -62,7 +62,8 @@ def folder(path: Path) -> Path:
     if not files:
         raise UserError(str(path), "no images", "photographs of people in <person>/<image>.jpg")
     made = cache.place(f"derived-{cache.key(['derived', VERSION, str(path.absolute())], files)}")
-    cache.make_once(made, lambda place: (place / "derived.json").is_file(), lambda: _write(path, files, made))
+    what = f"deriving modalities of {path}"
+    cache.make_once(made, lambda it: (it / "derived.json").is_file(), lambda _: _write(path, files, made), what)
     return made
 
 

@@ -182,9 +182,9 @@ def pack_volumes_once(
         made.append([values, source.channels, source.incomplete, further])
     folder = cache.place(f"volumes-{cache.key(made, source.files)}")
 
-    def make() -> None:
+    def make(on_progress: Progress) -> None:
         _log.info("preparing %s into %s, once", source.where, folder)
-        report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes)
+        report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes, on_progress=on_progress)
         strays = _capped("left out", source.left_out)
         for note in strays:
             _log.warning("%s: %s", source.where, note)
@@ -192,7 +192,7 @@ def pack_volumes_once(
             said = number_of(odd, "things to look at")
             _log.warning("%s: %s: `trainkit data verify %s`", source.where, said, source.where)
 
-    cache.make_once(folder, volume_store.is_packed, make)
+    cache.make_once(folder, volume_store.is_packed, make, f"preparing {source.where}", "case")
     return PackedVolumes(folder)
 
 
