@@ -44,8 +44,6 @@ SHORT = (
 GATED = ("train.batch_size=8", "train.length=300 steps", *SHORT[1:])
 NOT_DUE = "evaluations={val: {batch_size: 64}, separation: {split: val.separation, every: 10 epochs, at_end: false}}"
 NOTE = "eye_speed.json"
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t, 97.5 %, for 1 to 9 degrees of freedom."""
 
 
 def measure(history: Any, note: Mapping[str, Any]) -> Measured:
@@ -128,11 +126,13 @@ def gate_table(runs: Mapping[tuple[str, int], Measured], asking_ns: Mapping[str,
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval by Student's t. Raises ValueError for fewer than 2 or over 10."""
-    if not 2 <= len(differences) <= len(T_95) + 1:
-        raise ValueError(f"{len(differences)} pairs; 2 to {len(T_95) + 1} are needed")
+    """Mean and half the width of its 95 % interval by Student's t. Raises ValueError for fewer than 2."""
+    from scipy import stats
+
+    if len(differences) < 2:
+        raise ValueError(f"{len(differences)} pairs; 2 or more are needed")
     error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.mean(differences), T_95[len(differences) - 2] * error
+    return statistics.mean(differences), float(stats.t.ppf(0.975, len(differences) - 1)) * error
 
 
 def describe(runs: Sequence[Measured], work: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, *
 
 
 def _launch(recipe: str, check: bool, **asked: Any) -> int:
-    """Run a request, of which `asked` are fields of `Order`; with `check` validate it."""
+    """Run a request, of which `asked` are fields of `RunRequest`; with `check` validate it."""
     stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import RunRequest
     from trainkit.experiments import launch

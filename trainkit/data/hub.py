@@ -90,7 +90,7 @@ def download(path: str | Path, *, network: bool = True) -> Path:
         if not network:
             raise UserError(path, "is not downloaded", remedy="download it with `trainkit download RECIPE`") from None
         said = " ".join(str(error).split()).partition(". ")[0][:200]
-        expected = "a data data set of the hub and a network connection"
+        expected = "a data set of the hub and a network connection"
         raise UserError(path, f"cannot be downloaded ({said})", expected) from None
     return Path(folder)
 

@@ -101,13 +101,6 @@ class Ratio:
         return f"x {self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-# Student's t, 97.5 %, by degrees of freedom from 1; beyond the last it is at most 4 % too wide.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-
-
 def ratio(faster: Sequence[float], than: Sequence[float]) -> Ratio:
     """Return the ratio of rates measured in pairs. Raises ValueError for fewer than two pairs or rates not above 0.
 
@@ -134,7 +127,9 @@ def unpaired(faster: Sequence[float], than: Sequence[float]) -> Ratio:
 
 
 def _interval(middle: float, error: float, freedom: int) -> Ratio:
-    half = (_T[min(freedom, len(_T)) - 1]) * error
+    from scipy import stats
+
+    half = float(stats.t.ppf(0.975, freedom)) * error
     return Ratio(*(float(np.exp(middle + side)) for side in (0.0, -half, half)))
 
 

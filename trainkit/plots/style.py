@@ -8,7 +8,7 @@ Figures are made without pyplot, so nothing global is touched and any thread may
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,11 @@ INK, QUIET, GRID = "#1a1a1a", "#666666", "#e3e3e3"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+_CJK_FONTS = (
+    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic",
+    "Arial Unicode MS",
+)  # fmt: skip
 _LEFT = 0.1
 """Inches left of a title."""
 _NARROW, _WIDE = frozenset(" .,:;'|!()[]ijlftrI-"), frozenset("mwMWGOQ%@→")
@@ -138,23 +143,54 @@ class Sheet:
 def _plain_figure() -> type[Figure]:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
 
     class PlainFigure(Figure):
         """A figure whose `savefig` draws text as it is.
 
         Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
+        Letters that no installed font has are written as their numbers.
         """
 
         def savefig(self, fname: Any, *, transparent: bool | None = None, **settings: Any) -> None:
             """Write the figure to a file."""
             axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
             powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
+            for axis in axes:
+                if isinstance(names := axis.get_major_formatter(), FuncFormatter):  # as of `set_xticks` with labels
+                    names.func = functools.partial(_legible_tick, names.func)
             for text in self.findobj(Text):
                 if text not in powers:  # 10⁻³ is such a formula
                     text.set_parse_math(False)
+                if not text.get_text().isascii():
+                    text.set_fontfamily(list(_letters()))
+                    text.set_text(_legible(text.get_text()))
             super().savefig(fname, transparent=transparent, **settings)
 
     return PlainFigure
+
+
+@functools.cache
+def _letters() -> dict[str, frozenset[int]]:
+    """Return the code points of the usual font and of one more that has Chinese, Japanese or Korean, by family."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in installed)][:2]
+    files = {family: font_manager.findfont(family) for family in families}
+    return {family: frozenset(font_manager.get_font(file).get_charmap()) for family, file in files.items()}
+
+
+def _legible(words: str) -> str:
+    """Return a text with the letters that cannot be drawn as numbers: `\\u65e5`."""
+    if words.isascii():
+        return words
+    known = frozenset("\n").union(*({chr(code) for code in codes} for codes in _letters().values()))
+    return "".join(letter if letter in known else letter.encode("unicode_escape").decode() for letter in words)
+
+
+def _legible_tick(label: Callable[[float, int | None], str], value: float, place: int | None = None) -> str:
+    return _legible(label(value, place))
 
 
 def line(number: int) -> dict[str, Any]:

@@ -41,9 +41,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return the message of an out-of-memory error in one line; raise any other error again."""
-    if not is_out_of_memory(error):
-        raise error
+    """Return the message of an out-of-memory error in one line."""
     said = str(error) if isinstance(error, OtherRankOutOfMemory) else f"{type(error).__name__}: {error}"
     return said.splitlines()[0][:200]
 
@@ -53,6 +51,8 @@ def caught(act: Callable[..., T], *of: Any) -> tuple[T | None, str]:
     try:
         return act(*of), ""
     except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         said = reason(error)
     _free()
     return None, said

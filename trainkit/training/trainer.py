@@ -197,7 +197,9 @@ class Trainer:
                 if not (short := self.memory.recorded()):
                     update.losses = self.accumulate(self.batches, at)
             except (RuntimeError, MemoryError) as error:
-                short = out_of_memory.reason(error)  # raises it again where it is another one
+                if not out_of_memory.is_out_of_memory(error):
+                    raise
+                short = out_of_memory.reason(error)
             if not (short := self.memory.agree(short)):
                 break
             self.plan = self.memory.halve(self.plan, short)

@@ -41,7 +41,7 @@ class Faces:
     train: str
     """Training set: a folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace
     folder with train.rec, or `sample`. A set that is not packed is packed once, into the cache
-    (`packing.cache_root`)."""
+    (`TRAINKIT_CACHE`)."""
     columns: dict[Literal["image", "label", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )

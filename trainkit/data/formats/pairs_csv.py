@@ -1,4 +1,4 @@
-"""Verification sets: images and pairs of them, as pairs.csv or in InsightFace's `.bin`."""
+"""Verification sets of pairs.csv: images and pairs of them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Records are kept by person and modality as one array of rows and one of where each cell begins (compressed sparse
 rows): 4 bytes a record, and 4 for each person and modality. Nothing is drawn ahead and nothing is carried along: who
-and what is in a batch is a hash of seed and place, by permutations that need no table (`seeding.permuted`). So any
+and what is in a batch is a hash of seed and place, by permutations that need no table (`rng.permuted`). So any
 batch of any epoch is there at once, on any process, and resuming needs no more than the number of the next one.
 
 **People** come in passes: each person that can be drawn once, in another order every time; what a pass leaves over,

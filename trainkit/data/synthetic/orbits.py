@@ -29,7 +29,6 @@ import numpy as np
 
 from trainkit.data.synthetic.anatomy import SEED, Patient, egg, ellipsoid
 from trainkit.data.synthetic.drawing import drawn_once, generator, write_about
-from trainkit.errors import UserError
 
 VERSION = 2
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -47,7 +46,7 @@ def folder() -> Path:
 
     Holds `train/image/<id>.nii.gz`, `train/label/<id>.nii.gz`, the same for `val`, `clinical.csv` (a row a patient) and
     `sample.json`. Images are int16 with a slope, about 128 x 128 x 16..20 voxels of 1.25 x 1.25 x 3.85 mm, the third
-    axis from back to front; labels are uint8, 0..9 as in `NAMES`. Raises UserError where nibabel is not installed.
+    axis from back to front; labels are uint8, 0..9 as in `NAMES`.
     """
     return drawn_once(f"orbits-v{VERSION}", _write, megabytes=30)
 
@@ -117,15 +116,8 @@ def draw(
 
 
 def _write(to: Path) -> None:
-    try:
-        import nibabel
-    except ImportError as error:
-        raise UserError(
-            "sample:orbits",
-            "NIfTI files cannot be written: nibabel is not installed",
-            "the extra for medical volumes",
-            'pip install "trainkit[medical]"',
-        ) from error
+    import nibabel
+
     table = []
     for split in PATIENTS:
         for kind in ("image", "label"):

@@ -169,7 +169,7 @@ def pack_volumes_once(
 ) -> PackedVolumes:
     """Return the packed form of a source, made when it is not there yet. Processes that start together make it once.
 
-    It lies at `packing.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
+    It lies at `cache.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
     cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
     asked = None if spacing is None else [float(mm) for mm in spacing]
