@@ -48,7 +48,7 @@ ORDER = {
     ],
     "how-to/migrate/index": ["lightning", "timm", "insightface", "nnunet", "ultralytics", "guides"],
     "reference/index": [
-        *("cli", "keys", "recipe-file", "recipes", "data/index", "classifiers", "metrics", "artifacts", "messages"),
+        *("cli", "keys", "recipe-file", "recipes", "data/index", "classifiers", "metrics", "artifacts"),
         *("exit-codes", "launch-configs"),
     ],
     "reference/data/index": ["images", "faces", "segmentation", "volumes", "reid"],

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs.generators import commands, keys, messages, metrics, recipes
+from docs.generators import commands, keys, metrics, recipes
 from docs.generators.markdown import REFERENCE
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli": commands.page,
     "keys": keys.page,
-    "messages": messages.page,
     "metrics": metrics.page,
     "recipes": recipes.page,
 }

@@ -44,7 +44,7 @@ TASKS = (
     Task("run a sweep", ("how-to/sweep.md",), r"trainkit sweep \w+ \S+=\S+,\S+", "sweep"),
     Task("serve a model", ("how-to/serve.md",), r"mlflow models serve", "serve model"),
     Task("add a metric", ("how-to/extend.md",), r"(?i)metric", "add metric"),
-    Task("find a message", ("reference/messages.md",), r"no such file", "all of its checkpoints are damaged"),
+    Task("find an error", ("how-to/troubleshoot.md",), r"unknown key", "fix error"),
     Task("look up a key", ("reference/keys.md",), r'id="loader-workers"', "loader.workers", "loader-workers"),
     Task(
         "migrate a command of timm",

@@ -9,11 +9,10 @@ import pytest
 from runs import ROOT
 
 from docs import generate_reference
-from docs.generators import commands, keys, message_sites
+from docs.generators import commands, keys
 from docs.generators.markdown import REFERENCE, prose
 from trainkit.cli.main import main
 from trainkit.config import loader
-from trainkit.errors import UserError
 
 TEXT = {name: (REFERENCE / f"{name}.md").read_text(encoding="utf-8") for name in generate_reference.PAGES}
 
@@ -75,68 +74,6 @@ def test_the_keys_are_described():
     rows = [line.split(" | ") for line in TEXT["keys"].splitlines() if line.startswith("| ") and "<a id" in line]
     bare = [cells[0] for cells in rows if len(cells) == 5 and not cells[4].strip("| ")]
     assert len(rows) > 400 and not bare
-
-
-# Messages
-
-
-def shown(text: str) -> bool:
-    """Return whether a message is on the page, whatever stands where it has `…`."""
-    plain = re.sub(r"[\\|]", "", TEXT["messages"])
-    return text in plain
-
-
-@pytest.mark.parametrize(
-    "words, part",
-    [
-        (["nowhere.yaml"], "no such file"),
-        (["recipes/convnext.yaml", "optim.lr"], "write it like optim.lr=0.05"),
-        (["recipes/convnext.yaml", "optim.nesterov=true", "optim.name=sgd", "optim.momentum=0"], "nesterov is true"),
-    ],
-)
-def test_a_message_that_is_printed_is_on_the_page(words, part):
-    with pytest.raises(UserError, match=re.escape(part)):
-        loader.load(ROOT / words[0], words[1:])
-    assert shown(part)
-
-
-def test_texts_are_read_from_all_forms_of_an_expression(tmp_path):
-    source = """
-WORDS = "fixed"
-
-
-def check(value, many):
-    found = f"{value} is no word" if many else "nothing"
-    raise UserError(f"key {value}", found, expected=WORDS, remedy="write " + "one")
-
-
-def __post_init__(self):
-    raise ValueError(f"x is {self.x!r}; a y is needed")
-
-
-def other(log):
-    log.warning("%s of %d lost", 1, 2)
-"""
-    folder = tmp_path / "trainkit"
-    folder.mkdir()
-    (folder / "some.py").write_text(source)
-    file = folder / "some.py"
-    root, message_sites.ROOT = message_sites.ROOT, tmp_path
-    try:
-        found = {(m.where, m.found, m.expected, m.remedy) for m in message_sites.in_file(file)}
-    finally:
-        message_sites.ROOT = root
-    assert found == {
-        ("key …", "… is no word", "fixed", "write one"),
-        ("key …", "nothing", "fixed", "write one"),
-        ("", "x is …; a y is needed", "", ""),
-        ("", "… of … lost", "", ""),
-    }
-
-
-def test_the_page_has_most_places_of_the_source():
-    found = list(message_sites.messages())
-    assert len({(m.module, m.found, m.expected) for m in found}) > 900
 
 
 def test_only_code_is_markup():

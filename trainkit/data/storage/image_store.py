@@ -170,7 +170,7 @@ class Packed(RowFolder):
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise ValueError(f"rows {rows.min()} .. {rows.max()} of a set of {len(self)}")
         if (size := self.size) is None:
-            raise ValueError(f"{self.path}: images of their own sizes are read with pictures()")
+            raise ValueError(f"{self.path}: images of their own sizes are read one by one")
         images = np.empty((len(rows), 3, *size), np.uint8)
 
         def read(part: slice) -> None:
