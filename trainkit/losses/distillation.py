@@ -34,7 +34,8 @@ def geometry(hardness_B: Tensor, agreement_B: Tensor, gain: float = 3.0) -> Tens
     """Compute the addition of the geometry margin to AdaFace's quality: gain * hardness * relu(hardness - agreement).
 
     It raises the quality of samples whose teacher embedding is close to the centre while the student's is not yet close
-    to the teacher's. From an AdaFace fork of AdaDistill (rayyichen310/adadistill_with_adaface_loss), no paper.
+    to the teacher's. Both are of the centres before this step moves them, as in the AdaFace fork of AdaDistill that the
+    term comes from (rayyichen310/adadistill_with_adaface_loss); no paper.
     """
     return gain * hardness_B * (hardness_B - agreement_B).relu()
 

@@ -69,7 +69,8 @@ class AdaFace:
     h: Annotated[float, Field(ge=0, le=100)] = 0.333
     """Share of the quality range [-1, 1] that one standard deviation of the embedding norms covers."""
     t_alpha: FractionAboveZero = 0.01
-    """Weight of the newest batch in the running mean and standard deviation of the norms, above 0 and up to 1."""
+    """Weight of the newest micro-batch in the running mean and standard deviation of the norms, above 0 and up to 1.
+    They are updated once per micro-batch, before it uses them."""
     scale: Positive = 64.0
     """Factor of the cosines before the softmax."""
 
@@ -132,7 +133,10 @@ class NormStatistics(nn.Module):
 
     @torch.no_grad()
     def update(self, norm_N: Tensor, t_alpha: float) -> None:
-        """Update with the norms of a batch, of all ranks in global sample order, so that ranks stay equal."""
+        """Update with the norms of a micro-batch, of all ranks in global sample order, so that ranks stay equal.
+
+        With accumulated micro-batches it is called for each: the norms of later ones do not exist yet.
+        """
         norm_N = norm_N.float().clamp(*NORM_RANGE)
         self.mean.lerp_(norm_N.mean(), t_alpha)
         if norm_N.numel() > 1:  # The standard deviation of one norm is undefined.
@@ -142,7 +146,7 @@ class NormStatistics(nn.Module):
     def quality(self, norm_B: Tensor, h: float, plus_B: Tensor | float = 0.0) -> Tensor:
         """Norms in standard deviations from the mean, times `h`, plus `plus_B`, within [-1, 1]; without gradient.
 
-        Called after `update` with the same batch, as published. `plus_B` is for a margin by geometry.
+        Called after `update` with the same micro-batch, as published. `plus_B` is for a margin by geometry.
         """
         norm_B = at_least_float32(norm_B).clamp(*NORM_RANGE)
         return ((norm_B - self.mean) / (self.std + NORM_EPS) * h + plus_B).clamp(-1, 1)

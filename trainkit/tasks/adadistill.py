@@ -164,6 +164,7 @@ class AdaDistill:
         memory, label = networks.memory, batch["label"]
         if not isinstance(memory, Memory):
             raise TypeError(f"{self.method} needs its Memory, not {type(memory).__name__}")
+        plus = self._geometry_margin(teacher, cosine, memory, label, at)
         if self.method == "adadistill":
             alpha = memory.centres.update(
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
@@ -171,19 +172,21 @@ class AdaDistill:
             logs["alpha"] = alpha.mean()
         dtype = torch.bfloat16 if self.matmul_dtype == "bf16" else None
         scores = memory.centres.scores(student, label, self.margin.scale, dtype)
-        quality = self._quality(student, teacher, cosine, memory, label, at)
+        quality = embedding_quality(student, self.margin, memory.norms, at, plus)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
 
-    def _quality(
-        self, student: Tensor, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext
-    ) -> Tensor | None:
-        """AdaFace's quality of each sample, with the geometry margin added if the recipe sets one."""
+    def _geometry_margin(
+        self, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext
+    ) -> Tensor | float:
+        """Return what the geometry margin adds to AdaFace's quality of each sample; 0 without one.
+
+        To be called before the centres move: afterwards they are nearest to the samples whose student agrees least.
+        """
         if (margin := self.geometry) is None:
-            return embedding_quality(student, self.margin, memory.norms, at)
+            return 0.0
         grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
-        plus = margin.weight * grown * geometry(memory.centres.hardness(label, teacher), cosine, margin.gain)
-        return embedding_quality(student, self.margin, memory.norms, at, plus)
+        return margin.weight * grown * geometry(memory.centres.hardness(label, teacher), cosine, margin.gain)
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each image summed with that of its mirror image, and the mean norm of the two."""
