@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
+import io
 import json
 import os
 import re
@@ -37,7 +39,7 @@ from trainkit.config.schema import Promote
 from trainkit.data.formats import image_decode
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
-from trainkit.inference import mlflow_model, predict, predictor
+from trainkit.inference import mlflow_model, predict, predictor, samples, served_requests
 from trainkit.inference.predictor import Predictor
 from trainkit.tracking import logged_model
 from trainkit.tracking.logged_model import ABOUT
@@ -350,7 +352,11 @@ def test_a_server_of_mlflow_answers_a_picture_and_says_what_is_wrong(classifier,
         ):
             answer = ask(**body)
             assert answer.status_code == 400 and said in answer.json()["message"], answer.text
-            assert "Traceback" not in answer.text
+            assert "Traceback" not in answer.text and len(answer.text) < 600
+        deep = requests.post(
+            f"{address}/invocations", "[" * 9999, headers={"Content-Type": "application/json"}, timeout=60
+        )
+        assert deep.status_code == 400 and "lists within one another" in deep.json()["message"], deep.text
     command = [sys.executable, "-P", "-m", "mlflow", "models", "predict", "-m", uri, "--env-manager", "local"]
     more = ["-t", "json", "-i", str(tmp_path / "request.json"), "-o", str(tmp_path / "answer.json")]
     subprocess.run([*command, *more], cwd=tmp_path, check=True, capture_output=True, timeout=200)
@@ -392,10 +398,87 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
     monkeypatch.setattr(image_decode, "BYTE_CAP", 100)
     assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100; send a smaller image"
     # Of a server alone: a program may have a table of any size.
-    monkeypatch.setattr(mlflow_model, "SERVED_BYTES", 150)
+    monkeypatch.setattr(served_requests, "SERVED_BYTES", 150)
     monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
     said = f"request: {2 * len(whole):,} bytes in 2 samples; expected at most 150; send fewer at once"
     assert refused(whole, whole) == said
+
+
+def test_a_request_that_is_wrong_is_answered_by_one_sentence_and_status_400(classifier, at, monkeypatch):
+    """The answers that the page lists, by MLflow's own function for requests."""
+    import mlflow.pyfunc.scoring_server as server
+
+    monkeypatch.setattr(server, "invocations", server.invocations)
+    monkeypatch.setitem(sys.modules, f"{server.__name__}.app", object())  # as `mlflow models serve` has it
+    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
+    model = mlflow.pyfunc.load_model(classifier[0])
+    text = base64.b64encode((at / "pictures" / "val" / "down" / "003.png").read_bytes()).decode()
+    large = io.BytesIO()
+    Image.new("1", (7000, 7000)).save(large, "PNG")
+    large = base64.b64encode(large.getvalue()).decode()
+
+    def ask(body: object, kind: str = "application/json") -> object:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return server.invocations(content, kind, model, model.metadata.get_input_schema())
+
+    def refused(body: object, kind: str = "application/json") -> str:
+        with pytest.raises(MlflowException) as caught:
+            ask(body, kind)
+        assert caught.value.get_http_status_code() == 400, caught.value
+        said = json.loads(caught.value.serialize_as_json())
+        assert "stack_trace" not in said and "Traceback" not in said["message"] and len(said["message"]) < 600, said
+        return said["message"]
+
+    forms = {
+        "records": lambda *texts: {"dataframe_records": [{"image": one} for one in texts]},
+        "instances": lambda *texts: {"instances": [{"image": one} for one in texts]},
+        "split": lambda *texts: {"dataframe_split": {"columns": ["image"], "data": [[one] for one in texts]}},
+        "inputs": lambda *texts: {"inputs": {"image": list(texts)}},
+    }
+    for form in forms.values():
+        assert ask(form(text)).status == 200
+        assert refused(form(text, "/etc/passwd")).startswith("sample 1: text that is not base64: '/etc/passwd'")
+        assert refused(form(text, "PHN2Zz4=")).startswith("sample 1: cannot be decoded (")
+        said = refused(form(*[large] * 5))
+        assert "245,000,000 pixels in 5 samples; expected at most 200,000,000" in said
+        assert said.endswith("send fewer at once, or start the server with TRAINKIT_SERVED_PIXELS set to more")
+    assert "missing inputs ['image']" in refused({"dataframe_records": [{"picture": text}]})
+    deep = (b"[" * 100_000, b'{"dataframe_records": ' + b"[" * 5_000, b'{"a":' * 900 + b"1" + b"}" * 900,
+            b'{"dataframe_records": [{"image": ' + b"[" * 900 + b"]" * 900 + b"}]}")  # fmt: skip
+    for body in deep:
+        assert refused(body), "nested too deep"
+    for body in (
+        b"",
+        b"[]",
+        b"7",
+        b"\xff\xfe",
+        b"{",
+        b"null",
+        b'"a"',
+        b'{"dataframe_records": 3}',
+        b'{"inputs": [[]]}',
+    ):
+        assert refused(body), body
+    assert refused(b"image\nx\n", "text/csv").startswith("sample 0: ") and refused(
+        b"x", "application/vnd.apache.parquet"
+    )
+    monkeypatch.setenv("TRAINKIT_SERVED_PIXELS", str(7000 * 7000 - 1))
+    assert "49,000,000 pixels in 1 sample" in refused(forms["records"](large))
+    monkeypatch.setenv("TRAINKIT_SERVED_PIXELS", "many")
+    with pytest.raises(MlflowException, match="TRAINKIT_SERVED_PIXELS: 'many'; expected a whole number of pixels"):
+        mlflow.pyfunc.load_model(classifier[0])
+
+
+def test_pixels_of_a_sample_are_counted_before_it_is_decoded(tmp_path):
+    volume = samples.nifti_bytes(np.zeros((4, 5, 6, 2)), (1, 1, 1), "")
+    image = io.BytesIO()
+    Image.new("RGB", (7, 9)).save(image, "TIFF")
+    pgm = b"P5 20000 10000 255\n"
+    for sample, count in (
+        (volume, 240), (gzip.compress(volume), 240), (image.getvalue(), 63), (np.zeros((5, 6, 3)), 30), (b"", 0),
+        ((np.zeros((4, 5, 6)), (1, 1, 1)), 120), (b"\x1f\x8bno gzip", 0), (pgm, 0), (None, 0), ("text", 0),
+    ):  # fmt: skip
+        assert served_requests._pixels(sample) == count, sample
 
 
 def test_a_model_of_another_format_or_without_its_files_is_refused(classifier, tmp_path, monkeypatch):

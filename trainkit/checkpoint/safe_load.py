@@ -24,7 +24,12 @@ from trainkit.errors import UserError, few
 MAX_BYTES = 8 * 2**30
 """Largest file size in bytes; iResNet-100 has 0.26 GB."""
 MAX_PICKLE_BYTES = 32 * 2**20
-"""Largest table of contents of a PyTorch file; ten thousand tensors take about 2 MB."""
+"""Largest table of contents of a PyTorch file, or of safetensors; ten thousand tensors take about 2 MB."""
+MAX_TENSORS = 20_000
+"""Most tensors of a file; iResNet-100 has 900."""
+MAX_INSTRUCTIONS = 2_000_000
+"""Most pickle instructions in the tables of contents of a PyTorch file; each can make an object of 64 bytes. A tensor
+takes about 40."""
 
 GLOBALS = frozenset(
     {
@@ -105,6 +110,14 @@ def _read_safetensors(path: Path, where: str) -> dict[str, Tensor]:
     from safetensors import torch as by_torch
 
     try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MAX_PICKLE_BYTES:
+                raise UserError(where, "table of contents too large", f"at most {MAX_PICKLE_BYTES:,} bytes", _RESAVE)
+            # No name or value of a sound header has an opening brace: an object is a tensor, or the metadata.
+            count = file.read(length).count(b"{") - 1
+        if count > MAX_TENSORS:
+            raise UserError(where, f"{count:,} tensors", f"at most {MAX_TENSORS:,}", "use a file with weights only")
         return by_torch.load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise _damaged(where, f"not a complete safetensors file ({error})") from error
@@ -160,7 +173,10 @@ def _scan(pickle: BinaryIO, where: str) -> None:
     surplus = ""
     strings: list[str] = []
     try:
-        for opcode, argument, _ in pickletools.genops(pickle):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+            if number > MAX_INSTRUCTIONS:
+                found = "table of contents too large"
+                raise UserError(where, found, f"at most {MAX_INSTRUCTIONS:,} instructions", _RESAVE)
             if opcode.name in ("GLOBAL", "INST") and argument not in GLOBALS:
                 raise _refused(where, str(argument).replace(" ", "."))
             if isinstance(argument, str):

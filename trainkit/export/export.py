@@ -7,8 +7,9 @@ files come `model.json`, which describes the network to programs, and `README.md
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,17 @@ import torch
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
+from trainkit.data.folders import read_json
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.export import files, model_card
 from trainkit.export.agreement import Agreement, Exportable, Exporter
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
+from trainkit.export.images import headless
 from trainkit.export.latency import Latency, time_network
 from trainkit.files import Json, write_aside
 from trainkit.inference.output_folder import check_free
-from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
+from trainkit.inference.trained_model import JSON_BYTES, Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -150,8 +153,8 @@ def load(folder: Path | str) -> nn.Module:
     It takes pixels. Segmentation networks return logits, others a tuple of the `outputs` listed in model.json.
     Raises UserError if a file is missing, damaged, or does not match model.json.
     """
-    recipe, exporter, said = _read(Path(folder))
-    return exporter.rebuilt(recipe, meta_of(said["meta"]), said, Path(folder, TENSORS))
+    recipe, exporter, said, meta = _read(Path(folder))
+    return exporter.rebuilt(recipe, meta, said, Path(folder, TENSORS))
 
 
 def trained(folder: Path | str) -> tuple[Rebuilt, dict[str, Any]]:
@@ -159,22 +162,24 @@ def trained(folder: Path | str) -> tuple[Rebuilt, dict[str, Any]]:
 
     Returns also the content of model.json. Raises as `load`.
     """
-    recipe, exporter, said = _read(Path(folder))
-    meta, file = meta_of(said["meta"]), Path(folder, TENSORS)
-    return placed(recipe, meta, file, lambda net: exporter.part(recipe.task, net)), said
+    recipe, exporter, said, meta = _read(Path(folder))
+    made = placed(recipe, headless(recipe, meta), Path(folder, TENSORS), lambda net: exporter.part(recipe.task, net))
+    return replace(made, meta=meta), said
 
 
-def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any]]:
+def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any], DatasetInfo]:
     """Read model.json, and check the file of tensors. Raises UserError."""
-    where = str(folder / ABOUT)
+    where, again = str(folder / ABOUT), "run `trainkit export` again"
+    if not os.path.lexists(folder / ABOUT):
+        raise UserError(where, "does not exist", remedy="give a folder written by `trainkit export`")
+    said = read_json(folder / ABOUT, JSON_BYTES, "a model written by `trainkit export`")
     try:
-        said = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        text, digest = said["recipe"], said["sha256"][TENSORS]
-        meta_of(said["meta"])
-    except FileNotFoundError:
-        raise UserError(where, "does not exist", remedy="give a folder written by `trainkit export`") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(where, f"cannot be read: {error}", remedy="run `trainkit export` again") from None
+        text, digest, outputs = said["recipe"], said["sha256"][TENSORS], said.get("outputs", [])
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(where, f"cannot be read: {error!r}"[:300], remedy=again) from None
+    if not isinstance(text, str) or not isinstance(outputs, list) or not all(isinstance(o, str) for o in outputs):
+        raise UserError(where, "its recipe or outputs are not text", remedy=again)
+    meta = meta_of(said.get("meta"), where, again)
     file = folder / TENSORS
     if file.is_file() and files.sha256(file) != digest:
         found = "SHA-256 differs from that in model.json"
@@ -183,7 +188,7 @@ def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any]]:
     exporter = _exporter(recipe)
     if exporter is None:
         raise UserError(where, "its recipe cannot be exported", remedy="run `trainkit export` again")
-    return recipe, exporter, said
+    return recipe, exporter, said, meta
 
 
 def _exporter(recipe: Recipe) -> Exporter | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -219,8 +220,13 @@ def _without_head(task: Task, net: nn.Module) -> nn.Module:
     return net
 
 
+def headless(recipe: Recipe, meta: DatasetInfo) -> DatasetInfo:
+    """Describe the data with as few classes as the exported part needs: a file without class centres bounds none."""
+    return replace(meta, classes=1) if isinstance(recipe.task, Embed) and not recipe.task.classify else meta
+
+
 def _rebuilt(recipe: Recipe, meta: DatasetInfo, file: Path, outputs: Sequence[str]) -> Deployed:
-    net = load_network(recipe, meta, file, lambda net: _without_head(recipe.task, net))
+    net = load_network(recipe, headless(recipe, meta), file, lambda net: _without_head(recipe.task, net))
     return Deployed(recipe.task, net, _preparation(recipe), outputs).eval()
 
 

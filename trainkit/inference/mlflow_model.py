@@ -10,7 +10,7 @@ import base64
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,10 @@ from trainkit.config import loader
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.scenes.dataset import Scenes
-from trainkit.errors import UserError, number_of
+from trainkit.errors import UserError
 from trainkit.inference import predictor, samples
 from trainkit.inference.predictor import Predictor
+from trainkit.inference.served_requests import check_size, guard, pixel_limit
 from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tasks.embed import Embed
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 IMAGE, SPACING, MIRROR = "image", "spacing", "mirror"
 """Columns of the input, and the parameter of a prediction."""
-SERVED_BYTES = 256 << 20
-"""Most bytes of samples that a request to a server may hold; a prediction in a program has no such limit."""
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
 """Set to `true` by MLflow's scoring server and `mlflow models predict`."""
@@ -176,7 +175,9 @@ def _load_pyfunc(path: str) -> LoadedModel:
     from mlflow.exceptions import MlflowException
 
     folder = Path(path)
+    guard(IMAGE)
     try:
+        pixel_limit()
         return LoadedModel(Predictor.from_folder(folder))
     except UserError as error:
         raise MlflowException.invalid_parameter_value(str(error)) from None
@@ -204,7 +205,7 @@ class LoadedModel:
         try:
             given = _samples(model_input, bool(self.predictor.meta.axes), served)
             if served:
-                _check_size(given)
+                check_size(given)
             found = self.predictor.predict(given, mirror=bool((params or {}).get(MIRROR)))
         except UserError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
@@ -230,10 +231,3 @@ def _decoded(sample: Any, where: str, served: bool) -> Any:
     if isinstance(sample, bytes) and _BASE64.fullmatch(sample):  # MLflow leaves it so in requests with `inputs`
         return samples.from_base64(sample.decode(), where)
     return samples.from_base64(sample, where) if served and isinstance(sample, str) else sample
-
-
-def _check_size(given: Sequence[Any]) -> None:
-    total = sum(len(one) if isinstance(one, bytes | str) else getattr(one, "nbytes", 0) for one in given)
-    if total > SERVED_BYTES:
-        found = f"{total:,} bytes in {number_of(len(given), 'samples')}"
-        raise UserError("request", found, f"at most {SERVED_BYTES:,}", "send fewer at once")

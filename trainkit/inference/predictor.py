@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
+from trainkit.data.folders import read_json
 from trainkit.data.images import preprocess
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.inference.table_writer import Columns
-from trainkit.inference.trained_model import Rebuilt, meta_of, placed, read_meta
+from trainkit.inference.trained_model import JSON_BYTES, Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tracking.logged_model import ABOUT
 
@@ -51,14 +52,11 @@ class Predictor:
         folder = Path(folder)
         about = read_about(folder)
         where = str(folder / ABOUT)
-        try:
-            text, meta, name = about["recipe"], meta_of(about["meta"]), about["weights"]
-            inside = isinstance(name, str) and Path(name).name == name
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                where, f"cannot be read: {error!r}", "a model logged by trainkit", "log the model again"
-            ) from None
-        if not inside:
+        text, name = about.get("recipe"), about.get("weights")
+        if not isinstance(text, str):
+            raise UserError(where, "no recipe as text", "a model logged by trainkit", "log the model again")
+        meta = meta_of(about.get("meta"), where, "log the model again")
+        if not isinstance(name, str) or Path(name).name != name:
             found = f"names weights {name!r}"[:200]
             raise UserError(where, found, "a file in the same folder", "log the model again")
         tables = loader.with_plugins(TABLES, tuple(plugins))
@@ -136,20 +134,18 @@ def describe(
 def read_about(folder: Path) -> dict[str, Any]:
     """Read `ABOUT` of a logged model. Raises UserError if it is missing, damaged, or in another format."""
     file = folder / ABOUT
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-        found = about["format"]
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         expected = f"a model logged by trainkit {__version__} or newer"
         raise UserError(
             str(file), "does not exist", expected, "run `trainkit promote RUN`, which adds it to the run's models"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        found = f"cannot be read: {error!r}"[:300]
-        raise UserError(str(file), found, "a model logged by trainkit", "log the model again") from None
-    if found != FORMAT:
-        made = about.get("made_with") or {}
-        by = f"format {found!r}, written by trainkit {made.get('trainkit', '(unknown version)')}"[:200]
+        )
+    about = read_json(file, JSON_BYTES, "a model logged by trainkit")
+    if not isinstance(about, dict):
+        raise UserError(str(file), f"a {type(about).__name__}", "a model logged by trainkit", "log the model again")
+    if (found := about.get("format")) != FORMAT:
+        made = about.get("made_with")
+        version = made.get("trainkit", "(unknown version)") if isinstance(made, dict) else "(unknown version)"
+        by = f"format {found!r}, written by trainkit {version}"[:200]
         remedy = "install that version of trainkit, or log the model again with this one"
         raise UserError(str(file), by, f"format {FORMAT} of trainkit {__version__}", remedy)
     return about

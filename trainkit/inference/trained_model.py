@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from trainkit.config.schema import Recipe
+from trainkit.data.folders import read_json
 from trainkit.errors import UserError
+from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import META, RunFolder
 from trainkit.training.dependencies import best_weights
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainkit.distributed.runtime import Runtime
+
+JSON_BYTES = 64 << 20
+"""Most bytes of a description of a model or its data; the names of two million classes take 40 MB."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +44,22 @@ def load_network(
 ) -> nn.Module:
     """Build the network of a recipe and load the weights of a file, or those of a part of it, in evaluation mode.
 
-    Initial weights of the training are not needed. Raises UserError if the file does not fit.
+    Initial weights of the training are not needed. Raises UserError if the file does not fit; where its recipe asks for
+    far more than the file holds, before that is built.
     """
-    from trainkit.checkpoint import safe_load
+    from trainkit.checkpoint import build_limit, safe_load
 
-    net = recipe.task.build(meta, {}, recipe.seed).model
-    safe_load.load_into(part(net), safe_load.read_tensors(file), str(file))
+    tensors = safe_load.read_tensors(file)
+    try:
+        with build_limit.no_larger_than(tensors, str(file)):
+            net = recipe.task.build(meta, {}, recipe.seed).model
+    except UserError:
+        raise
+    except Exception as error:  # recipe and description may be anybody's; none of them may become a traceback
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        found = f"the network of recipe {recipe.name} cannot be built ({reason})"
+        raise UserError(str(file), found, remedy="use weights and recipe of the same network") from error
+    safe_load.load_into(part(net), tensors, str(file))
     return net.eval()
 
 
@@ -80,17 +97,20 @@ def origin(folder: RunFolder, weights: Path, meta: DatasetInfo) -> dict[str, Any
 def read_meta(folder: RunFolder) -> DatasetInfo:
     """Read the description of a run's data, `meta.json`. Raises UserError if it is missing or damaged."""
     file = folder.path / META
-    try:
-        return meta_of(json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         remedy = "name a run that has trained; for a cross-validation, the run of a fold"
-        raise UserError(str(file), "does not exist", remedy=remedy) from None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read: {error}", remedy="repeat the run") from None
+        raise UserError(str(file), "does not exist", remedy=remedy)
+    return meta_of(read_json(file, JSON_BYTES, "a description of data"), str(file), "repeat the run")
 
 
-def meta_of(said: Mapping[str, Any]) -> DatasetInfo:
-    """Parse a `DatasetInfo` from JSON; ignore fields of newer versions."""
-    known = {field.name for field in fields(DatasetInfo)}
-    held: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items() if k in known}
-    return DatasetInfo(**held)
+def meta_of(said: Json, where: str, remedy: str) -> DatasetInfo:
+    """Parse a `DatasetInfo` from JSON; ignore fields of newer versions. Raises UserError for values of other types."""
+    try:
+        found = TypeAdapter(DatasetInfo).validate_python(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "meta"
+        raise UserError(where, f"cannot be read: {key}: {first['msg']}"[:300], remedy=remedy) from None
+    if min((found.classes, found.vocabulary, found.text_length, *found.shape)) < 0:
+        raise UserError(where, "cannot be read: a negative size", remedy=remedy)
+    return found

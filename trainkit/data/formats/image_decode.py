@@ -194,6 +194,17 @@ def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
     return (height, width), turn
 
 
+def pixels_in(data: bytes) -> int:
+    """Return how many pixels an encoded image has by its header. Raises an error for one that is damaged."""
+    from PIL import Image
+
+    found = header(data, "")
+    if found is not None:
+        return found[0][0] * found[0][1]
+    with Image.open(io.BytesIO(data), formats=formats(data, "")) as picture:
+        return picture.width * picture.height
+
+
 def has_16_bits(data: bytes) -> bool:
     """Return True for a PNG or TIFF file, which was decoded before, of 16 bits a channel."""
     if data[:4] == b"\x89PNG":

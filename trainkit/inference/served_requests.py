@@ -1,0 +1,128 @@
+"""Check what clients send to MLflow's scoring server, and tell them in one sentence what is wrong with it.
+
+MLflow's own parser answers JSON that is nested too deep with an error of the server, takes any text for base64, and
+puts the whole request ahead of each message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainkit.data.formats import image_decode, nifti_header
+from trainkit.errors import UserError, few, number_of
+from trainkit.files import Json
+from trainkit.inference import samples
+
+SERVED_BYTES = 256 << 20
+"""Most bytes of samples that a request to a server may hold; a prediction in a program has no such limit."""
+SERVED_PIXELS = 200_000_000
+"""Most pixels, or voxels, of all samples of a request: four of the largest images, or a volume of 512 x 512 x 760."""
+VARIABLE = "TRAINKIT_SERVED_PIXELS"
+"""Variable with another limit of pixels."""
+_FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
+_SERVER = "mlflow.pyfunc.scoring_server"
+
+
+def guard(column: str) -> None:
+    """Check each request to the scoring server of this process, where one is starting, before MLflow parses it."""
+    server: Any = sys.modules.get(_SERVER)
+    if f"{_SERVER}.app" not in sys.modules or getattr(server.invocations, "guarded", False):
+        return
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import BAD_REQUEST
+
+    answer = server.invocations
+
+    def invocations(data: bytes, content_type: str | None, model: Any, input_schema: Any) -> Any:
+        try:
+            kind = (content_type or "").partition(";")[0].strip()
+            given = _parsed(data, column) if kind == "application/json" else data
+            return answer(given, content_type or "", model, input_schema)
+        except UserError as error:
+            raise MlflowException(str(error), BAD_REQUEST) from None
+        except RecursionError:
+            raise MlflowException("request: JSON of too many lists within one another", BAD_REQUEST) from None
+        except MlflowException as error:
+            error.message = error.message.rpartition(". \nError: ")[2]
+            error.json_kwargs.pop("stack_trace", None)
+            raise
+
+    invocations.guarded = True  # type: ignore[attr-defined]
+    server.invocations = invocations
+
+
+def check_size(given: Sequence[Any]) -> None:
+    """Raise UserError where samples of a request are of too many bytes, pixels or voxels, before one is decoded."""
+    held = sum(len(one) if isinstance(one, bytes | str) else getattr(one, "nbytes", 0) for one in given)
+    count = number_of(len(given), "samples")
+    if held > SERVED_BYTES:
+        raise UserError("request", f"{held:,} bytes in {count}", f"at most {SERVED_BYTES:,}", "send fewer at once")
+    most, total = pixel_limit(), sum(map(_pixels, given))
+    if total > most:
+        remedy = f"send fewer at once, or start the server with {VARIABLE} set to more"
+        raise UserError("request", f"{total:,} pixels in {count}", f"at most {most:,}", remedy)
+
+
+def pixel_limit() -> int:
+    """Return the limit of pixels of a request. Raises UserError where the variable is no number."""
+    word = os.environ.get(VARIABLE, "")
+    if word and not (word.isascii() and word.isdigit() and int(word[:20]) > 0):
+        raise UserError(VARIABLE, repr(word)[:40], "a whole number of pixels above 0", "unset it")
+    return int(word[:20]) if word else SERVED_PIXELS
+
+
+def _parsed(data: bytes, column: str) -> Json:
+    """Parse the JSON of a request. Raises UserError for other bytes, and for text in `column` that is not base64."""
+    if len(data) > 2 * SERVED_BYTES:
+        expected = f"at most {2 * SERVED_BYTES:,}"
+        raise UserError("request", f"{len(data):,} bytes", expected, "send fewer samples at once")
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise UserError("request", f"no JSON ({error})"[:200], 'such as {"dataframe_records": [...]}') from None
+    if not isinstance(found, dict) or len(found.keys() & set(_FORMS)) != 1:
+        shown = few(map(str, found)) if isinstance(found, dict) else f"a {type(found).__name__}"
+        raise UserError("request", shown[:200] or "an empty object", f"one of {', '.join(_FORMS)}")
+    for number, cell in enumerate(_cells(found, column)):
+        if isinstance(cell, str):
+            samples.from_base64(cell, f"sample {number}")
+    return found
+
+
+def _cells(request: dict[str, Json], column: str) -> Iterator[Json]:
+    """Yield the values of a column in a request of any of MLflow's forms; of others nothing."""
+    rows = request.get("dataframe_records") or request.get("instances")
+    split, inputs = request.get("dataframe_split"), request.get("inputs")
+    if isinstance(rows, list):
+        yield from (row.get(column) for row in rows if isinstance(row, dict))
+    elif isinstance(split, dict) and isinstance(split.get("columns"), list) and isinstance(split.get("data"), list):
+        at = split["columns"].index(column) if column in split["columns"] else sys.maxsize
+        yield from (row[at] for row in split["data"] if isinstance(row, list) and at < len(row))
+    elif isinstance(inputs, dict):
+        cell = inputs.get(column)
+        yield from cell if isinstance(cell, list) else [cell]
+
+
+def _pixels(sample: Any) -> int:
+    """Return the pixels or voxels of a sample by its header; 0 of what is none, which its reader refuses."""
+    if isinstance(sample, tuple):  # a volume and its spacing
+        sample = sample[0]
+    if not isinstance(sample, bytes):
+        shape = getattr(sample, "shape", ())
+        return shape[0] * shape[1] if len(shape) == 3 and shape[2] == 3 else getattr(sample, "size", 0)
+    try:
+        head = zlib.decompressobj(31).decompress(sample, 540) if sample[:2] == b"\x1f\x8b" else sample[:540]
+        order = nifti_header.byte_order(head)
+        if order is not None:
+            length = int.from_bytes(head[:4], "little" if order == "<" else "big")
+            sides = nifti_header.parsed(head[:length])["dim"].tolist()
+            return math.prod(max(1, side) for side in sides[1 : 1 + max(0, sides[0])])
+        return image_decode.pixels_in(sample)
+    except Exception:  # the reader says what is wrong with it
+        return 0
