@@ -351,6 +351,9 @@ def test_a_message_stays_short_whatever_the_file_holds():
         (GOOD.replace("3", "012"),
          "task.classes (line 4): 012 starts with 0, which some readers take for octal; remove the 0, or quote the "
          "text"),
+        (GOOD.replace("0.1", "00.1"),
+         "optim.lr (line 6): 00.1 starts with 0, which some readers take for octal; remove the 0, or quote the "
+         "text"),
         (GOOD + "? [a]\n: 1", "line 7: found a key that is not a word; keys are plain text"),
         (GOOD + "'': 1", "line 7: key ''; a key is a word without dots; nest blocks instead"),
         (GOOD + "---\n" + GOOD, "line 7: found a second document; write one recipe per file"),

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from trainkit.config.units import Curve, Gate, Safeguard, Span, Warmup
+from trainkit.config.units import Curve, Gate, PerProcess, Safeguard, Share, Span, Warmup, sides
 from trainkit.config.validation import validate
 from trainkit.tracking.journal import Event
 from trainkit.training.events import EventSchedule, recorded_decisions
@@ -43,11 +44,23 @@ def test_a_span_means_what_it_says_and_reads_back_as_itself(text, amount, unit, 
 @pytest.mark.parametrize(
     "text",
     ["", "5", "steps", "5steps", "0 steps", "-1 steps", "1.5 steps", "0.5 samples", "1e3 steps", "5 parsecs",
-     "5 G steps", "0.0000001 s", "9999999999999 steps", "nan steps", "five steps", "5 steps 3", 5, None, True],
+     "5 G steps", "0.0000001 s", "9999999999999 steps", "nan steps", "five steps", "5 steps 3", 5, None, True,
+     "04 epochs", "00.5 epochs", "+4 epochs", "4\tepochs", "4\u00a0epochs", "4 epochs\n", "\u0664 epochs",
+     "\uff14 epochs", "1_0 epochs", "inf s", ".5 epochs", "4. epochs", "030 min", "0x4 steps", "1,5 epochs"],
 )  # fmt: skip
 def test_what_is_no_span_is_refused(text):
     with pytest.raises(ValueError):
         Span.parse(text)
+
+
+@pytest.mark.parametrize(
+    "number", ["04", "+4", "-4", "\u00a04", "4\t", "\u0664", "1_0", "4e0", "inf", "nan", "0x4", "4.", ".4", ""]
+)
+def test_numbers_with_units_are_written_in_one_way(number):
+    for cls, text in ((Share, f"{number}%"), (PerProcess, f"{number} per process"), (Span, f"{number} epochs")):
+        with pytest.raises(ValueError):
+            TypeAdapter(Share).validate_python(text) if cls is Share else cls.parse(text)
+    assert sides(f"{number}x2", 2) == [] and sides(f"2x{number}", 2) == [] and sides("4x2.5", 2) == [4, 2.5]
 
 
 def test_a_span_in_steps():

@@ -170,28 +170,31 @@ def _columns(given: tuple[str, ...]) -> dict[str, str]:
 def _label_names(text: str | None) -> list[str] | dict[str, int] | None:
     """Read `kidney,tumour`, or with the values of label maps `kidney=205,tumour=420`."""
     words = None if text is None else text.split(",")
-    if words is None or not all(re.fullmatch(r"[^=]+=[0-9]{1,9}", word) for word in words):
+    if words is None or not any("=" in word for word in words):
         return words
+    if not all(re.fullmatch("[^=]+=(?:0|[1-9][0-9]{0,8})", word) for word in words):
+        raise click.UsageError(f"--names {text}: names, as kidney,tumour, or each with its value, as kidney=1,tumour=2")
     return {name: int(value) for name, _, value in (word.partition("=") for word in words)}
 
 
 def _spacing(text: str | None) -> tuple[float, float, float] | None:
     if text is None:
         return None
-    try:
-        depth, height, width = (float(side) for side in text.split("x"))
-    except ValueError:
-        depth = height = width = 0.0
-    if not all(0.01 <= side <= 100 for side in (depth, height, width)):
+    from trainkit.config import units
+
+    sides = units.sides(text, 3)
+    if not sides or not all(0.01 <= side <= 100 for side in sides):
         raise click.UsageError(f"--spacing {text!r} is not DEPTHxHEIGHTxWIDTH in mm, as 3.85x0.5x0.5, each 0.01 to 100")
+    depth, height, width = sides
     return depth, height, width
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
     if text is None or text == "own":
         return None
-    height, _, width = text.partition("x")
-    sides = [int(side) for side in (height, width) if side.isascii() and side.isdigit()]
+    from trainkit.config import units
+
+    sides = [int(side) for side in units.sides(text, 2) if side.is_integer()]
     if len(sides) != 2 or not all(1 <= side <= 4096 for side in sides):
         raise click.UsageError(f"--size {text!r} is not HEIGHTxWIDTH, as 32x64, each 1 to 4096, nor `own`")
     return sides[0], sides[1]

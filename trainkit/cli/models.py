@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import RenamedOption, echo, next_step, plugins_option, recipe_file
+from trainkit.cli.options import Number, RenamedOption, echo, next_step, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 from trainkit.terminal import bar
 
@@ -134,7 +134,11 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     help="Measure the latency of one image: float32 and bfloat16, eager, compiled, ONNX Runtime.",
 )
 @click.option(
-    "--seconds", default=30.0, show_default=True, help="With --latency: seconds to measure, without compilation."
+    "--seconds",
+    type=Number(min=0),
+    default=30.0,
+    show_default=True,
+    help="With --latency: seconds to measure, without compilation.",
 )
 @plugins_option
 def export_(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainkit.cli.options import echo, next_step
+from trainkit.cli.options import Number, echo, next_step
 from trainkit.errors import UserError
 
 
@@ -66,7 +66,7 @@ def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Pat
 @click.option("--metric", help="Metric that decides.  [default: the recipe's, or its best.metric]")
 @click.option(
     "--max-slower",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Number(0, 1, max_open=True),
     help="Largest allowed loss of throughput, 0.1 = 10 %.  [default: the recipe's, or 0.1]",
 )
 def promote(run: str, **words: str | float | None) -> int:

@@ -25,7 +25,9 @@ _LONGEST = 100_000 * 3600
 """Seconds; clocks of the system and of torch take no time that is much longer."""
 _WRITTEN = {"seconds": "s", "minutes": "min", "hours": "h"}
 _FACTORS = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000}
-_SPAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kKM]?)\s+([a-z]+)")
+NUMBER = r"(?:0|[1-9][0-9]{0,11})(?:\.[0-9]{1,6})?"
+"""A number before a unit: no sign, no leading zero, no exponent, no other digits than ASCII's."""
+_SPAN = re.compile(rf"({NUMBER}) *([kKM]?) +([a-z]+)")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Span:
     @staticmethod
     def parse(text: object) -> Span:
         """Read `500 steps`, `1 epoch`, `0.5 epochs`, `1M samples`, `30 min`. Raises ValueError."""
-        match = _SPAN.fullmatch(text.strip()) if isinstance(text, str) else None
+        match = _SPAN.fullmatch(text.strip(" ")) if isinstance(text, str) else None
         unit = _UNITS.get(match[3]) if match else None
         # A millionth is the least that is written, so that the text of a span reads back as the same span.
         amount = round(float(match[1]) * _FACTORS[match[2]], 6) if match else 0
@@ -86,8 +88,8 @@ class PerProcess:
     @staticmethod
     def parse(text: str) -> PerProcess:
         """Read `4 per process`. Raises ValueError."""
-        match = re.fullmatch(r"(\d{1,7})\s+per\s+process", text.strip())
-        if match is None or not 1 <= int(match[1]) <= 1 << 20:
+        match = re.fullmatch("([1-9][0-9]{0,6}) +per +process", text.strip(" "))
+        if match is None or int(match[1]) > 1 << 20:
             raise ValueError(f"{text!r} is not a batch size; write a number, such as 64, or '4 per process'")
         return PerProcess(int(match[1]))
 
@@ -120,12 +122,17 @@ def _read_untimed(value: object) -> Span:
 
 def _read_share(value: object) -> float:
     share = value
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value.strip())):
+    if isinstance(value, str) and (match := re.fullmatch(f"({NUMBER}) *%", value.strip(" "))):
         share = float(match[1]) / 100
     # Eight digits are what a percentage with six says, so that the text of a share reads back as the same share.
     if isinstance(share, float) and 0 < round(share, 8) < 1:
         return round(share, 8)
     raise ValueError(f"{value!r} is not a percentage; write one between 0% and 100%, such as 5%")
+
+
+def sides(text: str, count: int) -> list[float]:
+    """Read `3.85x0.5x0.5`: so many numbers with an `x` between them; return none where the text is another."""
+    return [float(side) for side in text.split("x")] if re.fullmatch("x".join([NUMBER] * count), text) else []
 
 
 def _write_share(share: float) -> str:

@@ -25,7 +25,7 @@ MAX_VALUES = 20_000
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9]")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 # Besides what YAML forbids: tabs, and the line breaks that editors do not count.
@@ -229,7 +229,7 @@ def scalar(text: str) -> Tree:
     """Value of an unquoted word. Raises ValueError for numbers that are ambiguous, not finite or too large."""
     if text in _WORDS:
         return _WORDS[text]
-    if _LEADING_ZERO.fullmatch(text):
+    if _LEADING_ZERO.match(text) and _FLOAT.fullmatch(text):
         raise ValueError(
             f"{cut(text)} starts with 0, which some readers take for octal; remove the 0, or quote the text"
         )

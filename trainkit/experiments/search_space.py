@@ -15,7 +15,7 @@ from trainkit.errors import UserError
 
 MOST = 1000
 """Settings that a sweep may have."""
-_NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})")
 
 Setting = dict[str, str]
@@ -132,6 +132,8 @@ def _values(text: str) -> list[str]:
 
 def _range(word: str, key: str, match: re.Match[str]) -> Axis:
     low, high = float(match[2]), float(match[3])
+    if math.inf in (-low, high):
+        raise UserError(word, "an end that is too large for a number", remedy=f"write it like {key}=0.01..0.1")
     if not low < high:
         raise UserError(word, "the range ends where it begins, or before", remedy=f"write it like {key}=0.01..0.1")
     if match[1] and low <= 0:
