@@ -124,7 +124,7 @@ def _identity(block: Block, entry: Field[Any] | None) -> str:
     rule = entry.metadata.get("hash") if entry is not None else None
     if not block.identity or rule is False:
         return "no"
-    if rule == "set":
+    if rule == "set" or isinstance(rule, tuple):
         return "if set"
     if isinstance(rule, Mapping):
         return "yes; " + ", ".join(f"`{value}` counts as `{as_}`" for value, as_ in rule.items())

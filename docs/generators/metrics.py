@@ -1,16 +1,16 @@
 """reference/metrics.md: every metric by its name.
 
-The definitions of what a training logs are in `trainkit.tracking.metric_definitions`, those of scores, by protocol, in
-`trainkit.metrics.definitions`. What stands in the page above the line MARK is written by hand and stays.
+The definitions of what a training logs are in `trainkit.config.metric_table`, those of scores, by protocol, in
+`trainkit.config.score_definitions`. What stands in the page above the line MARK is written by hand and stays.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 
 from docs.generators.markdown import REFERENCE, code, prose, table
-from trainkit.tracking import metric_definitions
+from trainkit.config.metric_table import CUSTOMARY, DEFINITIONS
+from trainkit.config.score_definitions import GROUPS
 
 FILE = REFERENCE / "metrics.md"
 MARK = "<!-- All below is generated from the code by `make docs`. -->\n"
@@ -38,20 +38,11 @@ def page() -> str:
 
 def sections() -> Iterator[str]:
     """A heading with its table for each group of metrics."""
-    for title, group in metric_definitions.DEFINITIONS.items():
-        rows = [(code(one.name), one.unit, prose(one.meaning)) for one in group]
-        yield f"## {title}\n\n{table(('metric', 'unit', 'meaning'), rows)}"
-    yield from scores()
-
-
-def scores() -> Iterator[str]:
-    """A heading with its table for each protocol whose scores are defined."""
-    try:
-        groups = importlib.import_module("trainkit.metrics.definitions").GROUPS
-    except ModuleNotFoundError:
-        return
-    for group in groups:
-        better = {"higher": "higher", "lower": "lower", "none": ""}
+    better = {"higher": "higher", "lower": "lower", "none": "", None: "as the metric"}
+    for title, group in DEFINITIONS.items():
+        rows = [(code(name), one.unit, better[one.direction], prose(one.text)) for name, one in group.items()]
+        yield f"## {title}\n\n{table(('metric', 'unit', 'better', 'meaning'), rows)}"
+    for group in (*GROUPS, CUSTOMARY):
         rows = [
             (code(name), one.unit, better[one.direction], prose(one.text), prose(one.source))
             for name, one in group.metrics.items()

@@ -12,7 +12,7 @@ from runs import PLUGIN, TOY, run, stop_after
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
-from trainkit.config.targets import Targets, targets_reached, targets_with_modes
+from trainkit.config.targets import Targets, targets_reached
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
 from trainkit.speed import cost
@@ -48,15 +48,14 @@ def test_the_name_of_a_target_is_that_of_a_metric_and_reads_back_as_its_value(va
     assert float(name.removeprefix("time_to/val/dice.sr_")) == value
 
 
-def test_a_list_takes_its_direction_from_a_rule_of_the_same_metric():
-    rules = (None, SimpleNamespace(metric="val/eer", mode="min"))
-    found = targets_with_modes({"val/eer": [0.1], "val/auc": [0.9], "val/far": Targets(at=[0.2], mode="min")}, rules)
+def test_a_list_takes_its_direction_from_the_table_or_a_rule_of_the_same_metric():
+    word = "time_to={val/eer: [0.1], val/auc: [0.9], val/odd: [0.2]}"
+    found = loaded("best={metric: val/odd, mode: min}", word).time_to
     assert {metric: targets.mode for metric, targets in found.items()} == {
         "val/eer": "min",
         "val/auc": "max",
-        "val/far": "min",
+        "val/odd": "min",
     }
-    assert targets_with_modes(found, ()) == found
 
 
 # In a recipe
@@ -64,8 +63,9 @@ def test_a_list_takes_its_direction_from_a_rule_of_the_same_metric():
 
 def test_a_recipe_says_targets_as_a_list_or_as_a_block_and_resolves_to_blocks():
     recipe = loaded("time_to={val/accuracy: [0.5, 1], val/loss: {at: [0.1], mode: min}}")
-    assert recipe.time_to == {"val/accuracy": Targets(at=[0.5, 1.0]), "val/loss": Targets(at=[0.1], mode="min")}
-    assert loaded("time_to.val/accuracy=[0.5]").time_to == {"val/accuracy": Targets(at=[0.5])}
+    down = Targets(at=[0.1], mode="min")
+    assert recipe.time_to == {"val/accuracy": Targets(at=[0.5, 1.0], mode="max"), "val/loss": down}
+    assert loaded("time_to.val/accuracy=[0.5]").time_to == {"val/accuracy": Targets(at=[0.5], mode="max")}
     text = loader.dump(recipe)
     again = loader.parse(type(recipe), text, "again", (), loader.with_plugins(loader.TABLES, ("toy",)))
     assert loader.dump(again) == text and again.time_to == recipe.time_to
@@ -108,8 +108,8 @@ def test_other_evaluations_than_those_of_the_targets_can_be_asked_for(tmp_path):
 
 
 def test_a_target_that_nobody_measures_is_named_before_training_goes_on(store):
-    with pytest.raises(UserError, match=r"time_to: .*'val/acuracy', which is not measured"):
-        run("time_to={val/acuracy: [0.9]}", "log.ceilings=off")
+    with pytest.raises(UserError, match=r"time_to: .*'val/top1', which is not measured"):
+        run("time_to={val/top1: [0.9]}", "log.ceilings=off")
 
 
 # In a run

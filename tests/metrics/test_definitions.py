@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from trainkit.config import metric_table
+from trainkit.config import score_definitions as definitions
 from trainkit.evaluation_protocols import (
     Classes,
     Identification,
@@ -22,11 +24,25 @@ from trainkit.evaluation_protocols import (
     Templates,
 )
 from trainkit.interfaces import MODALITIES, Split
-from trainkit.metrics import bootstrap, boundary_f_score, definitions, segmentation_2d
+from trainkit.metrics import boundary_f_score, segmentation_2d
 from trainkit.metrics.reid import score_search
 from trainkit.metrics.score import headline, score
 from trainkit.metrics.surface_distance import SCORES
 
+GROUPS = {
+    "Classes": definitions.CLASSES,
+    "Separation": definitions.SEPARATION,
+    "Inspection": definitions.INSPECTION,
+    "Retrieval": definitions.RETRIEVAL,
+    "Pairs": definitions.PAIRS,
+    "Templates": definitions.TEMPLATES,
+    "Identification": definitions.IDENTIFICATION,
+    "Search": definitions.SEARCH,
+    "Scenes": definitions.SCENES,
+    "Segmentation": definitions.SEGMENTATION,
+    "Patches": definitions.PATCHES,
+}
+"""Groups of the table by protocol."""
 SIZE = 40
 RNG = np.random.default_rng(0)
 EMBEDDING = torch.from_numpy(RNG.normal(size=(SIZE, 8)))
@@ -124,11 +140,21 @@ def reported(name: str) -> tuple[object, dict[str, float]]:
     return protocol, score(rows, protocol, "sample", split).metrics
 
 
+def group_of(protocol: object) -> definitions.Group:
+    patches = isinstance(protocol, Segmentation) and protocol.kind == "patches"
+    return GROUPS["Patches" if patches else type(protocol).__name__]
+
+
+def of(protocol: object, name: str) -> definitions.Metric | None:
+    metrics = group_of(protocol).metrics
+    return metrics.get(name) or next((one for pattern, one in metrics.items() if fnmatchcase(name, pattern)), None)
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_metric_that_is_reported_has_a_definition(name):
     protocol, metrics = reported(name)
     assert metrics
-    unknown = [metric for metric in metrics if definitions.definition(protocol, metric) is None]
+    unknown = [metric for metric in metrics if of(protocol, metric) is None]
     assert unknown == []
 
 
@@ -136,9 +162,8 @@ def test_every_definition_is_of_a_metric_that_is_reported():
     seen: dict[str, set[int]] = {}
     for name in SAMPLES:
         protocol, metrics = reported(name)
-        group = definitions.group_of(protocol)
-        assert group is not None
-        found = {id(definitions.definition(protocol, metric)) for metric in metrics}
+        group = group_of(protocol)
+        found = {id(of(protocol, metric)) for metric in metrics}
         seen.setdefault(group.title, set()).update(found)
     assert {group.title for group in definitions.GROUPS} == set(seen)
     for group in definitions.GROUPS:
@@ -147,21 +172,20 @@ def test_every_definition_is_of_a_metric_that_is_reported():
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_directions_are_those_by_which_runs_are_compared(name):
+def test_directions_and_units_are_known_without_the_protocol(name):
     protocol, metrics = reported(name)
     for metric in metrics:
-        known = definitions.definition(protocol, metric)
+        known = of(protocol, metric)
         assert known is not None
-        assert (known.direction == "lower") == bootstrap.lower_is_better(metric), metric
-        if not bootstrap.is_score(metric):
-            assert known.direction == "none", metric
+        assert metric_table.direction(metric) == known.direction, metric
+        assert metric_table.unit(metric) == known.unit, metric
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_metrics_that_lead_have_definitions(name):
     protocol, _ = SAMPLES[name]()
     for metric in headline(protocol) or ():
-        assert definitions.definition(protocol, metric) is not None, metric
+        assert of(protocol, metric) is not None, metric
 
 
 def test_a_definition_is_one_or_two_sentences_with_unit_and_source():
@@ -169,8 +193,3 @@ def test_a_definition_is_one_or_two_sentences_with_unit_and_source():
         for name, metric in group.metrics.items():
             assert metric.text.endswith(".") and len(metric.text) < 260, name
             assert metric.unit and metric.source, name
-
-
-def test_a_protocol_of_a_plug_in_has_no_definitions():
-    assert definitions.group_of(SimpleNamespace()) is None
-    assert definitions.definition(SimpleNamespace(), "top1") is None

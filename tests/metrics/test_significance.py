@@ -503,26 +503,6 @@ def test_rows_of_other_samples_are_told():
     assert bootstrap.why_not_comparable(first, better) == "", "what came out may differ"
 
 
-def test_what_is_better_is_known_of_every_score():
-    for less in ("nll", "ece", "eer", "hd95_mean_mm", "hd95_mm.sr", "asd_mm.lr", "volume_error_mm3.sr", "invented"):
-        assert bootstrap.lower_is_better(less), less
-    for more in ("top1", "dice.nll", "miou", "tar_at_far_1e-3", "rgb.map", "nsd_mean", "boundary_f", "minp"):
-        assert not bootstrap.lower_is_better(more) and bootstrap.is_score(more), more
-    for none in ("threshold", "accuracy_std", "dice_mean_low", "val_at_far_1e-3_far", "xnorm", "cases", "unmatched"):
-        assert not bootstrap.is_score(none), none
-
-
-def test_scores_of_one_scale_are_known_by_their_names():
-    shares = ("top1", "tar_at_far_1e-3", "nir.map", "nir_text.rank_1", "dice_mean", "dice.nll", "iou.road", "miou")
-    assert {bootstrap.scale(metric) for metric in (*shares, "boundary_f", "f1_macro", "auc", "ece")} == {"share"}
-    assert [bootstrap.scale(metric) for metric in ("hd95_mm", "asd_mm.sr", "volume_error_mm3.sr")] == [
-        "mm",
-        "mm",
-        "mm3",
-    ]
-    assert bootstrap.scale("nll") == "nll" and bootstrap.scale("hit") == "hit" and not bootstrap.is_share("loss")
-
-
 # ---- How often intervals are right: simulated test sets of which the truth is known ----------------------------------
 
 

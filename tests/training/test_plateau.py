@@ -125,7 +125,7 @@ def test_other_schedules_keep_their_identity():
 
 def test_an_unknown_score_is_named_at_the_first_evaluation():
     with pytest.raises(UserError, match=r"train\.schedule\.metric.*which is not measured"):
-        run(STUCK.replace("accuracy", "acuracy"), EACH)
+        run(STUCK.replace("accuracy", "top1"), EACH)
 
 
 def test_the_tools_that_do_not_evaluate_take_such_a_recipe():

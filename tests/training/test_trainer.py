@@ -264,8 +264,8 @@ def test_the_k_best_are_kept():
 
 
 def test_a_metric_that_nobody_measures_is_named_before_training_goes_on():
-    with pytest.raises(UserError, match="'val/acuracy', which is not measured; expected val/accuracy"):
-        run("best.metric=val/acuracy", "evaluations.val.at_start=true")
+    with pytest.raises(UserError, match="'val/top1', which is not measured"):
+        run("best.metric=val/top1", "evaluations.val.at_start=true")
 
 
 def test_an_infinite_loss_with_finite_gradients_stops_the_run_too():

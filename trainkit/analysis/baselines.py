@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from trainkit import rng
-from trainkit.config import loader
+from trainkit.config import loader, metric_table
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream
 from trainkit.distributed.stop_signal import Stop
@@ -288,7 +288,7 @@ def _primary(recipe: Recipe, splits: Mapping[str, Split]) -> Comparison | None:
 
 def _judge(found: Comparison, recipe: Recipe, evaluator: Evaluator, state: TrainState) -> None:
     """Sort baselines by the primary metric, best first; warn where the run is not significantly better."""
-    less = recipe.best.mode == "min" if recipe.best else bootstrap.lower_is_better(found.score)
+    less = recipe.best.lower if recipe.best else metric_table.is_lower(found.metric)
     sign = -1.0 if less else 1.0
 
     def rank(one: Scored) -> float:

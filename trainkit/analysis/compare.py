@@ -17,7 +17,7 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.config import diff
+from trainkit.config import diff, metric_rules, metric_table
 from trainkit.config.diff import Change
 from trainkit.environment.record import versions
 from trainkit.errors import UserError, few
@@ -72,7 +72,8 @@ class Score:
     """Reason why a difference has no verdict; empty where it has one."""
     primary: bool = False
     """True for the metric by which the first run, or else the other, chose its best step."""
-    lower_is_better: bool = False
+    lower_is_better: bool | None = False
+    """None where the metric's direction is not known."""
 
     @property
     def name(self) -> str:
@@ -128,11 +129,15 @@ class Side:
         heads = {
             f"{when}{name}{average}" for name in known for when in ("", "best/", "pooled/") for average in ("", "/ema")
         }
-        each = [_last(metrics, heads) for metrics in self.metrics]
+        each, chosen = (
+            [_last(metrics, heads) for metrics in self.metrics],
+            (self.recipe.get("best") or {}).get("metric"),
+        )
         found: dict[str, dict[str, list[float]]] = {}
         for (head, metric), value in each[0].items():
             values = [value, *(other.get((head, metric), math.nan) for other in each[1:])]
-            if all(map(math.isfinite, values)) and bootstrap.is_score(metric):
+            asked = f"{_plain(head)}/{metric}" == chosen or metric_table.is_score(metric)
+            if all(map(math.isfinite, values)) and asked:
                 found.setdefault(head, {})[metric] = values
         return found
 
@@ -307,20 +312,23 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
             drawn = _Bootstrap({}, "", why, comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
-            lower = bootstrap.lower_is_better(metric)
-            if f"{_plain(head)}/{metric}" == best.get("metric"):
-                lower = best.get("mode") == "min"
             score = Score(
                 run=second.name,
                 evaluation=head,
                 metric=metric,
                 values=(float(np.mean(values[0])), float(np.mean(values[1]))),
                 primary=(head, metric) == decides,
-                lower_is_better=lower,
+                lower_is_better=_is_lower(f"{_plain(head)}/{metric}", first, second),
             )
             scores.append(_judged(score, drawn, significance.welch(*values, level)))
     prepared = tuple(name for name in both if name in equal[CONTENT] - equal[DATA])
     return Pair(second.name, recipe, _elsewhere(first, second), same, prepared, scores)
+
+
+def _is_lower(metric: str, *sides: Side) -> bool | None:
+    """Return whether lower values of a metric are better; None where no side says it."""
+    said = (metric_rules.lower_is_better(metric, side.recipe, side.runs[0].info().directions) for side in sides)
+    return next((lower for lower in said if lower is not None), None)
 
 
 def _same(first: Side, second: Side, evaluation: str, of: str) -> bool:
@@ -371,6 +379,8 @@ def _judged(score: Score, drawn: _Bootstrap, seeds: Interval | None) -> Score:
         found["why"] = "" if own.decides else f"too few units: {drawn.units}"
     else:
         found["why"] = drawn.why or "the saved rows do not reproduce this metric"
+    if score.lower_is_better is None:
+        return replace(score, **{**found, "why": "it is not known whether higher or lower values of it are better"})
     return replace(score, **found, verdict=significance.verdict(both, score.lower_is_better))
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainkit.analysis.compare import Comparison, Score, Side
-from trainkit.config import diff, yaml_reader
+from trainkit.config import diff, metric_table, yaml_reader
 from trainkit.errors import few
-from trainkit.metrics import bootstrap
 from trainkit.terminal import numbers
 
 VERDICTS = {"better": "significantly better", "worse": "significantly worse", "not decided": "inconclusive"}
@@ -176,7 +175,7 @@ def by_scale(scores: Sequence[Score]) -> dict[str, list[Score]]:
     found: dict[str, list[Score]] = {}
     for score in scores:
         if reach(score):
-            found.setdefault(bootstrap.scale(score.metric), []).append(score)
+            found.setdefault(metric_table.scale(score.metric), []).append(score)
     return found
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import diff, loader
+from trainkit.config import diff, loader, metric_rules
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
@@ -97,6 +97,8 @@ class _Candidate:
     step: int
     model_id: str
     history: journal.History
+    lower: bool = False
+    """True where lower values of the metric are better."""
 
     @property
     def score(self) -> str:
@@ -110,13 +112,8 @@ class _Candidate:
     @property
     def rank(self) -> float:
         """Its primary metric, turned so that higher is better; NaN is worst."""
-        from trainkit.metrics.bootstrap import lower_is_better
-
         value = self.value(self.metric)
-        best = diff.read(self.folder.recipe).get("best") or {}
-        less = lower_is_better(self.metric.rpartition("/")[2])
-        less = best.get("mode") == "min" if best.get("metric") == self.metric else less
-        return -math.inf if value is None or math.isnan(value) else -value if less else value
+        return -math.inf if value is None or math.isnan(value) else -value if self.lower else value
 
 
 def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
@@ -230,10 +227,17 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         known = [name for name in history.metrics if name.startswith(sets)] if sets else []
         near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
         raise UserError(where, f"has no metric {metric!r}", remedy=f"similar names: {', '.join(near)}" if near else "")
+    lower = metric_rules.lower_is_better(metric, recipe, run.info().directions)
+    if lower is None:
+        raise UserError(
+            where,
+            f"has {metric}, but nothing says whether higher or lower values of it are better",
+            remedy="name a metric of docs/reference/metrics.md, or one that the task declares in `directions`",
+        )
     if run.info().unsent or left(run)[1]:  # its models may be among it
         send_rest(run, store)
     weights, step, model_id = _model(run)
-    candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history)
+    candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history, lower)
     chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
     if _title(metric) != chosen:
         raise UserError(
@@ -455,7 +459,7 @@ def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
         return
     scores = {metric.key: metric.value for metric in model.metrics or []}
     try:
-        recipe = loader.load(candidate.folder.recipe)
+        recipe = loader.load(candidate.folder.recipe, stored=True)
     except UserError:  # of a plug-in: it stays a file of weights
         return
     described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)

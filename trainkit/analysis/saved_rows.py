@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from trainkit.config import metric_table
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.significance import Interval
 from trainkit.tracking.run_folder import RunFolder
@@ -80,7 +81,7 @@ def intervals(
     if not known:
         return {}, ""
 
-    shares = {name for name in known if bootstrap.is_share(name)}
+    shares = {name for name in known if metric_table.unit(name) == "share"}
 
     def scored(times: np.ndarray) -> Columns:
         drawn = kind.resampled(rows, times)

@@ -394,7 +394,7 @@ FIELD_NAMES: tuple[FieldName, ...] = (
         "best.metric",
         note="it is EVALUATION/METRIC, such as val/top1",
     ),
-    *_named("greater_is_better: HuggingFace", "best.mode", words={"true": "max", "false": "min"}, example="true"),
+    *_named("greater_is_better: HuggingFace", "best.mode", note="leave it out: it follows from the metric"),
     *_named(
         "eval_scales: guides", "data.eval_scales", note="for data of kind scenes", write="{}", example="[0.75, 1.0]"
     ),

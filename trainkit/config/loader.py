@@ -17,8 +17,10 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from trainkit import paths
-from trainkit.config import renamed_keys
+from trainkit.config import metric_rules, metric_table, renamed_keys
 from trainkit.config.schema import TABLES, Recipe
+from trainkit.config.targets import Best, StopWhen
+from trainkit.config.units import Curve
 from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.config.yaml_reader import (
     FORBIDDEN,
@@ -61,20 +63,29 @@ class ConfigError(UserError):
         self.args = ("\n".join([f"{where}: {count}", *lines]),)
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str] = ()) -> Recipe:
+def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str] = (), stored: bool = False) -> Recipe:
     """Read a recipe, apply `key=value` words to it in their order, and check it.
 
     `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
-    Raises ConfigError with every error.
+    `stored`: as `parse`. Raises ConfigError with every error.
     """
     tables = with_plugins(TABLES, plugins)
-    return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables)
+    return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables, stored)
 
 
 def parse(
-    cls: type[T], text: str | bytes, where: str, overrides: Sequence[str] = (), tables: Tables | None = None
+    cls: type[T],
+    text: str | bytes,
+    where: str,
+    overrides: Sequence[str] = (),
+    tables: Tables | None = None,
+    stored: bool = False,
 ) -> T:
-    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every error."""
+    """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every error.
+
+    `stored`: the text is the recipe of a run. A mode in it that contradicts its metric may be a default of an older
+    version, and is no error.
+    """
     tables = tables or {}
     source = read(_decode(text, where) if isinstance(text, bytes) else text)
     if source.tree is None and source.problems:
@@ -95,6 +106,8 @@ def parse(
         made = validate(cls, source.tree, tables)
     except ValidationError as error:
         source.problems += explain(error, cls, source, tables)
+    if isinstance(made, Recipe) and not stored:
+        source.problems += metric_rules.problems(made, source)
     if made is None or source.problems:
         raise ConfigError(where, sorted(source.problems, key=lambda p: (bool(p.override), p.line or 0)))
     return made
@@ -245,7 +258,13 @@ def dump(recipe: object) -> str:
 
 def brief(recipe: object) -> str:
     """The recipe as a person would write it, without what is as by default; it loads back to an equal recipe."""
-    return write(_resolved(recipe, lambda block, f: f.name != "name" and getattr(block, f.name) == _default(f)))
+
+    def follows(block: object, f: Field[Any]) -> bool:
+        if f.name == "mode" and isinstance(block, Best | StopWhen | Curve):
+            return block.metric is None or metric_table.mode(block.metric) is not None
+        return f.name != "name" and getattr(block, f.name) == _default(f)
+
+    return write(_resolved(recipe, follows))
 
 
 def _default(f: Field[Any]) -> object:
@@ -276,14 +295,15 @@ def tree(recipe: object) -> dict[str, Tree]:
 def hashed(recipe: object) -> dict[str, Tree]:
     """Return the resolved recipe as plain values, as far as its digest covers it.
 
-    Without the fields whose metadata says `{"hash": False}`, and those with `{"hash": "set"}` that have their default:
-    a key that is added changes no digest of before. `{"hash": {"auto": "off"}}` reads one value as another: so does a
-    default that is changed.
+    Without the fields whose metadata says `{"hash": False}`, those with `{"hash": "set"}` that have their default, and
+    those with one of the values in `{"hash": ("max",)}`: a key that is added changes no digest of before.
+    `{"hash": {"auto": "off"}}` reads one value as another: so does a default that is changed.
     """
 
     def without(block: object, f: Field[Any]) -> bool:
         rule = f.metadata.get("hash")
-        return rule is False or (rule == "set" and getattr(block, f.name) == _default(f))
+        value = getattr(block, f.name)
+        return rule is False or (rule == "set" and value == _default(f)) or (isinstance(rule, tuple) and value in rule)
 
     def instead(f: Field[Any], value: Tree) -> Tree:
         rule = f.metadata.get("hash")

@@ -51,7 +51,8 @@ class RunRequest:
 
 def load(request: RunRequest) -> Recipe:
     """Load the recipe of a request."""
-    return loader.load(request.settings or request.path, list(request.overrides), tuple(request.plugins))
+    path, stored = request.settings or request.path, request.settings is not None
+    return loader.load(path, list(request.overrides), tuple(request.plugins), stored)
 
 
 def beside(recipe: Path, named: str) -> Path:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from trainkit.config import metric_table
 from trainkit.config.downloads import Download
 from trainkit.config.ranges import (
     MANY,
@@ -24,7 +26,7 @@ from trainkit.config.ranges import (
     Score,
     Whole,
 )
-from trainkit.config.targets import Best, StopWhen, Targets, targets_with_modes
+from trainkit.config.targets import Best, StopWhen, Targets, as_targets
 from trainkit.config.units import AnySpan, Curve, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
@@ -428,8 +430,8 @@ class Recipe:
     stop_when: StopWhen | None = None
     """Early stopping. null: train for `train.length`."""
     time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
-    """Metrics, and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. Higher is better, unless
-    `best` or `stop_when` of that metric says otherwise, or the entry does: `{lfw/eer: {at: [0.05], mode: min}}`."""
+    """Metrics, and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95], lfw/eer: [0.05]}`. An
+    entry may have a mode, for a metric that is not defined: `{val/off: {at: [0.5], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     """When checkpoints are written, and which are kept."""
     integrity: Integrity = field(default_factory=Integrity, metadata=_NOT_IN_HASH)
@@ -446,6 +448,24 @@ class Recipe:
     """Timeouts after which a process is ended."""
     device: Device = field(default_factory=Device)
     """Switches of the hardware and of PyTorch's backends."""
+
+    def rules(self) -> Iterator[tuple[tuple[str, ...], str, Best | StopWhen | Curve | Targets]]:
+        """Yield the blocks that compare values of a metric: keys, metric, block."""
+        for key, rule in (("best", self.best), ("stop_when", self.stop_when)):
+            if rule is not None:
+                yield (key,), rule.metric, rule
+        if self.train.schedule.metric is not None:
+            yield ("train", "schedule"), self.train.schedule.metric, self.train.schedule
+        for metric, targets in self.time_to.items():
+            if isinstance(targets, Targets):
+                yield ("time_to", metric), metric, targets
+
+    def _settle(self) -> None:
+        """Set mode and direction of those blocks; a mode that one of them gives for a metric counts in the others."""
+        declared, given = metric_table.declared_by(self.task), {}
+        for _, metric, rule in self.rules():
+            rule.mode, rule.lower = metric_table.settled(metric, rule.mode or given.get(metric), declared)
+            given[metric] = rule.mode
 
     def __post_init__(self) -> None:
         if not self.name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in self.name):
@@ -475,7 +495,8 @@ class Recipe:
                 "is a multiple of it"
             )
         rules = {"best.metric": self.best, "stop_when.metric": self.stop_when}
-        self.time_to = dict(targets_with_modes(self.time_to, rules.values()))
+        self.time_to = dict(as_targets(self.time_to))
+        self._settle()
         named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
         watched = self.train.schedule.metric
         named += [("train.schedule.metric", watched)] if watched else []

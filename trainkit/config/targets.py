@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import Field
 
+from trainkit.config import metric_table
+from trainkit.config.metric_table import Mode
 from trainkit.config.ranges import Count, Score
 
 
@@ -18,8 +20,13 @@ class Best:
     metric: str
     """Full name, such as `lfw/accuracy`. With a metric of the EMA weights (`val/ema/top1`), the run's result are the
     EMA weights."""
-    mode: Literal["max", "min"] = "max"
-    """`max`: higher is better. `min`: lower is better."""
+    mode: Mode | None = None
+    """`max`: higher is better. `min`: lower is better. null: as the metric is defined (docs/reference/metrics.md)."""
+    lower: bool = field(init=False, default=False)
+    """True where lower values are better."""
+
+    def __post_init__(self) -> None:
+        self.mode, self.lower = metric_table.settled(self.metric, self.mode)
 
 
 @dataclass(kw_only=True)
@@ -28,12 +35,17 @@ class StopWhen:
 
     metric: str
     """Full name of the metric, such as `val/top1`."""
-    mode: Literal["max", "min"] = "max"
-    """`max`: higher is better. `min`: lower is better."""
+    mode: Mode | None = None
+    """As of `best`."""
+    lower: bool = field(init=False, default=False)
+    """True where lower values are better."""
     patience: Count
     """Number of evaluations without an improvement after which the training ends."""
     min_delta: Annotated[float, Field(ge=0, le=1e12)] = 0.0
     """Smallest change that counts as an improvement."""
+
+    def __post_init__(self) -> None:
+        self.mode, self.lower = metric_table.settled(self.metric, self.mode)
 
 
 TIME_TO = "time_to/"
@@ -50,10 +62,13 @@ class Targets:
 
     at: list[Score]
     """Target values."""
-    mode: Literal["max", "min"] = "max"
-    """`max`: higher is better. `min`: lower is better, as for an error rate."""
+    mode: Mode | None = None
+    """As of `best`. null: that of `best` or `stop_when` for the same metric, else as the metric is defined."""
+    lower: bool = field(init=False, default=False)
+    """True where lower values are better."""
 
     def __post_init__(self) -> None:
+        self.lower = self.mode == "min"  # until the recipe, which knows the metric, settles it
         if not self.at:
             raise ValueError("at is empty; give a target value, such as [0.9]")
         texts = [_number_in_name(value) for value in self.at]
@@ -62,18 +77,12 @@ class Targets:
             raise ValueError(f"{twice[0]} is given twice; keep one of them")
 
 
-def targets_with_modes(
-    asked: Mapping[str, list[float] | Targets], rules: Iterable[Best | StopWhen | None]
-) -> dict[str, Targets]:
-    """Make `Targets` of lists of values, with the mode of the rule for the same metric, `max` without one.
-
-    Raises ValueError for a list that is empty or holds a value twice.
-    """
-    modes: dict[str, Literal["max", "min"]] = {rule.metric: rule.mode for rule in rules if rule is not None}
+def as_targets(asked: Mapping[str, list[float] | Targets]) -> dict[str, Targets]:
+    """Make `Targets` of lists of values. Raises ValueError for a list that is empty or holds a value twice."""
     found = {}
     for metric, values in asked.items():
         try:
-            found[metric] = values if isinstance(values, Targets) else Targets(at=values, mode=modes.get(metric, "max"))
+            found[metric] = values if isinstance(values, Targets) else Targets(at=values)
         except ValueError as mistake:
             raise ValueError(f"time_to of {metric}: {mistake}") from None
     return found
@@ -88,7 +97,7 @@ def targets_reached(
         for metric, targets in asked.items()
         if metric in metrics and isinstance(targets, Targets)  # lists became such with the recipe
         for value in targets.at
-        if (metrics[metric] >= value if targets.mode == "max" else metrics[metric] <= value)
+        if (metrics[metric] <= value if targets.lower else metrics[metric] >= value)
     }
 
 

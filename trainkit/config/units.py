@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
+from trainkit.config import metric_table
+from trainkit.config.metric_table import Mode
 from trainkit.config.ranges import BatchSize, Count, FractionBelowOne, FractionBetween, Whole
 
 _UNITS = {
@@ -203,8 +205,10 @@ class Curve:
     """Warm-up at the start. null: none."""
     metric: str | None = field(default=None, metadata=_HASHED_IF_SET)
     """For `plateau`: full name of the watched metric, such as `val/miou`."""
-    mode: Literal["max", "min"] = field(default="max", metadata=_HASHED_IF_SET)
-    """For `plateau`: `max` if higher is better, `min` if lower is better."""
+    mode: Mode | None = field(default=None, metadata={"hash": ("max",)})
+    """For `plateau`: `max` if higher is better, `min` if lower is better. null: as the metric is defined."""
+    lower: bool = field(init=False, default=False)
+    """True where lower values of the metric are better."""
     patience: Count | None = field(default=None, metadata=_HASHED_IF_SET)
     """For `plateau`: number of evaluations without an improvement after which the rate is reduced. PyTorch's
     ReduceLROnPlateau reduces one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not
@@ -219,6 +223,10 @@ class Curve:
             raise ValueError("a `plateau` schedule needs `metric` and `patience`, and other schedules take neither")
         if (self.name == "steps") != bool(self.at):
             raise ValueError("a `steps` schedule needs `at`, and other schedules do not take it")
+        if self.metric is not None:
+            self.mode, self.lower = metric_table.settled(self.metric, self.mode)
+        else:  # without a meaning: as recipes of older runs have it
+            self.mode = self.mode or "max"
 
     def refuse_short(self, length: Span, steps_per_epoch: int | None, batch_size: int) -> None:
         """Raise ValueError when the warm-up is longer than the training, which would end below the full rate.

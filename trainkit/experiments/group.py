@@ -277,7 +277,7 @@ def start_tracker(
         note=about(request),
         resume=resuming,
         primary_metric=recipe.best.metric if recipe.best else None,
-        higher_is_better=recipe.best is None or recipe.best.mode == "max",
+        higher_is_better=recipe.best is None or not recipe.best.lower,
         metrics=metrics,
         changed=[word.partition("=")[0] for word in request.overrides],
         system_metrics_every=system_metrics_every,
@@ -321,7 +321,7 @@ def _best_of(recipe: Recipe, runs: Sequence[RunFolder]) -> str:
         return ""
     points = [journal.read(run.journal).metrics.get(f"best/{rule.metric}") for run in runs]
     scores = {run.name: own[-1].value for run, own in zip(runs, points, strict=True) if own}
-    return (max if rule.mode == "max" else min)(scores, key=lambda name: scores[name], default="")
+    return (min if rule.lower else max)(scores, key=lambda name: scores[name], default="")
 
 
 def known(values: Sequence[float]) -> list[float]:

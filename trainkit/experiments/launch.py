@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader
+from trainkit.config import loader, metric_table
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.data.split import named_sets
@@ -430,7 +430,12 @@ class Session:
             digests = {lineage.DATA: run.data.meta.digest, **lineage.digests(run.trainer.evaluator.splits)}
             run_summary.write(logger, outcome, self.stop.told, beside, digests)
         # Before the end is said: a finished run is used in place of another by its key.
-        folder.update(data_digest=run.data.meta.digest, key=run.key, program=run.program)
+        folder.update(
+            data_digest=run.data.meta.digest,
+            key=run.key,
+            program=run.program,
+            directions=dict(metric_table.declared_by(recipe.task)),
+        )
         if last:
             with contextlib.suppress(OSError):  # of a full disk; then a run that is killed from here on is over
                 folder.leaving.touch()

@@ -34,7 +34,7 @@ def require() -> None:
 class Study:
     """Optuna's study of one sweep, one trial at a time."""
 
-    def __init__(self, axes: Sequence[Axis], how: Sweep, mode: str):
+    def __init__(self, axes: Sequence[Axis], how: Sweep, lower: bool):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -46,7 +46,7 @@ class Study:
         self._optuna, self._axes, self._how = optuna, axes, how
         self._study = optuna.create_study(
             study_name="sweep",
-            direction="maximize" if mode == "max" else "minimize",
+            direction="minimize" if lower else "maximize",
             sampler=optuna.samplers.RandomSampler(seed=0),
             pruner=pruners[how.pruner],
         )

@@ -72,7 +72,7 @@ def export(
     folder = Store.locate().find(run)
     meta = read_meta(folder)
     # The run's precision may not be available on this machine.
-    recipe = loader.load(folder.recipe, ("train.precision=no",), plugins)
+    recipe = loader.load(folder.recipe, ("train.precision=no",), plugins, stored=True)
     exporter = _exporter(recipe)
     if exporter is None:
         found = "its task cannot be exported"
@@ -184,7 +184,7 @@ def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any], DatasetInfo]:
     if file.is_file() and files.sha256(file) != digest:
         found = "SHA-256 differs from that in model.json"
         raise UserError(str(file), found, remedy="run `trainkit export` again")
-    recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES)
+    recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES, stored=True)
     exporter = _exporter(recipe)
     if exporter is None:
         raise UserError(where, "its recipe cannot be exported", remedy="run `trainkit export` again")

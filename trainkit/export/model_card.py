@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 from trainkit.analysis import saved_rows
 from trainkit.checkpoint.storage import state_of
+from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.export.latency import Latency
 from trainkit.files import Json
-from trainkit.metrics import bootstrap
 from trainkit.metrics.significance import DRAWS, Interval
 from trainkit.terminal import aligned, numbers
 from trainkit.tracking import journal
@@ -236,7 +236,7 @@ def _client(folder: RunFolder) -> Any:  # an MlflowClient
 
 def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
     """Compute bootstrap intervals of metrics from saved rows; return also what was resampled."""
-    asked = {name: value for name, value in scores.items() if bootstrap.is_score(name)}
+    asked = {name: value for name, value in scores.items() if metric_table.is_score(name)}
     for when in ("best", "final") if client else ():
         rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
         found, units = saved_rows.intervals(rows[0], asked) if rows else ({}, "")

@@ -95,7 +95,7 @@ def request_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plug
         if run is None:
             expected = "a recipe with task, data and evaluations"
             raise UserError(word, "weights of an unknown run", expected, "run `trainkit evaluate WEIGHTS RECIPE`")
-        recipe = run.recipe
+        return RunRequest(run.recipe, overrides, plugins, settings=run.recipe)
     return RunRequest(recipe, overrides, plugins)
 
 
@@ -223,7 +223,7 @@ def _tracked(
             },
             parent=made_by.name if made_by else None,
             primary_metric=lead.metric if lead else None,
-            higher_is_better=lead is None or lead.mode == "max",
+            higher_is_better=lead is None or not lead.lower,
             system_metrics_every=0.0,
         )
         folder.update(data_digest=data.meta.digest, evaluates=subject.name)
@@ -243,7 +243,7 @@ def _lead(subject: Subject, recipe: Recipe, request: RunRequest) -> Best | None:
     if subject.run is None:
         return recipe.best
     try:
-        return loader.load(subject.run.recipe, (), tuple(request.plugins)).best
+        return loader.load(subject.run.recipe, (), tuple(request.plugins), stored=True).best
     except UserError:
         return recipe.best
 

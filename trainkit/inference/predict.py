@@ -32,7 +32,7 @@ def predict(
     """
     folder = Store.locate().find(run)
     meta = read_meta(folder)
-    recipe = loader.load(folder.recipe, (), plugins)
+    recipe = loader.load(folder.recipe, (), plugins, stored=True)
     kind = kinds.of(recipe.data)
     if kind is None and meta.axes:  # data of a plug-in without a row
         kind = kinds.KINDS["volumes"]

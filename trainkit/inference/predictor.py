@@ -60,14 +60,15 @@ class Predictor:
             found = f"names weights {name!r}"[:200]
             raise UserError(where, found, "a file in the same folder", "log the model again")
         tables = loader.with_plugins(TABLES, tuple(plugins))
-        return cls(placed(loader.parse(Recipe, text, where, (), tables), meta, folder / name), about)
+        return cls(placed(loader.parse(Recipe, text, where, (), tables, stored=True), meta, folder / name), about)
 
     @classmethod
     def of_run(cls, run: RunFolder, *, plugins: Sequence[str] = ()) -> Predictor:
         """Load the best weights of a run. Raises UserError if it has none, or they do not fit."""
         from trainkit.training.best import best_weights
 
-        recipe, meta, weights = loader.load(run.recipe, (), tuple(plugins)), read_meta(run), best_weights(run.path)
+        recipe = loader.load(run.recipe, (), tuple(plugins), stored=True)
+        meta, weights = read_meta(run), best_weights(run.path)
         return cls(placed(recipe, meta, weights), describe(recipe, meta, run.name, weights.name))
 
     @property
@@ -157,7 +158,7 @@ def is_predictable(recipe: Recipe, meta: DatasetInfo) -> bool:
     if kind is None or kind.predictor is None:
         return False
     try:
-        loader.parse(Recipe, loader.dump(recipe), recipe.name, (), TABLES)
+        loader.parse(Recipe, loader.dump(recipe), recipe.name, (), TABLES, stored=True)
     except UserError:
         return False
     if isinstance(recipe.task, LabelsVolumes | LabelsImages):

@@ -8,7 +8,6 @@ task, the metrics are the means of the columns, and the units are rows or patien
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -32,13 +31,6 @@ Columns = Mapping[str, np.ndarray]
 
 NEVER_READ = ("embedding", "thumbnail")
 """Large columns that no metric is computed from."""
-_LOWER = re.compile(r"nll|ece|eer|loss|mae|mse|rmse|(?:.*_)?error|hd95_.*|asd_.*|volume_error_.*|missed|invented|intra")
-_SHARE = re.compile(
-    r"(?:.*\.)?(?:(?:balanced_|pixel_|mean_)?accuracy|top\d+|f1(?:_macro)?|auc|eer|ece|(?:tar|val)_at_far_[\de-]+|"
-    r"recall_at_\d+|r_precision|map(?:_at_r)?|rank_\d+|minp|miou|fwiou)|(?:dice|iou|nsd|boundary_f)(?:_mean|\..*)?"
-)
-_MILLIMETRES = re.compile(r".*_(mm3?)(?:\..*)?")
-_NO_SCORE = re.compile(r"threshold|xnorm|cases|pictures|(?:.*\.)?unmatched|.*_(?:std|low|high|far)|.*_share")
 
 
 @dataclass(frozen=True)
@@ -144,29 +136,6 @@ def _equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     if one.shape != other.shape:
         return False
     return one.tolist() == other.tolist() if one.dtype == object else bool(np.array_equal(one, other))
-
-
-def lower_is_better(metric: str) -> bool:
-    """Return True for a metric (`nll`, `hd95_mm.sr`) for which lower is better."""
-    return _LOWER.fullmatch(metric) is not None
-
-
-def is_share(metric: str) -> bool:
-    """Return True for a metric that is a share, from 0 to 1."""
-    return _SHARE.fullmatch(metric) is not None
-
-
-def scale(metric: str) -> str:
-    """Name of the scale that a metric shares with others: `share`, `mm`, `mm3`, else its own name."""
-    if is_share(metric):
-        return "share"
-    found = _MILLIMETRES.fullmatch(metric)
-    return found[1] if found else metric.partition(".")[0]
-
-
-def is_score(metric: str) -> bool:
-    """Return True for a metric of quality, False for a threshold, a count, or the end of an interval."""
-    return _NO_SCORE.fullmatch(metric) is None
 
 
 def by_class_name(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trainkit.config import metric_table
 from trainkit.plots.style import number, short
 from trainkit.speed.clock import median
 
@@ -57,11 +58,12 @@ def loss(step: Numbers, values: Numbers) -> str:
 
 
 def best(name: str, points: tuple[Numbers, Numbers], chosen: tuple[float, float] | None = None) -> str:
-    """State where a metric is best: at the step and value that the run chose, else at its highest value."""
+    """State where a metric is best: at the step and value that the run chose, else at its best value."""
     found = [(step, value) for step, value in zip(*points, strict=True) if math.isfinite(value)]
     if not found:
         return f"{name} has no finite value"
-    step, value = chosen if chosen is not None else max(found, key=lambda point: point[1])
+    choose = min if metric_table.is_lower(name) else max
+    step, value = chosen if chosen is not None else choose(found, key=lambda point: point[1])
     at = f"{value:.4g} at step {number(step)}"
     if len(found) == 1:
         return f"{name} is {at} (one evaluation)"

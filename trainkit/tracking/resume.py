@@ -116,7 +116,7 @@ def differing(folder: RunFolder, recipe: Recipe, plugins: Sequence[str]) -> list
 
     Raises UserError where the recipe of the run cannot be read.
     """
-    own = loader.load(folder.recipe, (), tuple(plugins))
+    own = loader.load(folder.recipe, (), tuple(plugins), stored=True)
     keys = [change.key for change in diff.diff(loader.hashed(own), loader.hashed(recipe))]
     every = diff.diff(loader.tree(own), loader.tree(recipe))
     found = [one for one in every if any(_within(one.key, key) or _within(key, one.key) for key in keys)]

@@ -11,9 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from trainkit.errors import UserError
 from trainkit.files import write_aside
@@ -82,6 +82,8 @@ class RunInfo:
     """Name of the run with which it is compared."""
     varies: Sequence[str] = ()
     """Of a parent run: keys and blocks of the recipe in which its children differ."""
+    directions: Mapping[str, Literal["higher", "lower"]] = field(default_factory=dict)
+    """Metrics of a plug-in's task, and the values that are better."""
     evaluates: str | None = None
     """Of a run that only evaluated, the run or the file of the weights: it trained nothing."""
     unsent: bool = False
@@ -288,6 +290,8 @@ def parse_info(text: bytes) -> RunInfo:
         raise ValueError("a time or a number is missing")
     if not all(isinstance(word, str) for word in (*words, *info.varies, *filter(None, maybe))):
         raise ValueError("a name is not text")
+    if not isinstance(info.directions, dict) or not set(info.directions.values()) <= {"higher", "lower"}:
+        raise ValueError("directions are not higher or lower")
     return info
 
 

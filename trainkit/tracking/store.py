@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from trainkit.config import metric_table
 from trainkit.errors import UserError, of_disk
 from trainkit.files import sync_folder, write_aside
 from trainkit.paths import make_private
@@ -321,8 +322,10 @@ class Store:
                 values[run.info.run_id] = value
         if not values:
             raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
-        highest = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") != "False"
-        return folders[(max if highest else min)(values, key=values.__getitem__)]
+        lower = metric_table.is_lower(metric)
+        if metric_table.mode(metric) is None:  # else the tag may be that of an older version, which set it to True
+            lower = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") == "False"
+        return folders[(min if lower else max)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
         """Return the newest run of a recipe (and hash) that began, did not finish, and is not being trained now.

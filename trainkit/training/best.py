@@ -31,7 +31,7 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
             raise UserError(key, f"{metric!r}, which is not measured", known)
     if stop is not None and stop.metric in metrics:
         value, first = metrics[stop.metric], state.record is None and math.isfinite(metrics[stop.metric])
-        if first or (state.record is not None and _better(value, state.record, stop.mode, stop.min_delta)):
+        if first or (state.record is not None and _better(value, state.record, stop.lower, stop.min_delta)):
             state.record, state.waited = value, 0
         else:
             state.waited += 1
@@ -42,10 +42,10 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
     if best is None or not math.isfinite(metrics.get(best.metric, math.nan)):
         return False, False
     value = metrics[best.metric]
-    leads = not state.best or _better(value, state.best[0]["value"], best.mode)
+    leads = not state.best or _better(value, state.best[0]["value"], best.lower)
     weights = "ema" if best.metric.startswith(f"{evaluation}/ema/") else "model"
     state.best.append({"value": value, "step": state.step, "weights": weights})
-    state.best.sort(key=lambda record: (-record["value"] if best.mode == "max" else record["value"], record["step"]))
+    state.best.sort(key=lambda record: (record["value"] if best.lower else -record["value"], record["step"]))
     del state.best[max(1, recipe.checkpoints.keep_best) :]
     return leads, any(record["step"] == state.step for record in state.best)
 
@@ -53,7 +53,7 @@ def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[s
 def count_plateau(plateau: Plateau, curve: Curve, value: float) -> None:
     """Add a score to the counters of a `plateau` schedule, and reduce the learning rate if it is due."""
     if (math.isfinite(value) and plateau["best"] is None) or (
-        plateau["best"] is not None and _better(value, plateau["best"], curve.mode, curve.min_delta)
+        plateau["best"] is not None and _better(value, plateau["best"], curve.lower, curve.min_delta)
     ):
         plateau.update(best=value, waited=0)
     elif not plateau["cooling"]:
@@ -87,8 +87,8 @@ def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
             )
 
 
-def _better(value: float, than: float, mode: str, by: float = 0.0) -> bool:
-    return math.isfinite(value) and (value > than + by if mode == "max" else value < than - by)
+def _better(value: float, than: float, lower: bool, by: float = 0.0) -> bool:
+    return math.isfinite(value) and (value < than - by if lower else value > than + by)
 
 
 _log = logging.getLogger("trainkit")

@@ -1,4 +1,4 @@
-"""Definitions of all metrics that evaluations report, by protocol: the content of docs/reference/metrics.md.
+"""Definitions of the scores that evaluations report, by protocol: the part of the table of metrics that tasks measure.
 
 A name may be a pattern: `iou.*` stands for `iou.CLASS` of each class, `rank_*` for `rank_1`, `rank_5`, ... Every metric
 is logged as `EVALUATION/NAME`, and as `EVALUATION/ema/NAME` for EMA weights.
@@ -8,21 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
-
-from trainkit.evaluation_protocols import (
-    Classes,
-    Identification,
-    Inspection,
-    Pairs,
-    Retrieval,
-    Scenes,
-    Search,
-    Segmentation,
-    Separation,
-    Templates,
-)
 
 Direction = Literal["higher", "lower", "none"]
 """Values that are better; `none` for counts, thresholds, ends of intervals and descriptive numbers."""
@@ -34,10 +20,11 @@ class Metric:
 
     text: str
     """One or two sentences."""
-    unit: str
+    unit: str = ""
     """`share` is 0 to 1."""
-    direction: Direction
-    source: str
+    direction: Direction | None = "none"
+    """None: that of another metric, which is part of the name."""
+    source: str = ""
     """Publication, or the definition that is customary."""
 
 
@@ -510,34 +497,3 @@ GROUPS = (
     PATCHES,
 )
 """All groups, in the order of the reference."""
-
-
-def group_of(protocol: object) -> Group | None:
-    """Return the metrics of an evaluation protocol; None for one of a plug-in."""
-    match protocol:
-        case Separation():  # before Classes, which it is a kind of
-            return SEPARATION
-        case Inspection():  # likewise
-            return INSPECTION
-        case Segmentation(kind="patches"):
-            return PATCHES
-    by_type: dict[type, Group] = {
-        Classes: CLASSES,
-        Retrieval: RETRIEVAL,
-        Pairs: PAIRS,
-        Templates: TEMPLATES,
-        Identification: IDENTIFICATION,
-        Search: SEARCH,
-        Scenes: SCENES,
-        Segmentation: SEGMENTATION,
-    }
-    return by_type.get(type(protocol))
-
-
-def definition(protocol: object, name: str) -> Metric | None:
-    """Return the definition of a metric, without the name of its evaluation; None where there is none."""
-    group = group_of(protocol)
-    if group is None:
-        return None
-    exact = group.metrics.get(name)
-    return exact or next((one for pattern, one in group.metrics.items() if fnmatchcase(name, pattern)), None)

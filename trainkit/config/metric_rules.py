@@ -1,0 +1,65 @@
+"""Check the modes of a recipe against the directions of its metrics, in the table and as the task declares them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from trainkit.config import metric_table
+from trainkit.config.metric_table import Declared
+from trainkit.config.schema import Recipe
+from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, dotted
+
+
+def lower_is_better(metric: str, recipe: Mapping[str, Tree], declared: Declared) -> bool | None:
+    """Return whether lower values of a metric are better, for a run with a stored recipe; None where nobody knows.
+
+    `declared` are the directions of its task. Of a metric without any, the mode in the recipe counts.
+    """
+    if (known := metric_table.mode(metric, declared)) is not None:
+        return known == "min"
+    train = recipe.get("train")
+    blocks = recipe.get("best"), recipe.get("stop_when"), train.get("schedule") if isinstance(train, dict) else None
+    modes = [block.get("mode") for block in blocks if isinstance(block, dict) and block.get("metric") == metric]
+    return modes[0] == "min" if modes else None
+
+
+def contradictions(recipe: Recipe) -> list[tuple[KeyPath, str, str]]:
+    """List the modes that contradict their metric, of a recipe whose directions are settled: key path, mode, metric."""
+    return [
+        ((*path, "mode"), rule.mode, metric)
+        for path, metric, rule in recipe.rules()
+        if rule.mode is not None and rule.lower != (rule.mode == "min")
+    ]
+
+
+def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
+    """Yield the errors in directions and modes of a recipe that was read from `source`."""
+    declared, known = metric_table.declared_by(recipe.task), set()
+
+    def problem(path: KeyPath, found: str, expected: str, remedy: str, nearest: str = "") -> Problem:
+        about = {"found": found, "expected": expected, "nearest": nearest, "remedy": remedy}
+        return Problem(dotted(path), **about, **source.at(path))
+
+    def unknown(path: KeyPath, metric: str, remedy: str) -> Problem:
+        head, _, name = metric.rpartition("/")
+        near = [f"{head}/{other}" for other in difflib.get_close_matches(name, metric_table.names(), 1, 0.75)]
+        return problem(path, metric, "a metric whose direction is known", remedy, "".join(near))
+
+    for pattern, word in declared.items():
+        ours, said = metric_table.direction(pattern), f"`directions` of the task has {word!r} for {pattern}"
+        if word not in ("higher", "lower"):
+            yield problem(("task",), said, "higher or lower", "change the plug-in")
+        elif ours not in (None, "none", word):
+            yield problem(("task",), said, f"{ours}, as in other tasks", "give its metric another name")
+    for path, mode, metric in contradictions(recipe):
+        right, word = ("max", "higher") if mode == "min" else ("min", "lower")
+        yield problem(path, mode, f"{right}: {word} {metric} is better", "leave mode out")
+    for path, metric, rule in recipe.rules():
+        known |= {metric} if rule.mode is not None else set()
+        if rule.mode is None:
+            place = path if path[0] == "time_to" else (*path, "metric")
+            yield unknown(place, metric, f"set {dotted((*path, 'mode'))} to max or min")
+    metric = recipe.promote.metric if recipe.promote else None
+    if metric is not None and metric not in known and metric_table.mode(metric, declared) is None:
+        yield unknown(("promote", "metric"), metric, "name the metric of best, and set best.mode to max or min")
