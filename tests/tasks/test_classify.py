@@ -48,7 +48,7 @@ class Fixed(nn.Module):
 
     def __init__(self, logits):
         super().__init__()
-        self.logits = nn.Parameter(torch.tensor(logits))
+        self.logits = nn.Parameter(torch.as_tensor(logits).clone())
 
     def forward(self, image):
         return self.logits
@@ -70,7 +70,7 @@ def plain(smoothing: float, weight: list[float]) -> tuple[float, float]:
         for c, value in enumerate(log_softmax(row)):
             target = (1 - smoothing) * (c == label) + smoothing / CLASSES
             total -= weight[c] * target * value
-            divided += weight[c] * target
+        divided += weight[label]
     return total, divided
 
 
@@ -82,12 +82,27 @@ def test_the_loss_is_the_formula_in_plain_python(smoothing, weighted):
     total, divided = plain(smoothing, [weighted.get(name, 1.0) for name in META.class_names])
     assert loss.sum.item() == pytest.approx(total, rel=1e-6)
     assert float(loss.weight) == pytest.approx(divided if weighted else 3)
-    by_torch = nn.functional.cross_entropy(
-        torch.tensor(LOGITS), LABELS, torch.tensor([weighted.get(n, 1.0) for n in META.class_names]),
-        label_smoothing=smoothing,
-    )  # fmt: skip
-    if not smoothing:  # with weights and smoothing torch divides by the weights of the labels alone
-        assert float(loss.sum / loss.weight) == pytest.approx(float(by_torch), rel=1e-6)
+
+
+@pytest.mark.parametrize("mix", [None, Mix(mixup=0.8), Mix(cutmix=1.0, mode="elem")], ids=["labels", "mixup", "cutmix"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("weighted", [{}, {"a": 7.0, "d": 0.01}], ids=["even", "weighted"])
+def test_the_mean_is_torchs_over_one_micro_batch_or_several(mix, smoothing, weighted):
+    task, networks = made(mix=mix, smoothing=smoothing, class_weights=weighted)
+    weights = torch.tensor([weighted.get(name, 1.0) for name in META.class_names])
+    shown, logits = batch(8, seed=5), 4 * torch.randn(8, CLASSES, generator=torch.Generator().manual_seed(6))
+    parts, whole = [], []
+    for rows in (slice(0, 6), slice(6, 8)):
+        part = {key: value[rows] for key, value in shown.items()}
+        whole.append(part["label"] if mix is None else mixed(task, 3, part)[1])
+        rng.reseed(torch.device("cpu"), 3, 0, 0, 0)
+        parts.append(task.loss(Fixed(logits[rows]), networks, part, at()))
+    target = torch.cat(whole)
+    wanted = nn.functional.cross_entropy(
+        logits, target, weights if weighted else None, label_smoothing=smoothing if mix is None else 0.0
+    )
+    mean = sum(p.sum for p in parts) / sum(float(p.weight) for p in parts)
+    torch.testing.assert_close(mean.detach(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_at_the_start_is_that_of_guessing():

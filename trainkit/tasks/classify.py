@@ -115,13 +115,10 @@ class Classify:
         label = batch["label"]
         if self._mix is None:
             logits = net(features=batch[FEATURES]) if self.net.frozen else net(batch["image"])
-            target = F.one_hot(label, logits.shape[1]) * (1 - self.smoothing) + self.smoothing / logits.shape[1]
             logs = {"accuracy": (logits.detach().argmax(1) == label).float().mean()}
-        else:
-            image, target = self._mixed(batch["image"], label)
-            logits, logs = net(image), {}
-        weights = None if self._weights is None else self._weights.to(label.device)
-        return soft_cross_entropy(logits, target, weights, logs)
+            return cross_entropy(logits, label, self._weights, self.smoothing, logs)
+        image, target = self._mixed(batch["image"], label)
+        return cross_entropy(net(image), target, self._weights, 0.0, {})  # `Mixup` has smoothed them
 
     def _mixed(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         if self._mix is None:
@@ -156,12 +153,16 @@ class Classify:
         return baselines.of_classes(split, train)
 
 
-def soft_cross_entropy(logits: Tensor, target: Tensor, weights: Tensor | None, logs: dict[str, Tensor]) -> Loss:
-    """-sum of target x log softmax over classes (B, C), each class times its weight.
+def cross_entropy(
+    logits: Tensor, target: Tensor, weights: Tensor | None, smoothing: float, logs: dict[str, Tensor]
+) -> Loss:
+    """Return torch's cross-entropy of labels (B,) or of probabilities (B, C), as a sum and the divisor of its mean.
 
-    With weights it is divided by the sum of the targets' weights over all processes, as torch's cross-entropy is.
+    Torch divides by the sum of the labels' weights, which smoothing does not change; of probabilities by their number.
     """
-    terms = -target * F.log_softmax(logits.float(), dim=1)
-    if weights is None:
-        return Loss(terms.sum(), len(logits), logs)
-    return Loss((terms * weights).sum(), (target * weights).sum().detach(), logs)
+    if weights is not None:
+        weights = weights.to(logits.device)
+    total = F.cross_entropy(logits.float(), target, weights, reduction="sum", label_smoothing=smoothing)
+    if weights is None or target.is_floating_point():
+        return Loss(total, len(logits), logs)
+    return Loss(total, weights[target].sum(), logs)
