@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.config import loader
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.losses.segmentation_3d import SegmentationLoss, deep, nearest, subsets
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("background", "front", "back", "stalk")
 
 
@@ -54,7 +57,10 @@ def by_hand(loss: SegmentationLoss, logits, mask, weight=None) -> list[float]:
             if loss.empty == "skip" and not any(y == c for _, ys in pool for y in ys):
                 continue
             s, a, b = loss.smooth, loss.tversky_alpha, loss.tversky_beta
-            dice += weight[c] * (1 - (2 * hit + s) / (2 * hit + false + missed + s))
+            whole = sum(
+                p[c] ** (2 if loss.squared else 1) + (y == c) for ps, ys in pool for p, y in zip(ps, ys, strict=True)
+            )
+            dice += weight[c] * (1 - (2 * hit + s) / (whole + s))
             tversky += weight[c] * (1 - (hit + s) / (hit + a * false + b * missed + s))
             counted += weight[c]
         dice, tversky = (dice / counted, tversky / counted) if counted else (0.0, 0.0)
@@ -75,16 +81,17 @@ weights = st.sampled_from([0.0, 0.3, 1.0])
     empty=st.sampled_from(["skip", "count"]),
     background=st.booleans(),
     whole_batch=st.booleans(),
+    squared=st.booleans(),
     weighted=st.booleans(),
 )
 def test_every_term_is_the_sum_written_out(
-    seed, shape, terms, gamma, alpha, empty, background, whole_batch, weighted
+    seed, shape, terms, gamma, alpha, empty, background, whole_batch, squared, weighted
 ):  # fmt: skip
     logits, mask = voxels(seed, *shape)
     loss = SegmentationLoss(
         **dict(zip(("dice", "ce", "focal", "tversky"), terms, strict=True)),
         focal_gamma=gamma, tversky_alpha=alpha, smooth=0.01, empty=empty, background=background,
-        whole_batch=whole_batch, class_weights={"front": 3.0, "background": 0.5} if weighted else {},
+        whole_batch=whole_batch, squared=squared, class_weights={"front": 3.0, "background": 0.5} if weighted else {},
     )  # fmt: skip
     weight = loss.weights(NAMES)
     found = loss(logits, mask, weight)
@@ -306,6 +313,32 @@ def test_four_outputs_have_fifteen_subsets():
     assert sorted(seen) == [float(k) for k in range(1, 16)]
 
 
+# What recipes say that they follow
+
+
+def authors_emcad(p, one_hot, ce):
+    """EMCAD's: sums over the batch, squares in the denominator, all classes."""
+    both = (2 * (p * one_hot).sum((0, 2, 3, 4)) + 1e-5) / ((p**2 + one_hot).sum((0, 2, 3, 4)) + 1e-5)
+    return 0.3 * ce + 0.7 * (1 - both).mean()
+
+
+def authors_nnunet(p, one_hot, ce):
+    """nnU-Net's `batch_dice`, without the background; a class that the batch lacks counts."""
+    both = (2 * (p * one_hot).sum((0, 2, 3, 4)) + 1e-5) / ((p + one_hot).sum((0, 2, 3, 4)) + 1e-5)
+    return ce + (1 - both[1:]).mean()
+
+
+@pytest.mark.parametrize("name, authors", [("tom500_emcad_full", authors_emcad), ("tom500_full", authors_nnunet)])
+def test_the_loss_of_a_full_recipe_is_its_authors(name, authors):
+    objective = loader.load(ROOT / "recipes" / f"{name}.yaml").task.objective
+    logits, mask = voxels(8, 3, 2, 5, 6, classes=10)
+    mask[mask == 7] = 0  # in no sample
+    mask[0][mask[0] == 2] = 1
+    one_hot = F.one_hot(mask.long(), 10).movedim(-1, 1).double()
+    wanted = authors(logits.softmax(1), one_hot, F.cross_entropy(logits, mask.long()))
+    torch.testing.assert_close(objective(logits, mask).mean(), wanted)
+
+
 # MONAI
 
 
@@ -327,6 +360,10 @@ def test_the_losses_are_monais(background):
     batch = DiceLoss(**theirs, **smooth, batch=True)(logits, target)
     found = SegmentationLoss(ce=0, whole_batch=True, **ours)(logits, mask)
     torch.testing.assert_close(found, batch.expand(3), check_dtype=False)
+
+    square = DiceLoss(**theirs, **smooth, batch=True, squared_pred=True)(logits, target)
+    found = SegmentationLoss(ce=0, whole_batch=True, squared=True, **ours)(logits, mask)
+    torch.testing.assert_close(found, square.expand(3), check_dtype=False)
 
     tversky = TverskyLoss(**theirs, **smooth, alpha=0.3, beta=0.7, reduction="none")(logits, target)
     found = SegmentationLoss(dice=0, ce=0, tversky=1, **ours)(logits, mask)

@@ -1,9 +1,10 @@
 """Losses of a class for every voxel: Dice, cross-entropy, focal, Tversky; over outputs of several sizes.
 
 Soft Dice: Milletari et al., V-Net (3DV 2016, arXiv 1606.04797), with the denominator that Drozdzal et al. (DLMIA 2016,
-arXiv 1608.04117) made customary, the sums themselves and not their squares. Focal: Lin et al. (ICCV 2017, arXiv
-1708.02002), of the softmax. Tversky: Salehi et al. (MLMI 2017, arXiv 1706.05721). Outputs of several sizes: Isensee et
-al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv 2405.06880).
+arXiv 1608.04117) made customary, the sums themselves, or with `squared` V-Net's, their squares. Focal: Lin et al. (ICCV
+2017, arXiv 1708.02002), of the softmax. Tversky: Salehi et al. (MLMI 2017, arXiv 1706.05721). Outputs of several sizes:
+Isensee et al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv
+2405.06880).
 
 B samples, C classes, V voxels, S their grid: depth, height and width, or height and width.
 """
@@ -59,6 +60,9 @@ class SegmentationLoss:
     whole_batch: bool = False
     """Sum the voxels of a class over the micro-batch before taking the ratio (nnU-Net's `batch_dice`). A class is then
     empty only if no sample has it, and the loss depends on `train.micro_batch`."""
+    squared: bool = field(default=False, metadata={"hash": "set"})
+    """Sum the squares of the probabilities in the denominator of Dice (Milletari et al., 3DV 2016), not the
+    probabilities."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class, by class name, in the mean over classes and in the mean over voxels. Classes that are not
     named have weight 1."""
@@ -110,15 +114,15 @@ class SegmentationLoss:
         is_BCV = mask_BV[:, None] == torch.arange(classes, device=mask_BV.device)[:, None]
         hit_BC = torch.where(is_BCV, p_BCV, 0).sum(2)
         predicted_BC, actual_BC = p_BCV.sum(2), is_BCV.sum(2).to(p_BCV.dtype)
+        sums = [hit_BC, predicted_BC, actual_BC, p_BCV.square().sum(2) if self.squared else predicted_BC]
         first = 0 if self.background else 1
-        hit_BC, predicted_BC, actual_BC = (x_BC[:, first:] for x_BC in (hit_BC, predicted_BC, actual_BC))
+        sums = [x_BC[:, first:] for x_BC in sums]
         if self.whole_batch:
-            hit_BC, predicted_BC, actual_BC = (
-                x_BC.sum(0, keepdim=True).expand_as(x_BC) for x_BC in (hit_BC, predicted_BC, actual_BC)
-            )
+            sums = [x_BC.sum(0, keepdim=True).expand_as(x_BC) for x_BC in sums]
+        hit_BC, predicted_BC, actual_BC, own_BC = sums
         loss_BC = torch.zeros_like(hit_BC)
         if self.dice:
-            loss_BC = loss_BC + self.dice * _missing(2 * hit_BC, predicted_BC + actual_BC, self.smooth)
+            loss_BC = loss_BC + self.dice * _missing(2 * hit_BC, own_BC + actual_BC, self.smooth)
         if self.tversky:
             # alpha (predicted - hit) + beta (actual - hit) + hit
             a, b = self.tversky_alpha, self.tversky_beta

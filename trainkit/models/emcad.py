@@ -4,7 +4,8 @@ Rahman, Munir, Marculescu, "EMCAD: Efficient Multi-scale Convolutional Attention
 Segmentation" (CVPR 2024, arXiv 2405.06880), written from the paper: with maps of 512, 320, 128 and 64 channels
 (PVTv2-B2; Wang et al., 2022) and kernels of 1, 3 and 5 the decoder has 1.91 million parameters, as published.
 
-The published training code differs from the paper in the decoder; these facts of it are in `Form`.
+The published training code (SLDGroup/EMCAD, read at commit 8f18a7d) differs from the paper in the decoder; these facts
+of it are in `Form`. Before September 2024 it also had ReLU6 where maps are enlarged and gated.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unkn
 STRIDES = (4, 8, 16, 32)
 """Strides of the four maps of the encoder, finest first."""
 Form = Literal["paper", "code"]
-"""The decoder as the paper describes it: a spatial attention at each level, ReLU where maps are enlarged and gated, and
-PyTorch's first weights. Or as the published code trains it: one spatial attention for all levels, ReLU6 there, and all
-convolutions with first weights from a normal distribution of deviation 0.02 and biases 0."""
+"""The decoder as the paper describes it: a spatial attention at each level, and PyTorch's first weights. Or as the
+published code trains it: one spatial attention for all levels, and all convolutions with first weights from a normal
+distribution of deviation 0.02 and biases 0. Both have ReLU where maps are enlarged and gated, ReLU6 in blocks."""
 
 
 @dataclass(kw_only=True)
@@ -52,9 +53,8 @@ class EmcadSpec:
     expansion: Annotated[int, Field(ge=1, le=32)] = 2
     """Factor on the channels between the two 1x1 convolutions of a block."""
     form: Form = "paper"
-    """`paper`: the decoder of the paper. `code`: that of the published code, with one spatial attention for all levels
-    instead of one per level, ReLU6 instead of ReLU where maps are enlarged and gated, and initial weights with standard
-    deviation 0.02."""
+    """`paper`: the decoder of the paper. `code`: that of the published code since September 2024, with one spatial
+    attention for all levels instead of one per level, and initial weights with standard deviation 0.02."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
     """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
     slice is repeated."""
@@ -135,9 +135,9 @@ class Attention(nn.Sequential):
 class Gate(nn.Module):
     """LGAG: what the encoder passes on, gated by both sides through grouped 3x3 convolutions."""
 
-    def __init__(self, channels: int, activation: type[nn.Module] = nn.ReLU):
+    def __init__(self, channels: int):
         super().__init__()
-        self.activation = activation()
+        self.activation = nn.ReLU()
         hidden = max(1, channels // 2)
         groups = hidden if channels % hidden == 0 else 1
 
@@ -155,12 +155,12 @@ class Gate(nn.Module):
 class Up(nn.Sequential):
     """EUCB: enlarged twice, a depth-wise 3x3 convolution, a 1x1 convolution to the channels of the finer level."""
 
-    def __init__(self, before: int, after: int, activation: type[nn.Module] = nn.ReLU):
+    def __init__(self, before: int, after: int):
         super().__init__(
             nn.Upsample(scale_factor=2),
             nn.Conv2d(before, before, 3, padding=1, groups=before, bias=False),
             nn.BatchNorm2d(before),
-            activation(),
+            nn.ReLU(),
             nn.Conv2d(before, after, 1),
         )
 
@@ -172,11 +172,10 @@ class Decoder(nn.Module):
         self, channels: Sequence[int], kernels: Sequence[int] = (1, 3, 5), expansion: int = 2, form: Form = "paper"
     ):
         super().__init__()
-        activation = nn.ReLU if form == "paper" else nn.ReLU6
         refine = [Attention(c, kernels, expansion) for c in channels]
         self.refine = nn.ModuleList(refine)
-        self.up = nn.ModuleList(Up(a, b, activation) for a, b in pairwise(channels))
-        self.gate = nn.ModuleList(Gate(c, activation) for c in channels[1:])
+        self.up = nn.ModuleList(Up(a, b) for a, b in pairwise(channels))
+        self.gate = nn.ModuleList(Gate(c) for c in channels[1:])
         self.shared = form == "code"
         if form == "code":
             for attention in refine[1:]:
