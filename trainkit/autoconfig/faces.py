@@ -13,7 +13,7 @@ from trainkit.autoconfig.folder_levels import taken
 from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
-from trainkit.data.faces.align import LANDMARKS
+from trainkit.data.faces.align import LANDMARKS, check_records
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import pairs_csv
 from trainkit.data.record import Source
@@ -66,6 +66,7 @@ def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str
     """Say how images become squares: by landmarks, else cut where they are no squares; and how large."""
     points = sum(record.landmarks is not None for record in source.records())
     if points and points == looked.total:
+        check_records(train, source.records())
         fitted.put("data.fit", "align", f"by the five points of each image in {LANDMARKS}")
         fitted.seen.append(f"{train}: faces are aligned by {LANDMARKS}")
         return

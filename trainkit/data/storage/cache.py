@@ -25,6 +25,9 @@ from trainkit.paths import data_root, make_private, user_cache
 _BESIDE = ".trainkit-packed"
 """Folder of packed sets under the data root."""
 
+ALIGNMENT = 2
+"""Version of how faces are aligned: raised where other landmarks are refused, so that no set packed before is used."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,8 +58,8 @@ def pack_once(
         made.append(store)
     if columns := getattr(found, "columns", ()):
         made.append(columns)
-    if align:
-        made.append("aligned")
+    if align or found.kind == "templates":  # of which some are always aligned
+        made.append(f"aligned {ALIGNMENT}")
     folder = place(key(made, found.files))
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file

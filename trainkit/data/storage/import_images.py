@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from trainkit.data import evaluation_sets, folders, leakage, sources
+from trainkit.data.faces.align import align_face, check_records
 from trainkit.data.formats import image_decode, tiff
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Columns, Record, Source
@@ -106,6 +107,8 @@ def import_pictures(
     else:
         form = store
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
+    if recipe.align and damaged == "fail":
+        check_records(source.where, source.records())
     with Writer(Path(out), size=size, store=form) as writer:
         rows = _Rows(writer, skip=damaged == "skip")
         done = 0
@@ -300,8 +303,6 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
     pixels = image_decode.decode(data, record.where) if isinstance(data, bytes) else data
     original = pixels
     if recipe.align:
-        from trainkit.data.faces.align import align_face
-
         if record.landmarks is None:
             raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
         if recipe.size is None or recipe.size[0] != recipe.size[1]:

@@ -1,0 +1,116 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainkit.data.faces import align
+from trainkit.data.record import Record
+from trainkit.data.storage import import_images
+from trainkit.errors import UserError
+
+LFW = Path(__file__).parents[4] / "shared" / "data" / "faces_lfw112" / "unaligned250"
+real = pytest.mark.skipif(not LFW.is_dir(), reason="the unaligned faces are not beside this checkout")
+
+EYES, MOUTH, BOTH, NOSE_FIRST = (1, 0, 2, 3, 4), (0, 1, 2, 4, 3), (1, 0, 2, 4, 3), (2, 0, 1, 3, 4)
+WRONG = {
+    "eyes": lambda points, side: points[list(EYES)],
+    "corners of the mouth": lambda points, side: points[list(MOUTH)],
+    "left and right": lambda points, side: points[list(BOTH)],
+    "nose first": lambda points, side: points[list(NOSE_FIRST)],
+    "x and y": lambda points, side: points[:, ::-1],
+    "mirrored": lambda points, side: [side, 0] + points * [-1, 1],
+    "from 0 to 1": lambda points, side: points / side,
+    "of an image four times as large": lambda points, side: points * 4,
+}
+
+
+def reason(points: np.ndarray, side: int = 112) -> str | None:
+    try:
+        align.check_landmarks(points, "a", (side, side))
+    except UserError as error:
+        return f"{error.found}; {error.remedy}"
+    return None
+
+
+def seen_from(yaw: float, pitch: float) -> np.ndarray:
+    """Points of the template, the nose before the face, after the head has turned."""
+    flat = align.TEMPLATE - align.TEMPLATE.mean(0)
+    across, depth = flat[:, 0], np.asarray([0, 0, 20, 6, 6])
+    x, z = across * np.cos(yaw) + depth * np.sin(yaw), depth * np.cos(yaw) - across * np.sin(yaw)
+    return np.column_stack([x, flat[:, 1] * np.cos(pitch) - z * np.sin(pitch)]) + 56
+
+
+@real
+def test_all_real_faces_are_taken_and_all_in_a_wrong_order_refused():
+    faces = [np.asarray(points, float) for points in json.loads((LFW / align.LANDMARKS).read_text()).values()]
+    assert len(faces) == 120 and not any(reason(points, 250) for points in faces)
+    assert float(align.misfit(np.asarray(faces)).max()) < 0.29
+    for name, change in WRONG.items():
+        reasons = {reason(change(points, 250), 250) for points in faces}
+        assert None not in reasons, name
+    assert all("left and right eye are swapped" in str(reason(points[list(EYES)], 250)) for points in faces)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_points_of_no_face_are_refused(name):
+    assert reason(WRONG[name](align.TEMPLATE, 112)) is not None
+
+
+@pytest.mark.parametrize("yaw", range(-90, 91, 15))
+@pytest.mark.parametrize("pitch", [-30, 0, 30])
+def test_faces_in_any_view_are_taken(yaw, pitch):
+    assert reason(seen_from(np.radians(yaw), np.radians(pitch))) is None
+
+
+def test_faces_that_are_turned_cut_off_small_or_near_are_taken():
+    for angle in range(0, 360, 30):
+        c, s = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+        assert reason((align.TEMPLATE - 56) @ np.asarray([[c, s], [-s, c]]) + 56) is None
+    assert reason(align.TEMPLATE - [50, 0]) is None
+    assert reason(align.TEMPLATE / 15) is None and reason(align.TEMPLATE * 30, 4000) is None
+
+
+def test_the_misfit_is_what_the_similarity_leaves():
+    rng = np.random.default_rng(0)
+    for points in rng.normal(size=(20, 5, 2)):
+        matrix = align.similarity(points, align.TEMPLATE)
+        left = points @ matrix[:, :2].T + matrix[:, 2] - align.TEMPLATE
+        spread = ((align.TEMPLATE - align.TEMPLATE.mean(0)) ** 2).sum()
+        assert float(align.misfit(points)) == pytest.approx(np.sqrt((left**2).sum() / spread))
+
+
+def of(points: np.ndarray, count: int) -> list[Record]:
+    return [Record(f"{k}.png", "a", Path(), f"{k}.png", points) for k in range(count)]
+
+
+def test_a_set_of_faces_upside_down_is_refused_and_a_few_are_taken():
+    upside_down = align.TEMPLATE[::-1]
+    assert reason(upside_down) is None
+    with pytest.raises(UserError, match="30 of 30 faces"):
+        align.check_records("set", of(upside_down, 30))
+    align.check_records("set", [*of(upside_down, 14), *of(align.TEMPLATE, 16)])
+
+
+def test_an_import_counts_and_names_all_whose_landmarks_are_swapped(tmp_path):
+    points = {}
+    for k in range(30):
+        name = f"{'ab'[k % 2]}/{k:02}.png"
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((112, 112, 3), k, np.uint8)).save(tmp_path / "set" / name)
+        points[name] = align.TEMPLATE[list(EYES if k < 25 else range(5))].tolist()
+    (tmp_path / "set" / align.LANDMARKS).write_text(json.dumps(points))
+    with pytest.raises(UserError) as refused:
+        import_images.import_faces(tmp_path / "set", tmp_path / "out", align=True)
+    text = str(refused.value)
+    assert "25 images" in text and text.count("left and right eye are swapped") == 20 and "a/00.png" in text
+    left = import_images.import_faces(tmp_path / "set", tmp_path / "out", align=True, damaged="skip")
+    assert left.rows == 5 and sum("left and right eye are swapped" in note for note in left.notes) == 25
+
+
+def test_landmarks_outside_of_the_image_are_refused_where_it_is_read():
+    record = dataclasses.replace(of(align.TEMPLATE, 1)[0], data=np.zeros((30, 30, 3), np.uint8))
+    with pytest.raises(UserError, match=r"0\.png.*outside of an image of 30 x 30"):
+        align.align_face(record.data, record.landmarks, 112, record.where)
