@@ -110,7 +110,24 @@ def parse(
         source.problems += metric_rules.problems(made, source)
     if made is None or source.problems:
         raise ConfigError(where, sorted(source.problems, key=lambda p: (bool(p.override), p.line or 0)))
+    if source.tree.keys() >= _RESOLVED:
+        _as_before(made, source.tree)
     return made
+
+
+_RESOLVED = {"seed", "evaluations", "best", "stop_when", "time_to", "checkpoints", "integrity", "log", "limits"}
+"""Keys with defaults that `dump` writes and a person never writes together: a recipe with all of them is resolved, as
+runs and exported models keep it."""
+
+
+def _as_before(block: object, tree: Tree) -> None:
+    """Give fields that a resolved recipe lacks, being older than them, the value that its run had: `before` of their
+    metadata, where it is not the default."""
+    for f in fields(block) if is_dataclass(block) and isinstance(tree, dict) else ():
+        if f.name in tree:
+            _as_before(getattr(block, f.name, None), tree[f.name])
+        elif "before" in f.metadata:
+            setattr(block, f.name, f.metadata["before"])
 
 
 # ---- The file --------------------------------------------------------------------------------------------------------
