@@ -4,6 +4,7 @@ import functools
 import gzip
 import itertools
 import tempfile
+import unicodedata
 import zlib
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.config.validation import validate
-from trainkit.data.people import tokenizer
+from trainkit.data.people import tokenizer, words
 from trainkit.data.people.tokenizer import Captions, Clip, Words
 from trainkit.errors import UserError
 
@@ -32,21 +33,86 @@ def clip(tmp_path) -> Clip:
 
 
 def test_a_word_has_the_id_of_its_hash_whatever_is_around_it():
-    words = Words(1000, 8)
-    ids = words.encode("A RED hat, a red-hat!")
+    tokens = Words(1000, 8)
+    ids = tokens.encode("A RED hat, a red-hat!")
     by_hand = [1 + zlib.crc32(word) % 998 for word in (b"a", b"red", b"hat")]
     assert ids == [*by_hand, *by_hand, 999]
-    assert words.encode("ＲＥＤ") == words.encode("red") and words.encode(" _, ") == [999]
+    assert tokens.encode("ＲＥＤ") == tokens.encode("red") and tokens.encode(" _, ") == [999]
 
 
 def test_rows_are_padded_with_0_and_cut_before_the_end():
-    words = Words(1000, 5)
-    rows = tokenizer.table(words, ["red", "one two three four five six", ""])
+    tokens = Words(1000, 5)
+    rows = tokenizer.table(tokens, ["red", "one two three four five six", ""])
     assert rows.dtype == np.uint16 and rows.shape == (3, 5)
-    assert rows[0].tolist() == [*words.encode("red"), 0, 0, 0]
+    assert rows[0].tolist() == [*tokens.encode("red"), 0, 0, 0]
     assert rows[1, 4] == 999 and (rows[1] > 0).all() and rows[2].tolist() == [999, 0, 0, 0, 0]
     assert tokenizer.table(Words(1 << 17, 5), ["red"]).dtype == np.int32
-    assert tokenizer.table(words, []).shape == (0, 5)
+    assert tokenizer.table(tokens, []).shape == (0, 5)
+
+
+CUT = {
+    "red coat": "red coat",
+    "ＲＥＤ　ｃｏａｔ１２": "red coat12",
+    "红色外套的女人": "红 色 外 套 的 女 人",
+    "赤いコートの女性、T恤": "赤 い コ ー ト の 女 性 t 恤",
+    "ｸﾞﾚｰの傘": "グ レ ー の 傘",
+    "葛\U000e0100城": "葛 城",
+    "빨간 코트를 입은 여자": "빨간 코트를 입은 여자",
+    "เสื้อสีแดง น้ำ กำ": "เ สื้ อ สี แ ด ง น้ำ กำ",
+    "ນ້ຳສີແດງ": "ນ້ຳ ສີ ແ ດ ງ",
+    "ស្ត្រីពាក់អាវក្រហម": "ស្ត្រី ពា ក់ អា វ ក្រ ហ ម",
+    "အင်္ကျီအနီ": "အ င်္ကျီ အ နီ",
+    "लाल कोट में महिला": "लाल कोट में महिला",
+    "क्\u200dष": "क्ष",
+    "தமிழ் மொழி": "தமிழ் மொழி",
+    "مُعْطَف أحمر": "مُعْطَف أحمر",
+    "می\u200cخواهم": "میخواهم",
+    "ẹ\u0301 re\xadd": "ẹ\u0301 red",
+    "e\u0301te\u0301": "été",
+    "a woman's coat_x, 3½": "a woman s coat x 31 2",
+}
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_words_are_those_of_the_language(text):
+    assert words.words(text) == CUT[text].split()
+    assert words.words(" ".join(words.words(text))) == CUT[text].split()
+
+
+@given(st.text(st.characters(codec="ascii"), max_size=60))
+def test_rules_agree_on_plain_text(text):
+    assert words.words(text, 1) == words.words(text, 2)
+
+
+@given(st.text(max_size=60))
+def test_no_letter_is_lost_and_marks_stay_behind_it(text):
+    found = words.words(text)
+    plain, joined = (
+        "".join(c for c in some.replace("ำ", "า").replace("ຳ", "າ") if c.isalnum())
+        for some in (unicodedata.normalize("NFKC", text).lower(), "".join(found))
+    )
+    assert plain == joined
+    assert all(word[0].isalnum() for word in found)
+
+
+def test_captions_of_one_colour_share_their_other_words():
+    new, old = ([set(Words(4096, 77, rule=rule).encode(f"穿{c}色外套的女人")) for c in "红蓝"] for rule in (2, 1))
+    assert len(new[0] & new[1]) == 8 and len(old[0] & old[1]) == 1  # the end alone
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["wearsaredcoat", "wearsabluecoat", "a hat"], "2 of 3 captions are one token each, such as 'wearsaredcoat'"),
+        (["a b c d e f g", "a b"], "1 of 2 captions have 4 tokens or more; the first 4 are read"),
+        (["...", "a b"], "1 of 2 captions have no word, such as '...'"),
+        (["a b", "b", "c d"], ""),
+    ],
+)
+def test_captions_that_lose_their_words_are_counted(texts, said):
+    tokens = Words(1000, 5)
+    found = tokenizer.odd(tokens, texts, tokenizer.table(tokens, texts))
+    assert len(found) == bool(said) and "".join(found).startswith(said)
 
 
 @given(st.text(max_size=60), st.integers(3, 70_000), st.integers(2, 20))

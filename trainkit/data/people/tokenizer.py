@@ -14,13 +14,14 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
 
+from trainkit.data.people import words
 from trainkit.errors import UserError
 from trainkit.paths import locate
 
@@ -37,7 +38,6 @@ word, and the two ids around a caption there are 49,408 ids."""
 MERGES_LIMIT = 32 << 20
 """Largest file of pairs that is read, in bytes, unpacked. CLIP's has 3.2 million."""
 
-_WORD = re.compile(r"[^\W_]+")
 _SPACE = re.compile(r"\s+")
 _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 _ASCII_PIECE = re.compile("|".join(_CONTRACTIONS) + r"|[a-z]+|[0-9]|[^\sa-z0-9]+")
@@ -81,6 +81,8 @@ class Words:
     vocabulary: int
     length: int
     begin: None = None
+    rule: Literal[1, 2] = 2
+    """Of `words.words`."""
 
     def __post_init__(self) -> None:
         if self.vocabulary < 3 or self.length < 2:
@@ -93,8 +95,8 @@ class Words:
 
     def encode(self, text: str) -> list[int]:
         """Return ids 1 .. vocabulary-2 for the words, and the highest for the end."""
-        words = _WORD.findall(unicodedata.normalize("NFKC", text[:CHARACTERS]).lower())
-        ids = [1 + zlib.crc32(word.encode(errors="replace")) % (self.vocabulary - 2) for word in words]
+        found = words.words(text[:CHARACTERS], self.rule)
+        ids = [1 + zlib.crc32(word.encode(errors="replace")) % (self.vocabulary - 2) for word in found]
         return [*ids[: self.length - 1], self.end]
 
 
@@ -156,6 +158,10 @@ class Captions:
 
     tokenizer: Literal["words", "clip"] = "words"
     """`words`: each word gets an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
+    rule: Literal[1, 2] = field(default=2, metadata={"hash": "set", "before": 1})
+    """Division into `words`. 2: at spaces and punctuation; Chinese and Japanese by character; Thai, Lao, Khmer and
+    Burmese by grapheme cluster; marks stay on their letters. 1: runs of letters and digits, cut by marks, as in runs
+    that are older than this key."""
     length: Annotated[int, Field(ge=3, le=4096)] = 77
     """Number of tokens of a caption, end token included; longer captions are cut."""
     vocabulary: Annotated[int, Field(ge=3, le=1 << 20)] = 4096
@@ -173,7 +179,16 @@ class Captions:
 
     def make(self) -> Tokens:
         """Make the tokenizer. Raises UserError where the file is not what is needed."""
-        return Words(self.vocabulary, self.length) if self.file is None else _clip(locate(self.file), self.length)
+        if self.file is not None:
+            return _clip(locate(self.file), self.length)
+        return Words(self.vocabulary, self.length, rule=self.rule)
+
+    def describe(self) -> str:
+        """Return the tokenizer and its rule in words."""
+        if self.file is not None:
+            return f"CLIP's byte pairs, {Path(self.file).name}"
+        by = "Chinese and Japanese by character, Thai, Lao, Khmer and Burmese by grapheme cluster"
+        return f"words, rule {self.rule}: " + (by if self.rule == 2 else "runs of letters and digits")
 
 
 @functools.lru_cache(maxsize=4)
@@ -189,6 +204,26 @@ def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
         ids = tokens.encode(text)
         out[row, : len(ids)] = ids
     return out
+
+
+def odd(tokens: Tokens, texts: Sequence[str], ids: np.ndarray) -> list[str]:
+    """Return sentences about captions that lose their words: no token, one alone, or more than a row takes.
+
+    `ids`: the `table` of these `texts`.
+    """
+    held = (ids != PADDING).sum(1) - 1 - (tokens.begin is not None)
+    room, told = tokens.length - 1 - (tokens.begin is not None), []
+    if count := int((held == 0).sum()):
+        told.append(f"{count:,} of {len(texts):,} captions have no word, such as {texts[int(held.argmin())][:60]!r}")
+    if 2 * (count := int((held == 1).sum())) > len(texts):
+        example = texts[int((held == 1).argmax())][:60]
+        told.append(
+            f"{count:,} of {len(texts):,} captions are one token each, such as {example!r}, so that captions are equal "
+            "or have nothing in common; write spaces between words"
+        )
+    if count := int((held >= room).sum()):
+        told.append(f"{count:,} of {len(texts):,} captions have {room} tokens or more; the first {room} are read")
+    return told
 
 
 def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | None, end: int) -> np.ndarray:
