@@ -143,6 +143,8 @@ class Search:
     """Metrics only; with images of ranked lists; or metrics after k-reciprocal re-ranking."""
     strict: bool = False
     """Option of re-ranking: see `metrics.k_reciprocal`."""
+    rule: str = ""
+    """Which gallery images a query ignores, in words."""
 
     def __post_init__(self):
         _one_length(self, "person", "place")

@@ -93,6 +93,29 @@ def test_records_of_unknown_modalities_are_left_out_and_counted(sets, tmp_path):
     )
 
 
+def test_a_stored_run_keeps_the_tokenizer_that_it_was_trained_with(tmp_path, monkeypatch):
+    """Its recipe has no `rule`; text is embedded by rule 1, by which marks and ideographs were divided otherwise."""
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
+    for name, people in {"train": "uvwxyz", "val": "ab"}.items():
+        rows = people_sets.index_rows(tmp_path / name, list(people), (3, 2, 1, 1, 2), ord(people[0]))
+        rows = [(*row[:4], f"穿红色外套的{row[1]}, महिला" if row[3] == "text" else "", row[5]) for row in rows]
+        people_sets.write_csv(tmp_path / name / "index.csv", rows)
+    run = reid(tmp_path, data__text="{length: 12, rule: 1}", data__same_camera="published")
+
+    def words(out) -> dict[str, np.ndarray]:
+        predict.predict(run.name, tmp_path / "val", out)
+        rows = parquet.read_table(out).to_pylist()
+        return {row["id"]: row["embedding"] for row in rows if row["modality"] == "text"}
+
+    own, stored = by_run(run), run.folder.recipe.read_text()
+    older = [line for line in stored.splitlines(True) if line.strip() not in ("rule: 1", "same_camera: published")]
+    for text, same in (("".join(older), True), (stored.replace("rule: 1", "rule: 2"), False)):
+        run.folder.recipe.write_text(text)
+        found = words(tmp_path / f"{same}.parquet")
+        assert len(found) == 4
+        assert all(np.allclose(found[id], own[id], rtol=1e-4, atol=1e-5) == same for id in found)
+
+
 def test_plain_pictures_are_taken_for_rgb(sets, tmp_path):
     run = reid(sets)
     done = predict.predict(run.name, sets / "val" / "rgb", tmp_path / "out.parquet")

@@ -9,7 +9,9 @@ import people_sets
 import pytest
 from runs import ROOT, Ran, all_same, environment, evaluated, newest, overrides, own_store, run, spawn, stop_after
 
+from trainkit.analysis import run_scores
 from trainkit.errors import UserError
+from trainkit.tracking import mlflow_run
 
 pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
@@ -70,6 +72,16 @@ def test_each_kind_of_query_and_each_group_is_scored_at_its_gate(whole):
     assert steps["pixels/val/map"] == [0]
     groups = [whole.series(f"val/modal_{k}.map")[-1] for k in (1, 2, 3, 4)]
     assert whole.series("val/map")[-1] == pytest.approx(sum(groups) / 4)
+
+
+def test_the_rule_of_cameras_is_said_and_logged(whole):
+    (rule,) = {event.data["val"] for event in whole.events("protocols")}
+    assert rule.startswith("gallery images of the person from the camera of a query are ignored, ")
+    lines = run_scores.facts({}, whole.history)
+    assert lines[-1] == run_scores.fact("Protocol", f"val, images, reranked: {rule}")
+    params = mlflow_run.read(whole.folder).params
+    assert params["protocol.val"] == rule and params["data.same_camera"] == "ignore"
+    assert f"{int(whole.series('val/unmatched')[-1])} of" in rule
 
 
 def test_norms_are_logged_at_their_own_gate(whole):

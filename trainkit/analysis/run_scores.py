@@ -97,7 +97,7 @@ def tables(
 
 
 def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
-    """Return the lines on throughput, time, cost and the time to targets, each where it is known."""
+    """Return the lines on throughput, time, cost, the time to targets and rules of protocols, each where known."""
     shares = ", ".join(
         f"{_PHASES.get(k[5:-6], k[5:-6])} {100 * v:.0f} %"
         for k, v in speed.items()
@@ -110,7 +110,12 @@ def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
         found.append(fact("Time", f"{duration(total)} of training" + (f": {shares}" if shares else "")))
     spent = [f"{v:.3g} {_COST.get(k, k.replace('_', ' '))}" for k, v in _last(history, cost.PREFIX).items()]
     first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
-    return found + [fact(word, ", ".join(words)) for word, words in (("Cost", spent), ("Reached", first)) if words]
+    found += [fact(word, ", ".join(words)) for word, words in (("Cost", spent), ("Reached", first)) if words]
+    rules: dict[str, list[str]] = {}
+    told = [event.data for event in history.events if event.name == "protocols"]
+    for name, rule in told[-1].items() if told else ():
+        rules.setdefault(rule, []).append(name)
+    return found + [fact("Protocol", f"{', '.join(names)}: {rule}") for rule, names in rules.items()]
 
 
 def fact(key: str, text: str) -> str:

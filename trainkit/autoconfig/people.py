@@ -15,7 +15,7 @@ from trainkit.data.people import image_tables, layouts
 from trainkit.data.people import index as people_index
 from trainkit.data.people.dataset import People
 from trainkit.data.people.pk_sampler import Sampler
-from trainkit.data.people.sources import DERIVED
+from trainkit.data.people.sources import DERIVED, index_in
 from trainkit.data.sources import HELD_OUT
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import MODALITIES, RGB
@@ -59,8 +59,9 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
             "data.train",
             "infrared, pencil, sketch and text are computed from photographs here: no evidence for real ones",
         )
-    elif not counts[RGB + 1 :].any() and (index.camera < 0).all():
-        fitted.decide("data.train", "cameras are not known: consecutive images match each other easily")
+    elif not counts[RGB + 1 :].any() and len(index.cameras) < 2:
+        found = "are not known" if not index.cameras else f"are one, {index.cameras[0]}"
+        fitted.decide("data.train", f"cameras {found}: consecutive images match each other easily")
     fit.score(fitted, sets)
     each = fitted.get("data.sampler.each")
     fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)
@@ -73,7 +74,7 @@ def _derived(text: str) -> str:
     if text.startswith(("sample:", DERIVED)) or "#" in text or hub.is_hub(text):
         return text
     place = locate(text)
-    if not place.is_dir() or any((place / f"index{end}").is_file() for end in (".csv", ".parquet")):
+    if not place.is_dir() or index_in(place) is not None:
         return text
     if layouts.recognise(place, None) is not None or image_tables.holds_images(place):
         return text

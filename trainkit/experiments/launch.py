@@ -367,7 +367,7 @@ class Session:
 
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
         from trainkit.tracking.metric_selection import selected
-        from trainkit.training.plan import evaluated
+        from trainkit.training.plan import evaluated, protocol_rules
         from trainkit.training.run_logger import RunLogger
 
         recipe, dependencies = run.recipe, run.dependencies.items()
@@ -379,6 +379,7 @@ class Session:
         }
         params = {**loader.flat(recipe), **{f"machine.{k}": v for k, v in self.runtime.describe().items()}}
         params["machine.compile"] = self.runtime.compile
+        params |= {f"protocol.{name}": rule for name, rule in protocol_rules(evaluated(recipe, run.data)).items()}
         every = recipe.log.system_every.seconds if recipe.log.system_every else 0.0
         run.tracker = tracker = start_tracker(
             run.request, recipe, folder, self.store, resuming, params, made_by, run.parent,
@@ -399,12 +400,14 @@ class Session:
 
     def _track_inputs(self, run: OpenRun, folder: RunFolder, tracker: Tracker) -> None:
         """Keep the recipe, and name the data sets of a run, in MLflow."""
-        from trainkit.training.plan import evaluated
+        from trainkit.training.plan import evaluated, protocol_rules
 
         recipe, request, data = run.recipe, run.request, run.data
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
         track_request(tracker, request)
         splits = evaluated(recipe, data)
+        if rules := protocol_rules(splits):
+            tracker.event(0, "protocols", rules)
         digests = {lineage.DATA: data.meta.digest, **lineage.digests(splits)}
         lineage.record(tracker, folder, self.store, request.path, digests, run.parent)
         sources = named_sets(recipe.data)

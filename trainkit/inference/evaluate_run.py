@@ -139,7 +139,8 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
         runtime.close()
     if runtime.main:
         rows = [[key, *terminal.numbers([value])] for key, value in metrics.items()]
-        print(terminal.shown([terminal.Table([["metric", "value"], *rows])], sys.stdout), flush=True)
+        said = [f"{name}: {rule}" for name, rule in plan.protocol_rules(splits).items()]
+        print(terminal.shown([terminal.Table([["metric", "value"], *rows]), *said], sys.stdout), flush=True)
     return metrics
 
 
@@ -199,7 +200,10 @@ def _tracked(
     log: bool,
 ) -> Iterator[Tracker | Silent]:
     """Open the tracker of the evaluation's run; one that does nothing without `log`, and on other ranks."""
+    from trainkit.training.plan import protocol_rules
+
     tracker: Tracker | Silent = Silent()
+    rules = protocol_rules(splits)
 
     def start() -> None:
         nonlocal tracker
@@ -213,7 +217,11 @@ def _tracked(
             store,
             experiment=(made_by and made_by.experiment) or recipe.log.experiment or recipe.name,
             run_name=folder.name,
-            params={**loader.flat(recipe), **{f"machine.{k}": v for k, v in runtime.describe().items()}},
+            params={
+                **loader.flat(recipe),
+                **{f"machine.{k}": v for k, v in runtime.describe().items()},
+                **{f"protocol.{name}": rule for name, rule in rules.items()},
+            },
             tags={
                 "trainkit.recipe": recipe.name,
                 EVALUATES: subject.name,
@@ -227,6 +235,8 @@ def _tracked(
             system_metrics_every=0.0,
         )
         folder.update(data_digest=data.meta.digest, evaluates=subject.name)
+        if rules:
+            tracker.event(0, "protocols", rules)
         tracker.artifact_text("recipe/resolved.yaml", loader.dump(recipe))
         tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))

@@ -172,23 +172,24 @@ class _Network:
 def _records(text: str) -> _Found:
     """Find the records of a source: a re-identification set, or images, all read as `rgb`."""
     from trainkit.data.people import layouts
+    from trainkit.data.people import sources as people_sources
     from trainkit.inference.images import open_pictures
 
     path, split = sources.split_of(text)
-    if path.is_dir() or (path.is_file() and path.suffix.lower() in image_decode.SUFFIXES):
-        index = any((path / f"index{suffix}").is_file() for suffix in (".csv", ".parquet"))
-        if not index and (path.is_file() or layouts.recognise(path, split) is None):
-            found = open_pictures(text)
-            every = [
-                _Entry(record.id, "", "", RGB, record.data, "", record.where)
-                for record in found.records()
-                if isinstance(record.data, Path)
-            ]
-            if len(every) < found.count():
-                raise UserError(
-                    text, f"a {found.kind}", "a re-identification set, or image files", "name another source"
-                )
-            return _Found(found.where, every, found.files, labelled=False)
+    if path.is_dir():
+        pictures = people_sources.index_in(path) is None and layouts.recognise(path, split) is None
+    else:
+        pictures = path.is_file() and path.suffix.lower() in image_decode.SUFFIXES
+    if pictures:
+        found = open_pictures(text)
+        every = [
+            _Entry(record.id, "", "", RGB, record.data, "", record.where)
+            for record in found.records()
+            if isinstance(record.data, Path)
+        ]
+        if len(every) < found.count():
+            raise UserError(text, f"a {found.kind}", "a re-identification set, or image files", "name another source")
+        return _Found(found.where, every, found.files, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
 
 

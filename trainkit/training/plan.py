@@ -12,6 +12,7 @@ from torch import Tensor
 from trainkit.config.schema import Checkpoints, Evaluation, Recipe
 from trainkit.config.units import Gate, Safeguard, samples_per_update
 from trainkit.errors import UserError, number_of
+from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import ComparesSamples, Dataset, DividesBlocks, Loss, NormalisesBatch, RowOrder, Split
 from trainkit.training import optimizer
 
@@ -246,6 +247,12 @@ def evaluated(recipe: Recipe, data: Dataset) -> dict[str, Split]:
             raise UserError(f"evaluations.{name}", f"the data has no evaluation set {word!r}", f"one of: {known}")
         splits[name] = data.evaluations[word]
     return splits
+
+
+def protocol_rules(splits: Mapping[str, Split]) -> dict[str, str]:
+    """Return the rule of each evaluation whose protocol can follow several, in words."""
+    rules = {name: split.protocol.rule for name, split in splits.items() if isinstance(split.protocol, Search)}
+    return {name: rule for name, rule in rules.items() if rule}
 
 
 def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:

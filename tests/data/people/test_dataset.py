@@ -22,9 +22,10 @@ from trainkit.config.validation import validate
 from trainkit.data.images import augment
 from trainkit.data.images.augment import Light
 from trainkit.data.people import dataset
-from trainkit.data.people.dataset import ModalityDropout, People, combined
+from trainkit.data.people.dataset import ModalityDropout, People
 from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs, parts_of
+from trainkit.data.people.searches import combined
 from trainkit.data.people.tokenizer import Captions, Words
 from trainkit.data.synthetic import people as sample_people
 from trainkit.errors import UserError
@@ -137,7 +138,8 @@ def test_every_combination_of_modalities_asks_for_every_person(opened):
     split = opened.evaluations["val"]
     search = split.protocol
     assert len(search) == split.size == 27 and (np.diff(split.modality) >= 0).all()
-    assert [len(rows) for rows in search.galleries] == [9] and (search.place == -1).all() and not search.by_person
+    assert [len(rows) for rows in search.galleries] == [9] and not search.by_person
+    assert set(search.place[split.modality == TEXT]) == {-1} and set(search.place[split.modality != TEXT]) == {0, 1}
     assert {name: len(names) for name, names in search.groups.items()} == {
         "modal_1": 4,
         "modal_2": 6,

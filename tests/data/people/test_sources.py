@@ -152,7 +152,11 @@ def test_whole_numbers_in_parquet_are_names_and_fractions_are_refused(tmp_path):
     pq.write_table(pa.table(table), tmp_path / "index.parquet")
     assert read(tmp_path).person == ["7"]
     pq.write_table(pa.table(table | {"person": [7.0]}), tmp_path / "index.parquet")
-    assert "column person of type double" in str(refused(tmp_path))
+    assert read(tmp_path).person == ["7"]
+    pq.write_table(pa.table(table | {"person": [7.5]}), tmp_path / "index.parquet")
+    assert "row 0: person 7.5" in str(refused(tmp_path))
+    pq.write_table(pa.table(table | {"person": [b"x"]}), tmp_path / "index.parquet")
+    assert "column person of type binary" in str(refused(tmp_path))
     data = (tmp_path / "index.parquet").read_bytes()
     (tmp_path / "index.parquet").write_bytes(data[:-20])
     assert "cannot be read" in str(refused(tmp_path))

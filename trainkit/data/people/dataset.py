@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,9 @@ from trainkit.data.people import index as people_index
 from trainkit.data.people import pk_report, tokenizer
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
-from trainkit.data.people.modalities import subsets, title
+from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler, parts_of
+from trainkit.data.people.searches import SameCamera, combined, searches
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
@@ -33,15 +35,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Dataset, DatasetInfo
 
-TRIALS = 10
-"""Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""
-
-_SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_multi": (True, 10)}
-"""Its four settings by the end of a split's name: whether indoors alone, and images of a person and camera."""
-_INDOORS = ("1", "2")
-"""Cameras of its indoor gallery, by the last character of their names."""
-_FIXED = 0
-"""Seed of the galleries that are drawn: whatever the run's, so that runs are evaluated on the same ones."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -98,6 +92,10 @@ class People:
     hold_out: HoldOut | None = None
     """Held-out split: identities that are excluded from training and evaluated as `held_out`; a percentage of them,
     chosen by name and seed, or a list of their names. null: none."""
+    same_camera: SameCamera = field(default="ignore", metadata={"hash": "set", "before": "published"})
+    """Gallery images of a query's person from the query's own camera. `ignore`: neither right nor wrong, where both
+    cameras are known, as in Market-1501's protocol; SYSU-MM01 has its own rule. `keep`: they count. `published`:
+    ignored in published layouts alone, as in runs that are older than this key."""
     rerank_strict: bool = False
     """Condition of NAME.reranked for joining two neighbourhoods. false: at least two thirds overlap, as in the
     k-reciprocal re-ranking paper. true: more than two thirds, as in its authors' code."""
@@ -143,11 +141,13 @@ class People:
         draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
-        told: list[str] = []
+        told = [f"captions: {self.text.describe()}"] if coder else []
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
             rows = held if place == HELD_OUT else np.arange(len(index))
-            asked[name] = index, searches(index, rows, known, key(name), self.rerank_strict)
+            every = searches(index, rows, known, key(name), self.rerank_strict, self.same_camera)
+            asked[name] = index, every
+            told.append(f"{name}: {every[''][1].rule}")
             if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
                 words = ", ".join(MODALITIES[m] for m in strange)
                 told.append(f"{name}: its records of {words} are left out, since the training set has none")
@@ -162,6 +162,8 @@ class People:
                 split = self._split(name + end, index, rows, names, known, coder, seed)
                 scored[name + end] = replace(split, protocol=search)
         self._check_leaks(train, {name: scored[name] for name in places})
+        for split in (train, *(scored[name] for name in places)):
+            split.warn_of_captions(coder)
         meta = DatasetInfo(
             len(names),
             (3, *self.side),
@@ -293,6 +295,7 @@ class PeopleSplit(TrainSplit):
         )
         for array in (self.rows, self.label, self.modality, self.ids):
             hashed.update(b"\n" if array is None else b"\n" + array.tobytes())
+        hashed.update(self._own_rule)
         return hashed.hexdigest()
 
     @functools.cached_property
@@ -305,7 +308,22 @@ class PeopleSplit(TrainSplit):
         )
         for array in (self.rows, self.label, self.modality):
             hashed.update(b"\n" + array.tobytes())
+        hashed.update(self._own_rule)
         return hashed.hexdigest()
+
+    @property
+    def _own_rule(self) -> bytes:
+        """Places by which queries ignore gallery images, where they are not those of the index: scores differ then."""
+        if self.protocol is None or np.array_equal(self.protocol.place, self.index.place[self.rows]):
+            return b""
+        return b"\n" + self.protocol.place.tobytes()
+
+    def warn_of_captions(self, tokens: tokenizer.Tokens | None) -> None:
+        """Warn where captions lose their words."""
+        if tokens is not None and self.ids is not None and len(self.ids):
+            texts = [self._texts[row] for row in self.rows[self._first_caption :].tolist()]
+            for sentence in tokenizer.odd(tokens, texts, self.ids):
+                _log.warning("%s: %s", self.name, sentence)
 
     def persons(self) -> set[str]:
         """Return names of the people of whom it has records."""
@@ -462,131 +480,3 @@ class PeopleSplit(TrainSplit):
             asked = np.where(stays, asked, -1)
         place = np.append(np.where(part == 0, np.cumsum(part == 0) - 1, -1), -1)  # and -1 stays -1
         return place[asked[part[asked.max(1)] == 0]]
-
-
-def combined(
-    person: np.ndarray,
-    modality: np.ndarray,
-    wanted: Sequence[tuple[int, ...]],
-    *,
-    any_of: bool = False,
-    cap: bool = False,
-) -> list[np.ndarray]:
-    """Combine records into queries by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
-
-    `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
-    least) there are as many queries as records of the modality with the most of them; query t takes of each modality
-    record t, and begins again where there are fewer. So with one modality each record asks once. With `cap` a person is
-    asked for with several at once no more often than half of the person's records.
-    """
-    people, kinds = int(person.max(initial=-1)) + 1, len(MODALITIES)
-    cell = np.asarray(person, np.int64) * kinds + modality
-    ordered = np.argsort(cell, kind="stable")
-    sizes = np.bincount(cell, minlength=people * kinds)
-    starts = (np.cumsum(sizes) - sizes).reshape(people, kinds)
-    sizes = sizes.reshape(people, kinds)
-    chosen = np.zeros((len(wanted), 1, kinds), bool)
-    for number, some in enumerate(wanted):
-        chosen[number, 0, list(some)] = True
-    # (sets, people, 5): how many records of each of its modalities.
-    held = sizes * chosen
-    there = held > 0
-    able = there.any(2) if any_of else (there == chosen).all(2)
-    times = held.max(2, initial=0) * able
-    if cap:
-        times = np.where(there.sum(2) > 1, np.minimum(times, sizes.sum(1) // 2), times)
-    flat = times.reshape(-1)
-    # Which set and person each query is of, and the how manieth of these it is.
-    which = np.repeat(np.arange(len(flat)), flat)
-    turn = np.arange(len(which)) - np.repeat(np.cumsum(flat) - flat, flat)
-    held, starts = held.reshape(-1, kinds)[which], starts[which % max(people, 1)]
-    place = starts + turn[:, None] % np.maximum(held, 1)
-    rows = np.where(held > 0, ordered[np.where(held > 0, place, 0)], -1) if len(which) else place
-    return np.split(rows, np.cumsum(times.sum(1))[:-1])
-
-
-def searches(
-    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool
-) -> dict[str, tuple[np.ndarray, Search]]:
-    """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
-
-    Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
-    where there are none but RGB, RGB images. The gallery is RGB. Raises UserError where one of the two is empty.
-    """
-    queries = _queries(index, rows, known)
-    gallery = rows[(index.modality[rows] == RGB) & (index.role[rows] != 1)]
-    asking = sum(len(some) for some in queries.values())
-    if not asking or not len(gallery):
-        found = f"{asking} queries and {len(gallery)} gallery images"
-        raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
-    if index.trials == "sysu":
-        # Another set with such trials (LLCM) has them of single images, and no part of it is indoors.
-        settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}
-        drawn = {end: _drawn(index, gallery, *setting) for end, setting in settings.items()}
-    else:
-        drawn = {"": (gallery,)}
-    made = {end: _search(index, queries, galleries, where) for end, galleries in drawn.items()}
-    own, first = made[""]
-    return made | {f".{kind}": (own, replace(first, kind=kind, strict=strict)) for kind in ("ranked", "reranked")}
-
-
-def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Name of a list to rows of the index, (queries, 5)."""
-    if lists := index.lists():
-        # A query with a record of somebody else, or of another modality, is not asked. Row -1 is none.
-        there = np.zeros(len(index) + 1, bool)
-        there[rows[np.isin(index.modality[rows], known)]] = there[-1] = True
-        lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in lists.items()}
-        return {name: some for name, some in lists.items() if len(some)}
-    asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
-    person, modality = index.person[asks], index.modality[asks]
-    wanted = subsets(tuple(MODALITIES[m] for m in known)) or [(RGB,)]
-    # Row -1 stays that: it looks up the entry behind the last.
-    asks = np.append(asks, -1)
-    found = zip(wanted, combined(person, modality, wanted), strict=True)
-    return {title(some): asks[rows] for some, rows in found if len(rows)}
-
-
-def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
-    """Draw SYSU-MM01's galleries: of each person and camera `most` images, by a hash of their names."""
-    if indoors:
-        cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
-        gallery = gallery[np.isin(index.camera[gallery], cameras)]
-    ids = index.ids()
-    codes = np.asarray([zlib.crc32(ids[row].encode(errors="surrogateescape")) for row in gallery.tolist()], np.int64)
-    cell = index.person[gallery].astype(np.int64) * (len(index.cameras) + 1) + index.camera[gallery]
-    trials = []
-    for trial in range(TRIALS):
-        order = np.lexsort((codes, rng.words(_FIXED, "gallery", trial, codes), cell))
-        first = np.searchsorted(cell[order], cell[order], side="left")
-        trials.append(np.sort(gallery[order[np.arange(len(order)) - first < most]]))
-    return tuple(trials)
-
-
-def _search(
-    index: PeopleIndex, queries: Mapping[str, np.ndarray], galleries: tuple[np.ndarray, ...], where: str
-) -> tuple[np.ndarray, Search]:
-    """Return rows of the index that take part, ascending, and the search among them."""
-    if not all(len(rows) for rows in galleries):
-        raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb images of every setting")
-    asked = [some.reshape(-1) for some in queries.values()]
-    rows = np.unique(np.concatenate([*asked, *galleries]))
-    rows = rows[rows >= 0]
-    place = np.full(len(index) + 1, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    ids = index.ids()
-    groups: dict[str, tuple[str, ...]] = {}
-    for name, some in queries.items():
-        group = f"modal_{int((some[0] >= 0).sum())}"
-        groups[group] = (*groups.get(group, ()), name)
-    search = Search(
-        np.asarray(index.person[rows], np.int64),
-        np.asarray(index.place[rows], np.int64),
-        tuple(place[some] for some in galleries),
-        {name: place[some] for name, some in queries.items()},
-        tuple(ids[row] for row in rows.tolist()),
-        dict(sorted(groups.items())),
-        index.by_person,
-        index.hides,
-    )
-    return rows, search

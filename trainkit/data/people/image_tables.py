@@ -17,7 +17,7 @@ from trainkit.data.storage.import_images import Progress
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES
 
-VERSION = 1
+VERSION = 2
 """Part of the folder's key; raised with any change to what is written."""
 
 _PERSON = ("person", *(name for name in LABEL_COLUMNS if name != "person"))
@@ -127,4 +127,4 @@ def _person(table: Table, column: str, value: object, where: str) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else str(value)
+    return "" if value is None or value != value else str(value)  # NaN alone differs from itself

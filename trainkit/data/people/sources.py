@@ -9,7 +9,9 @@ from __future__ import annotations
 import csv
 import difflib
 import importlib
+import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -60,9 +62,8 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
         if path.suffix.lower() not in _TABLES:
             raise UserError(str(path), "a file of unknown kind", f"an index, {few(_TABLES)}, or a folder")
         return _table(path, split, columns)
-    for suffix in _TABLES:
-        if (path / f"index{suffix}").is_file():
-            return _table(path / f"index{suffix}", split, columns)
+    if (index := index_in(path)) is not None:
+        return _table(index, split, columns)
     found = layouts.recognise(path, split)
     if found is None and image_tables.holds_images(path):
         return _table(image_tables.folder(text, path, split, columns) / "index.csv", None, {})
@@ -71,6 +72,11 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
     if found is None:
         raise UserError(str(path), "a folder of unknown layout", layouts.KNOWN)
     return found
+
+
+def index_in(folder: Path) -> Path | None:
+    """Return the index in a folder; None where it has none."""
+    return next((file for suffix in _TABLES if (file := folder / f"index{suffix}").is_file()), None)
 
 
 def missing(text: str) -> str | None:
@@ -212,7 +218,8 @@ def _header(file: Path, names: Sequence[str], columns: Columns) -> list[str]:
 
 
 def _arrow(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """Read as `_csv` does, of a parquet or JSON file; whole numbers stand for their digits."""
+    """Read as `_csv` does, of a parquet or JSON file; whole numbers stand for their digits, also where others of their
+    column are text or missing, which makes them fractions or JSON."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -229,20 +236,35 @@ def _arrow(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str,
         plain = schema.field(name).type
         kind = plain.value_type if pa.types.is_dictionary(plain) else plain
         texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        if not (texts or pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+        if not (texts or numbers or isinstance(kind, pa.JsonType)):
             raise UserError(str(file), f"column {name} of type {plain}"[:200], "text or whole numbers")
+    mixed = [isinstance(schema.field(name).type, pa.JsonType) for name in wanted]
 
     def rows() -> Iterator[tuple[str, _Line]]:
         at, row = [COLUMNS.index(name) for name in own], -1
         for batch in batches(wanted):
             for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 row += 1
-                line = [""] * len(COLUMNS)
-                for place, value in zip(at, values, strict=True):
-                    line[place] = "" if value is None else str(value).strip()
-                yield f"{file}, row {row}", line
+                line, where = [""] * len(COLUMNS), f"{file}, row {row}"
+                for place, value, encoded in zip(at, values, mixed, strict=True):
+                    line[place] = _cell(where, COLUMNS[place], value, encoded)
+                yield where, line
 
     return header, rows()
+
+
+def _cell(where: str, column: str, value: object, encoded: bool) -> str:
+    """Return a cell of a table as text, empty where it is missing; `encoded`: text in quotes, numbers as they are."""
+    if encoded and isinstance(value, str):
+        return str(json.loads(value)).strip() if value.startswith('"') else re.sub(r"(?<=\d)\.0+$", "", value)
+    if value is None or value != value:  # NaN alone differs from itself
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise UserError(where, f"{column} {value!r}"[:200], "text or a whole number")
+    return str(value).strip()
 
 
 def _chosen_split(file: Path, split: str | None, counts: Counter[str]) -> str | None:
