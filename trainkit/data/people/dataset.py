@@ -92,7 +92,7 @@ class People:
     hold_out: HoldOut | None = None
     """Held-out split: identities that are excluded from training and evaluated as `held_out`; a percentage of them,
     chosen by name and seed, or a list of their names. null: none."""
-    same_camera: SameCamera = field(default="ignore", metadata={"hash": "set", "before": "published"})
+    same_camera: SameCamera = field(default="ignore", metadata={"hash": ("ignore", "published"), "before": "published"})
     """Gallery images of a query's person from the query's own camera. `ignore`: neither right nor wrong, where both
     cameras are known, as in Market-1501's protocol; SYSU-MM01 has its own rule. `keep`: they count. `published`:
     ignored in published layouts alone, as in runs that are older than this key."""
