@@ -174,11 +174,11 @@ def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any], DatasetInfo]:
         raise UserError(where, "does not exist", remedy="give a folder written by `trainkit export`")
     said = read_json(folder / ABOUT, JSON_BYTES, "a model written by `trainkit export`")
     try:
-        text, digest, outputs = said["recipe"], said["sha256"][TENSORS], said.get("outputs", [])
+        text, digest, outputs = said["recipe"], said["sha256"][TENSORS], said.get("outputs", {})
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(where, f"cannot be read: {error!r}"[:300], remedy=again) from None
-    if not isinstance(text, str) or not isinstance(outputs, list) or not all(isinstance(o, str) for o in outputs):
-        raise UserError(where, "its recipe or outputs are not text", remedy=again)
+    if not isinstance(text, str) or not isinstance(outputs, dict):
+        raise UserError(where, "its recipe is not text, or its outputs have no names", remedy=again)
     meta = meta_of(said.get("meta"), where, again)
     file = folder / TENSORS
     if file.is_file() and files.sha256(file) != digest:

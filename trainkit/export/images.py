@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from trainkit.config.schema import Recipe
 from trainkit.data.images import preprocess
 from trainkit.data.images.preprocess import Preparation
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.export import files
 from trainkit.export.agreement import (
     Exportable,
@@ -134,8 +134,11 @@ def exportable(
 
 
 def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: Path) -> nn.Module:
-    """Rebuild the network of an exported folder: pixels to its `outputs`, in their order."""
-    return _rebuilt(recipe, meta, file, list(said["outputs"]))
+    """Rebuild the network of an exported folder: pixels to its `outputs`, in their order. Raises UserError."""
+    outputs = list(said.get("outputs") or ())
+    if not outputs or set(outputs) - _WORDS.keys():
+        raise UserError(str(file.parent / files.ABOUT), f"outputs {outputs}"[:200], few(_WORDS))
+    return _rebuilt(recipe, meta, file, outputs)
 
 
 _WORDS = {
