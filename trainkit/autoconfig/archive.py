@@ -125,7 +125,7 @@ def _check_name(path: PurePosixPath) -> None:
 
 def _of_macos(path: PurePosixPath) -> bool:
     """Return whether macOS put a file beside those that were packed."""
-    return "__MACOSX" in path.parts or path.name == ".DS_Store" or path.name.startswith("._")
+    return "__MACOSX" in path.parts or path.name in (".DS_Store", "Icon\r") or path.name.startswith("._")
 
 
 def _copy(chunks: Iterable[bytes], out: IO[bytes], size: int) -> None:

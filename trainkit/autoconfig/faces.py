@@ -12,7 +12,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.folder_levels import taken
 from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
 from trainkit.config.schema import Recipe
-from trainkit.data import hub, sources
+from trainkit.data import folders, hub, sources
 from trainkit.data.faces.align import LANDMARKS, check_records
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import pairs_csv
@@ -154,7 +154,7 @@ def _verification(text: str) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     files = (*root.glob("pairs.csv"), *root.glob("*/pairs.csv"), *root.glob("*.bin"))
-    for file in sorted(files, key=lambda file: (len(file.parts), file.name)):
+    for file in sorted(folders.visible(files), key=lambda file: (len(file.parts), file.name)):
         name = file.stem if file.suffix == ".bin" or file.parent == root else file.parent.name
         name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "_" for letter in name)
         if name != "train":

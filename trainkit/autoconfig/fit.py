@@ -19,6 +19,7 @@ from trainkit.config.schema import Recipe
 from trainkit.config.units import Span, read_batch_size, samples_per_update
 from trainkit.config.yaml_reader import Tree
 from trainkit.data import hub, kinds, sources
+from trainkit.data.folders import visible
 from trainkit.errors import UserError, number_of
 from trainkit.paths import data_root, locate
 
@@ -210,14 +211,15 @@ def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) 
     if "#" in text:
         return text, {}
     place = None if hub.is_hub(text) else locate(text)
-    there = sorted(one.name for one in place.iterdir() if one.is_dir()) if place and place.is_dir() else []
+    there = [one.name for one in visible(place.iterdir()) if one.is_dir()] if place and place.is_dir() else []
     found: dict[str, str] = {}
     for name, words in SPLITS.items():
         for word in (*words, *(folder for folder in there if folder.lower() in words and folder not in words)):
             try:
                 opened(f"{text}#{word}")
             except UserError:
-                if folders and place and word in there and not any(one.is_file() for one in (place / word).iterdir()):
+                inner = visible((place / word).iterdir()) if folders and place and word in there else None
+                if inner is not None and not any(one.is_file() for one in inner):
                     raise
                 continue
             found[name] = f"{text}#{word}"

@@ -14,6 +14,10 @@ from trainkit.files import Json
 
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _DEPTH = 16
+_OF_SYSTEMS = frozenset(
+    {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
+)
+"""What Windows, macOS, file servers and file systems put into folders, beside names that begin with a dot."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -21,6 +25,19 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder found in a folder is none of a set: `._0.png`, `.DS_Store`, `Thumbs.db`.
+
+    This is the rule wherever a folder is listed. A file that a user or a list names is read, whatever its name.
+    """
+    return name.startswith(".") or name.lower() in _OF_SYSTEMS
+
+
+def visible(files: Iterable[Path]) -> list[Path]:
+    """Return the files that are not hidden, in the order of their names."""
+    return sorted(file for file in files if not is_hidden(file.name))
 
 
 def is_writable(name: str) -> bool:
@@ -57,7 +74,7 @@ def _first_bad(path: str) -> str:
 def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """List a folder and those below it, links followed: path below `root`, names of folders in it, all other names.
 
-    Names are in order, and hidden folders left out. A folder that the caller takes from the list is not entered.
+    Names are in order, and hidden ones left out. A folder that the caller takes from the list is not entered.
     Raises UserError where a folder cannot be read, lies within itself, or is too deep.
     """
 
@@ -68,12 +85,11 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         if here in above or len(above) > _DEPTH:
             raise UserError(place, "a folder within itself, or too deep", f"at most {_DEPTH} levels")
         with os.scandir(place) as entries:
-            ordered = sorted(entries, key=lambda entry: entry.name)
+            ordered = sorted((e for e in entries if not is_hidden(e.name)), key=lambda entry: entry.name)
         inner: list[str] = []
         rest: list[str] = []
         for entry in ordered:
             (inner if _is_folder(entry) else rest).append(entry.name)
-        inner = [name for name in inner if not name.startswith(".")]
         yield below, inner, rest
         for name in inner:
             yield from enter(f"{below}/{name}" if below else name, (*above, here))

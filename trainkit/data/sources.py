@@ -171,7 +171,7 @@ def _with_images(place: Path) -> list[Path] | None:
     """Return up to two folders in a folder that have images in them or below; None where it has images itself."""
     found: dict[str, None] = {}
     for path, _, names in folders.walk(place):
-        if any(image_decode.is_called_picture(name) and not name.startswith(".") for name in names):
+        if any(map(image_decode.is_called_picture, names)):
             if not path:
                 return None
             found[path.partition("/")[0]] = None
@@ -184,8 +184,8 @@ def _folder_of_classes(place: Path) -> Path | None:
     """Return a folder that has images in two of its folders or more, without looking deeper; else None."""
     found = 0
     with contextlib.suppress(OSError):  # it was not named, and may be anything
-        for inner in (one for one in place.iterdir() if one.is_dir()):
-            found += any(image_decode.is_called_picture(file.name) for file in inner.iterdir())
+        for inner in (one for one in folders.visible(place.iterdir()) if one.is_dir()):
+            found += any(image_decode.is_called_picture(file.name) for file in folders.visible(inner.iterdir()))
             if found > 1:
                 return place
     return None

@@ -181,8 +181,7 @@ def open_pictures(text: str) -> Source:
 def _below(root: Path) -> list[Path]:
     """List images in a folder and its subfolders, in the order of their paths."""
     found = image_decode.below(root)
-    files = sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
-    return [file for file in files if not file.name.startswith(".")]
+    return sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
 
 
 def _plain(root: Path, files: Sequence[Path], where: str) -> Source:

@@ -154,9 +154,7 @@ def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
 
 def _below(folder: Path) -> list[Path]:
     _, inner, rest = next(folders.walk(folder))
-    names = sorted(
-        name for name in (*inner, *rest) if image_decode.is_called_picture(name) and not name.startswith(".")
-    )
+    names = sorted(filter(image_decode.is_called_picture, (*inner, *rest)))
     folders.check_names(str(folder), names)
     return [folder / name for name in names]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainkit.data.folders import visible
 from trainkit.data.record import Columns, Record, Source
 from trainkit.errors import UserError, few
 
@@ -146,7 +147,7 @@ def parquet_files(path: Path, split: str | None = None) -> list[Path]:
     """
     if path.is_file():
         return [path] if path.suffix == ".parquet" else []
-    files = sorted(path.glob("*.parquet")) or sorted((path / "data").glob("*.parquet"))
+    files = visible(path.glob("*.parquet")) or visible((path / "data").glob("*.parquet"))
     if split is None:
         return [file for file in files if file.name.startswith(DEFAULT_SPLIT)] or files
     return [file for file in files if _is_of(file, split)] or files

@@ -53,7 +53,8 @@ def is_laid_out(path: Path) -> bool:
     """Return True for a file, or a folder with metadata, shards or a card, that is read here."""
     if path.is_file():
         return path.suffix.lower() in SUFFIXES
-    return bool(_metadata_files(path)) or any(path.glob("*.tar")) or any(path.glob("*/*.tar")) or _has_card(path)
+    shards = folders.visible((*path.glob("*.tar"), *path.glob("*/*.tar")))
+    return bool(_metadata_files(path) or shards) or _has_card(path)
 
 
 def open_table(
@@ -159,7 +160,7 @@ def _metadata_files(path: Path) -> dict[str, Path]:
     """Find the metadata of images: in the folder itself, or in those of its splits."""
     places = {DEFAULT_SPLIT: path} if any(_names_files(path / name) for name in METADATA) else {}
     try:
-        places = places or {inner.name: inner for inner in sorted(path.iterdir()) if inner.is_dir()}
+        places = places or {inner.name: inner for inner in folders.visible(path.iterdir()) if inner.is_dir()}
     except OSError:
         return {}
     every = ((split, place / name) for split, place in places.items() for name in reversed(METADATA))

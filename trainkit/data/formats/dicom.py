@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainkit.data.folders import is_hidden
 from trainkit.data.formats.nifti_header import VOXEL_LIMIT, Header, by, refuse_shear
 from trainkit.errors import UserError, few
 
@@ -89,7 +90,7 @@ def _listed(folder: Path) -> tuple[list[Path], list[Path]]:
     """List files, without hidden and NIfTI ones, and folders."""
     try:
         with os.scandir(folder) as entries:
-            there = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda one: one.name)
+            there = sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda one: one.name)
             files = [folder / entry.name for entry in there if entry.is_file() and entry.name.upper() != "DICOMDIR"]
             inner = [folder / entry.name for entry in there if entry.is_dir()]
     except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.folders import inside
+from trainkit.data.folders import inside, visible
 from trainkit.data.formats.image_decode import SUFFIXES
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
@@ -41,7 +41,7 @@ def metadata(root: Path) -> list[Path]:
     if (root / "metadata.npz").is_file():
         return [root / "metadata.npz"]
     for folder in (root / "meta", root):
-        for faces in sorted(folder.glob("*_face_tid_mid.txt")):
+        for faces in visible(folder.glob("*_face_tid_mid.txt")):
             name = faces.name.removesuffix("_face_tid_mid.txt")
             pairs, points = folder / f"{name}_template_pair_label.txt", folder / f"{name}_name_5pts_score.txt"
             return [faces, pairs, points] if points.is_file() else [faces, pairs]
@@ -153,7 +153,7 @@ def _listed(part: Path) -> list[Path]:
     if not part.exists():
         return []
     if part.is_dir():
-        return sorted(path for path in part.iterdir() if path.suffix.lower() in SUFFIXES)
+        return visible(path for path in part.iterdir() if path.suffix.lower() in SUFFIXES)
     try:
         lines = part.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:

@@ -71,7 +71,7 @@ class Below:
 
 
 def below(root: Path, *, nested: bool = True) -> Below:
-    """List the images below `root`; with `nested` those of folders in folders too. Hidden folders are left out.
+    """List the images below `root`; with `nested` those of folders in folders too. Hidden ones are left out.
 
     What is called as an image and is none, a folder or a broken link, is listed: `read` refuses it.
     Raises UserError where folders cannot be read or lead in a circle, and for names that cannot be written.
@@ -84,7 +84,7 @@ def below(root: Path, *, nested: bool = True) -> Below:
                 inner[:] = [name for name in inner if name not in odd]
                 called = sorted([*called, *odd])
             if len(called) < len(rest):
-                found.others.update(os.path.splitext(name)[1].lower() for name in rest if not name.startswith("."))
+                found.others.update(os.path.splitext(name)[1].lower() for name in rest)
         read = nested or "/" not in place
         if nested or not place:
             every += [os.path.join(place, name) for name in inner]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainkit.data import folders
+from trainkit.data.folders import is_hidden
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
@@ -106,7 +107,7 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
         if modality == RGB:
             continue
         strange = sorted(rows.names(folder) - rows.names("vis"))
-        strange = [name for name in strange if not name.startswith(".") and (rows.root / folder / name).is_dir()]
+        strange = [name for name in strange if not is_hidden(name) and (rows.root / folder / name).is_dir()]
         if strange:
             found = f"folders of persons that vis does not have: {few(strange)}"
             raise UserError(str(rows.root / folder), found, "those of vis, the gallery")
@@ -356,7 +357,7 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 def _pictures(rows: Rows, folder: str) -> list[str]:
     """Return names of the images of a folder, in their order; hidden files and those of other kinds are left out."""
     names = sorted(rows.names(folder))
-    return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not n.startswith(".")]
+    return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not is_hidden(n)]
 
 
 def _folder_of(where: str, path: str) -> str:

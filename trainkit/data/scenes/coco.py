@@ -113,15 +113,15 @@ def find(root: Path) -> dict[str, list[Path]]:
 
     Files whose names tell no split are under the name of nothing. Raises UserError for one that is too large.
     """
-    inner = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inner = folders.visible(path for path in root.iterdir() if path.is_dir())
     found: dict[str, list[Path]] = {}
     for folder in (root, *inner):
         part = _SPLIT.fullmatch(folder.name) if folder != root else None
         if folder != root and part is None and folder.name.lower() not in ("annotations", "labels"):
             continue
-        for file in sorted(folder.glob("*.json")):
+        for file in folders.visible(folder.glob("*.json")):
             named = part or _SPLIT.fullmatch(file.stem)
-            if not file.name.startswith((".", *_OTHERS)) and is_coco(file):
+            if not file.name.startswith(_OTHERS) and is_coco(file):
                 found.setdefault(named[1].lower() if named else "", []).append(file)
     return {name: [f for f in files if f.name.startswith("instances")] or files for name, files in found.items()}
 

@@ -253,7 +253,7 @@ def nearby(root: Path) -> Path | None:
     inner, up = root, root
     for _ in range(_LEVELS):
         with os.scandir(inner) as entries:
-            there = [entry for entry in entries if not entry.name.startswith((".", "__MACOSX"))]
+            there = [entry for entry in entries if not folders.is_hidden(entry.name)]
         if len(there) != 1 or not there[0].is_dir():
             break
         inner = Path(there[0].path)
@@ -326,12 +326,13 @@ def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
 
 
 def _has_pictures(folder: Path) -> bool:
-    return any(os.path.splitext(name)[1].lower() in SUFFIXES for _, _, names in os.walk(folder) for name in names)
+    every = (name for _, _, names in os.walk(folder) for name in names)
+    return any(is_called_picture(name) and not folders.is_hidden(name) for name in every)
 
 
 def _folders(folder: Path) -> dict[str, Path]:
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not folders.is_hidden(entry.name))
     return {name: folder / name for name in names}
 
 
@@ -345,7 +346,7 @@ def _files(root: Path) -> dict[str, Path]:
     for place, inner, rest in folders.walk(root):
         odd = [name for name in inner if is_called_picture(name)]
         inner[:] = [name for name in inner if name not in odd]
-        found += [os.path.join(place, name) for name in (*odd, *rest) if not name.startswith(".")]
+        found += [os.path.join(place, name) for name in (*odd, *rest)]
     folders.check_names(str(root), filter(is_called_picture, found))
     return {name: root / name for name in sorted(found, key=lambda name: name.split("/"))}
 
@@ -422,7 +423,7 @@ _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 
 def _voc(root: Path, split: str | None, part: str) -> SceneSource:
-    lists = {file.stem: file for file in sorted((root / "ImageSets" / "Segmentation").glob("*.txt"))}
+    lists = {file.stem: file for file in folders.visible((root / "ImageSets" / "Segmentation").glob("*.txt"))}
     name, file = _chosen(lists, split, part, root)
     augmented = root / "SegmentationClassAug"
     folder = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"

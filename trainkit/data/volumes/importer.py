@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from trainkit.data.folders import is_hidden
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.sources import split_of
@@ -223,7 +224,8 @@ def a_volume(path: Path | str) -> Path | None:
         return folder if nifti.is_nifti(folder) and folder.is_file() else None
     seen = 0
     for place, folders, files in os.walk(folder):
-        if found := sorted(file for file in files if nifti.is_nifti(file)):
+        folders[:] = [inner for inner in folders if not is_hidden(inner)]
+        if found := sorted(file for file in files if nifti.is_nifti(file) and not is_hidden(file)):
             return Path(place, found[0])
         # A folder of something else may hold a million files, and the volumes of a set are never that far down.
         seen += len(files) + len(folders)

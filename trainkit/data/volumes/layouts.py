@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.data import folders
+from trainkit.data.folders import is_hidden
 from trainkit.data.formats import dicom
 from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.sources import SPLITS
@@ -414,7 +415,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [folder / entry.name for entry in _entries(folder) if not entry.name.startswith(".") and entry.is_dir()]
+    return [folder / entry.name for entry in _entries(folder) if not is_hidden(entry.name) and entry.is_dir()]
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -427,7 +428,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [folder / entry.name for entry in _entries(folder) if not entry.name.startswith(".") and entry.is_file()]
+    return [folder / entry.name for entry in _entries(folder) if not is_hidden(entry.name) and entry.is_file()]
 
 
 def _walked(root: Path) -> list[Path]:
@@ -445,7 +446,7 @@ def _walked(root: Path) -> list[Path]:
 def _volumes(folder: Path) -> list[Path]:
     """List NIfTI files in a folder itself, without hidden ones."""
     entries = _entries(folder) if folder.is_dir() else []
-    return [folder / e.name for e in entries if not e.name.startswith(".") and is_nifti(e.name) and e.is_file()]
+    return [folder / e.name for e in entries if not is_hidden(e.name) and is_nifti(e.name) and e.is_file()]
 
 
 def _others(root: Path, folders: Iterable[Path]) -> list[str]:
@@ -456,7 +457,7 @@ def _others(root: Path, folders: Iterable[Path]) -> list[str]:
             continue
         for entry in _entries(folder):
             name = _below(root, folder / entry.name)
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 said.append(f"{name}: hidden")
             elif entry.is_dir() and not is_nifti(entry.name):
                 said += _strays(folder / entry.name, set(), "in a folder below", root)
@@ -478,7 +479,7 @@ def _strays(folder: Path, kept: set[Path], why: str, root: Path | None = None) -
         nonlocal looked_at
         for entry in _entries(place):
             looked_at += 1
-            if looked_at > _LOOKED_AT or entry.name.startswith("."):
+            if looked_at > _LOOKED_AT or is_hidden(entry.name):
                 continue
             here = place / entry.name
             if entry.is_dir(follow_symlinks=False):
