@@ -1,10 +1,11 @@
 """The protocols between the training loop and tasks, data and splits, and the keys of batches.
 
 `Task`, `Data` and `Split` have the required methods. Optional features are protocols of their own, checked by
-`isinstance`: `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`, `TrainsOnFeatures`, `Exportable`, `HasBaselines`,
-`LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`, `NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`,
-`DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data; `ThreadSafeFetch`, `DividesBlocks`,
-`LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of splits. All of them are optional.
+`isinstance`: `DeclaresMetrics`, `ChecksMicroBatch`, `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`,
+`TrainsOnFeatures`, `Exportable`, `HasBaselines`, `LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`,
+`NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data;
+`ThreadSafeFetch`, `DividesBlocks`, `LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of
+splits. All of them are optional.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -32,7 +33,7 @@ the rows of the batch. Only training batches have `queries`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -423,6 +424,24 @@ class Task(Protocol):
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Compute metrics from the rows of all samples of an evaluation set, each exactly once, ordered by index."""
+        ...
+
+
+@runtime_checkable
+class DeclaresMetrics(Protocol):
+    """A task that names its metrics before it evaluates; those of others are learned from a trial."""
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Return the names of all metrics that `score` may return for a set; None if unknown. Raises UserError."""
+        ...
+
+
+@runtime_checkable
+class ChecksMicroBatch(Protocol):
+    """A task that does not train on micro-batches of every size."""
+
+    def check_micro_batch(self, samples: int) -> None:
+        """Raise UserError for micro-batches of so many samples."""
         ...
 
 

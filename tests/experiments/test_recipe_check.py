@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -88,19 +89,125 @@ MISTAKES = {
     ),
     "weights of another network": (weights, "does not fit"),
     "a warm-up that is longer": (lambda folder: ["train.schedule={warmup: {over: 9 epochs}}"], "the warm-up"),
+    "a best metric that is not measured": (lambda folder: ["best={metric: val/miou}"], "best.metric: 'val/miou'"),
+    "top5 of three classes": (lambda folder: ["best={metric: val/top5}"], "which is not measured"),
+    "a stop metric that is not measured": (
+        lambda folder: ["stop_when={metric: val/auc, patience: 2}", EACH],
+        "stop_when.metric: 'val/auc'",
+    ),
+    "a plateau of what is not measured": (
+        lambda folder: ["train.schedule={name: plateau, metric: val/f1, patience: 2}", EACH],
+        "train.schedule.metric: 'val/f1'",
+    ),
+    "a target that is not measured": (
+        lambda folder: ["time_to={val/acc: {at: [0.5], mode: max}}"],
+        "time_to: 'val/acc'",
+    ),
+    "a promotion by what is not measured": (
+        lambda folder: ["promote={metric: val/accuracy}"],
+        "promote.metric: 'val/accuracy', which is not measured",
+    ),
+    "an EMA metric that is not measured": (
+        lambda folder: ["best={metric: val/ema/topp1, mode: max}", "train.ema=0.9"],
+        "expected val/ema/top1",
+    ),
+    "an odd batch that is mixed": (
+        lambda folder: ["task.mix={mixup: 0.2}", "train.batch_size=3", "train.schedule={name: cosine}"],
+        "task.mix: micro-batches of 3 images",
+    ),
+    "an odd micro-batch that is mixed": (
+        lambda folder: ["task.mix={cutmix: 1.0}", "train.batch_size=6", "train.micro_batch=3"],
+        "task.mix: micro-batches of 3 images",
+    ),
+    "a group that matches nothing": (
+        lambda folder: ["optim.groups=[{match: 'net.haed.*', lr_scale: 10}]"],
+        "optim.groups[0].match: 'net.haed.*' matches no parameter",
+    ),
+    "unclipped parameters that are not there": (
+        lambda folder: ["optim.clip_norm=null", "optim.clip_agc={leave_out: ['haed.*']}"],
+        "optim.clip_agc.leave_out[0]: 'haed.*' matches no parameter",
+    ),
+    "fp16 on a CPU": (lambda folder: ["train.precision=fp16"], "train.precision: fp16 on a CPU"),
+    "fp8 on a CPU": (lambda folder: ["train.precision=fp8"], "train.precision: fp8 without a GPU"),
+    "an optimizer that timm has not": (lambda folder: ["optim.name=timm:adamww"], "optim.name: timm has no optimizer"),
+    "a class that is not there": (
+        lambda folder: ["task.class_weights={acros: 2.0}"],
+        "class 'acros', which the data does not have",
+    ),
+    "an evaluation that never comes": (
+        lambda folder: ["evaluations={val: {every: 9 epochs, at_end: false}}", "best={metric: val/top1}"],
+        "evaluations.val runs every 9 epochs, and the training has 6 steps",
+    ),
+    "early stopping without evaluations": (
+        lambda folder: ["stop_when={metric: val/top1, patience: 2}"],
+        "an evaluation during the training, but evaluations.val has no `every`",
+    ),
+    "the best of an evaluation at the start": (
+        lambda folder: ["evaluations={val: {at_start: true, at_end: false}}", "best={metric: val/top1}"],
+        "evaluations.val has neither `every` nor `at_end`",
+    ),
+    "leakage that the policy refuses": (
+        lambda folder: ["integrity.policy=refuse", "data.leakage=allow", f"data.evaluate={{val: {folder / 'train'}}}"],
+        "integrity.policy=refuse stops this run",
+    ),
 }
+EACH = "evaluations={val: {every: 1 epoch}}"
+VERBS = {"check": ["check"], "run --check": ["run", "--check"], "preflight": ["preflight"]}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_check_ends_with_the_message_with_which_run_ends(pictures, mistake):
+def test_every_verb_ends_with_the_message_with_which_run_ends_and_no_run_is_left(pictures, mistake, monkeypatch):
     make, said = MISTAKES[mistake]
     given = words(pictures, *make(pictures))
     with pytest.raises(UserError) as ran:
         launch(RunRequest(CONVNEXT, given), lambda: False)
-    done = CliRunner().invoke(main.main, ["check", str(CONVNEXT), *given])
-    assert said in str(ran.value)
-    assert done.exit_code == 2 and done.stderr.endswith(f"error: {ran.value}\n"), (done.stderr, str(ran.value))
-    assert "valid: " not in done.output
+    assert said in str(ran.value) and not hasattr(ran.value, "__notes__") and Store.locate().runs() == []
+    monkeypatch.setattr("trainkit.cli.train._prepare_process", lambda recipe: None)
+    for verb in VERBS.values():
+        done = CliRunner().invoke(main.main, [*verb, str(CONVNEXT), *given])
+        assert done.exit_code == 2 and done.stderr.endswith(f"error: {ran.value}\n"), (
+            verb,
+            done.stderr,
+            str(ran.value),
+        )
+        assert "valid: " not in done.output and "Next:" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("student", "said"),
+    [
+        (
+            "best={metric: val/acuracy, mode: max}",
+            "best.metric: 'val/acuracy', which is not measured; expected val/accuracy",
+        ),
+        ("optim.groups=[{match: haed.*}]", "optim.groups[0].match: 'haed.*' matches no parameter"),
+        ("train.batch_size=400", "400, but the data has 64 samples"),
+        ("train.precision=fp16", "fp16 on a CPU"),
+    ],
+)
+def test_a_mistake_of_a_student_or_its_teacher_is_found_before_the_teacher_is_trained(
+    student, said, tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.setattr("trainkit.cli.train._prepare_process", lambda recipe: None)
+    first, wrong = tmp_path / "first.yaml", tmp_path / "wrong.yaml"
+    first.write_text(TOY.read_text())
+    wrong.write_text(loader.dump(load(RunRequest(TOY, (student,), ("toy",)))))
+    for given in ((f"task.needs_recipe={first}", student), (f"task.needs_recipe={wrong}",)):
+        with pytest.raises(UserError, match=re.escape(said)):
+            launch(RunRequest(TOY, given, ("toy",)), lambda: False)
+        for verb in VERBS.values():
+            done = CliRunner().invoke(main.main, [*verb, str(TOY), *given, "--plugin", "toy"])
+            assert done.exit_code == 2 and said in done.stderr, (verb, done.stderr)
+    assert Store.locate().runs() == []
+
+
+def test_a_recipe_that_needs_itself_is_refused(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    own = tmp_path / "own.yaml"
+    own.write_text(TOY.read_text().replace("{name: toy}", f"{{name: toy, needs_recipe: {own}}}", 1))
+    with pytest.raises(UserError, match=r"own\.yaml would need its own weights"):
+        launch(RunRequest(own, (), ("toy",)), lambda: False)
 
 
 def test_more_persons_than_there_are_is_said_by_check_as_by_run(tmp_path):

@@ -15,7 +15,7 @@ from trainkit.analysis import run_report, run_scores
 from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
 from trainkit.inference import mlflow_model
-from trainkit.tracking import journal
+from trainkit.tracking import journal, resume
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
@@ -132,11 +132,15 @@ def closing(run: RunLogger, outcome: Outcome, store: Store) -> terminal.Page:
 def _next(run: RunLogger) -> list[tuple[str, str]]:
     """Return commands that may follow a finished run, and what each is for."""
     folder, found = run.require_folder(), []
+    request = resume.kept(folder)
+    plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
     if (before := folder.info().follows) is not None:
         found.append((f"trainkit compare {before} {folder.name}", "which scores differ significantly"))
     elif run.recipe.evaluations:
-        found.append((f"trainkit repeat {shlex.quote(run.source)} --seeds 3", "mean and spread over seeds"))
-    found.append((f"trainkit predict {folder.name} IMAGES OUT.parquet", "predict your own data"))
+        words = ("trainkit", "repeat", run.source, *request.overrides, *plugins, "--seeds", "3")
+        found.append((shlex.join(words), "mean and spread over seeds"))
+    words = ("trainkit", "predict", folder.name, "IMAGES", "OUT.parquet", *plugins)
+    found.append((shlex.join(words), "predict your own data"))
     return found
 
 

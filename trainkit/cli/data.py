@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from trainkit.cli.options import RenamedOption, echo, next_step, plugins_option, recipe_command, recipe_file
+from trainkit.cli.options import (
+    RenamedOption,
+    echo,
+    next_step,
+    plugins_option,
+    recipe_command,
+    recipe_file,
+    run_words,
+)
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.terminal import bar
 
@@ -263,15 +271,9 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping
 )
 @click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
 @click.option("--patient", metavar="REGEX", help="NIfTI files: its (...) matches the patient in a file's name.")
-@click.option("--spacing", metavar="DxHxW", help="NIfTI files: mm to resample to, to see what that loses.")
 @plugins_option
 def verify(
-    path: Path,
-    against: tuple[Path, ...],
-    names: str | None,
-    patient: str | None,
-    spacing: str | None,
-    plugins: tuple[str, ...],
+    path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
 ) -> int:
     """Read all data at PATH and report damaged or unusual files.
 
@@ -282,10 +284,8 @@ def verify(
     Example: trainkit data verify photos-packed --against test-packed
     """
     kind = _kind_at(path, plugins)
-    given = {"names": _label_names(names), "patient": patient, "spacing": _spacing(spacing), "plugins": plugins}
-    read = _function(kind, "verify")
-    only = {"names": "NIfTI files and for masks", "patient": "NIfTI files", "spacing": "NIfTI files"}
-    options = _taken(read, given, only)
+    read, given = _function(kind, "verify"), {"names": _label_names(names), "patient": patient, "plugins": plugins}
+    options = _taken(read, given, {"names": "NIfTI files and for masks", "patient": "NIfTI files"})
     with bar("verifying", kind.sample) as on_progress:
         found = read(path, against=against, on_progress=on_progress, **options)
     for line in found:
@@ -374,7 +374,8 @@ def check(
     from trainkit.analysis import data_integrity
     from trainkit.config import run_request
 
-    report, opened = data_integrity.check(run_request.RunRequest(recipe_file(recipe), overrides, plugins), whole)
+    request = run_request.RunRequest(recipe_file(recipe), overrides, plugins)
+    report, opened = data_integrity.check(request, whole)
     figure = data_integrity.pictures(report, opened) if drawn is not None else None
     try:
         if out is not None:
@@ -390,7 +391,7 @@ def check(
     echo(f"{recipe}: {report.summary}")
     if report.bad:
         return EXIT_CODE
-    next_step("run", recipe, *overrides, why="train it")
+    next_step(*run_words(request), why="train it")
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import Number, RenamedOption, echo, next_step, plugins_option, recipe_file
+from trainkit.cli.options import Number, RenamedOption, echo, next_step, plugin_words, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 from trainkit.terminal import bar
 
@@ -77,7 +77,7 @@ def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, 
     else:
         labels = few((f"{label} {name}" for label, name in enumerate(done.names)), 20)
         echo(f"{out}: {len(done.written)} label maps of {labels}, by {done.weights}")
-    next_step("export", run, "OUT", why="use the model elsewhere")
+    next_step("export", run, "OUT", *plugin_words(plugins), why="use the model elsewhere")
     return EXIT_CODE if done.damaged else 0
 
 
@@ -105,7 +105,7 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     if Path(what).exists():
         next_step("ui", why="see the scores")
     else:
-        next_step("predict", what, "IMAGES", "OUT.parquet", why="predict your own data")
+        next_step("predict", what, "IMAGES", "OUT.parquet", *plugin_words(plugins), why="predict your own data")
 
 
 @click.command("export")
@@ -179,4 +179,4 @@ def export_(
         echo(f"Load: timm.create_model('local-dir:{out}', pretrained=True)")
     else:
         echo(f"Load: {out / 'README.md'} has the code for Python")
-    next_step("predict", run, "IMAGES", "OUT.parquet", why="predict your own data")
+    next_step("predict", run, "IMAGES", "OUT.parquet", *plugin_words(plugins), why="predict your own data")

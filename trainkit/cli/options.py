@@ -210,9 +210,35 @@ def say_valid(request: RunRequest) -> int:
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)
-    recipe_check.open_all(request)
+    for name in recipe_check.open_all(request):
+        said = "its data is large and was not opened; preflight opens it and checks what depends on it"
+        echo(f"{name}: {said}", err=True)
     echo(f"valid: {request.path}", err=True)
-    plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
-    verb = "sweep" if request.sweep else "repeat" if request.seeds is not None else "run"
-    next_step(verb, recipe_word(request.path), *request.overrides, *plugins, why="train it", err=True)
+    next_step(*run_words(request), why="train it", err=True)
     return 0
+
+
+def run_words(request: RunRequest) -> list[str]:
+    """Return the words of the command that carries out a request."""
+    named = plugin_words(request.plugins)
+    if request.resume and request.settings is not None:  # of its own recipe and options
+        return ["run", "--resume", request.resume, *named]
+    verb, options = "run", ["--folds"] if request.folds else []
+    if request.seeds is not None:
+        verb, options = "repeat", ["--seeds", str(request.seeds)]
+    if (how := request.sweep) is not None:
+        given = {"--random": how.random, "--tpe": how.tpe, "--draws": how.draws or None, "--pruner": how.pruner}
+        verb, options = "sweep", [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+    if request.resume is not None:
+        options += ["--resume-or-start"] if request.or_start else ["--resume", *filter(None, [request.resume])]
+    return [verb, recipe_word(request.path), *request.overrides, *named, *options]
+
+
+def recipe_words(request: RunRequest) -> list[str]:
+    """Return the words by which a command names the recipe of a request."""
+    return [recipe_word(request.path), *request.overrides, *plugin_words(request.plugins)]
+
+
+def plugin_words(plugins: Sequence[str]) -> list[str]:
+    """Return the options that name plug-ins."""
+    return [word for plugin in plugins for word in ("--plugin", plugin)]

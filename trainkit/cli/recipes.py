@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainkit import terminal
-from trainkit.cli.options import echo, next_step, plugins_option, recipe_command, say_valid
+from trainkit.cli.options import echo, next_step, plugin_words, plugins_option, recipe_command, say_valid
 from trainkit.errors import UserError
 from trainkit.paths import recipe_file, recipe_word, shipped
 
@@ -56,7 +56,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
 
         resolved = loader.dump(loader.load(path, (), plugins))
         echo(loader.header(path) + resolved, nl=False)
-        next_step("run", recipe_word(path), *_plugins(plugins), why="train it", err=True)
+        next_step("run", recipe_word(path), *plugin_words(plugins), why="train it", err=True)
         return
     from trainkit.checkpoint import verification
 
@@ -103,17 +103,17 @@ def _show_run(folder: RunFolder) -> None:
 
 def _next_of_run(folder: RunFolder) -> None:
     """Print what may follow a run, by how it ended."""
+    from trainkit.tracking import resume
+
     info = folder.info()
     if info.status in ("KILLED", "FAILED"):
-        next_step("run", "--resume", folder.name, why="continue it", err=True)
+        next_step(
+            "run", "--resume", folder.name, *plugin_words(resume.kept(folder).plugins), why="continue it", err=True
+        )
     elif info.follows:
         next_step("compare", info.follows, folder.name, why="which scores differ significantly", err=True)
     else:
         next_step("ui", why="curves, images and speed", err=True)
-
-
-def _plugins(plugins: tuple[str, ...]) -> list[str]:
-    return [word for plugin in plugins for word in ("--plugin", plugin)]
 
 
 @recipe_command()
@@ -176,7 +176,7 @@ def cp(
         echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}")
     else:
         echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}")
-    next_step("check", new, *_plugins(plugins), why="validate it")
+    next_step("check", new, *plugin_words(plugins), why="validate it")
 
 
 def _run(word: str) -> RunFolder:
@@ -212,4 +212,4 @@ def download(recipe: str, plugins: tuple[str, ...]) -> None:
         return
     for line in downloads.download(recipe_file(recipe), plugins):
         echo(line)
-    next_step("check", recipe, *_plugins(plugins), why="validate the recipe and open its files")
+    next_step("check", recipe, *plugin_words(plugins), why="validate the recipe and open its files")

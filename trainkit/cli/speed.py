@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from trainkit.cli.options import announced_order, echo, next_step, recipe_command
+from trainkit.cli.options import announced_order, echo, next_step, plugin_words, recipe_command, recipe_words, run_words
 
 
 @recipe_command()
@@ -24,7 +24,7 @@ def limits(**asked: Any) -> None:
 
     for line in throughput_limits.command(order):
         echo(line)
-    next_step("bench", asked["recipe"], why="which settings make it faster")
+    next_step("bench", *recipe_words(order), why="which settings make it faster")
 
 
 @recipe_command(click.option("--steps", default=10, show_default=True, help="Number of optimizer steps to watch."))
@@ -40,7 +40,7 @@ def syncs(steps: int, **asked: Any) -> None:
 
     for line in sync_audit.command(order, steps):
         echo(line)
-    next_step("bench", asked["recipe"], why="which settings make it faster")
+    next_step("bench", *recipe_words(order), why="which settings make it faster")
 
 
 @recipe_command(
@@ -73,10 +73,12 @@ def bench(
         order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo
     )
     if write is not None:
-        next_step("run", write, why="train with these settings")
+        next_step("run", write, *plugin_words(order.plugins), why="train with these settings")
     elif not code:
         switches = [word for name in only for word in ("--only", name)]
-        next_step("bench", asked["recipe"], *switches, "--write", "faster.yaml", why="write the overrides that help")
+        next_step(
+            "bench", *recipe_words(order), *switches, "--write", "faster.yaml", why="write the overrides that help"
+        )
     return code
 
 
@@ -90,8 +92,10 @@ def preflight(**asked: Any) -> int:
     """
     order = announced_order(**asked)
     from trainkit.diagnostics import preflight
+    from trainkit.experiments import recipe_check
 
+    recipe_check.open_all(order, large=True)
     code = preflight.command(order, say=echo)
     if not code:
-        next_step("run", asked["recipe"], *asked["overrides"], why="train it")
+        next_step(*run_words(order), why="train it")
     return code

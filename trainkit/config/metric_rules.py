@@ -34,7 +34,7 @@ def contradictions(recipe: Recipe) -> list[tuple[KeyPath, str, str]]:
 
 
 def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
-    """Yield the errors in directions and modes of a recipe that was read from `source`."""
+    """Yield the errors in directions, modes and evaluations of the metrics of a recipe that was read from `source`."""
     declared, known = metric_table.declared_by(recipe.task), set()
 
     def problem(path: KeyPath, found: str, expected: str, remedy: str, nearest: str = "") -> Problem:
@@ -63,3 +63,13 @@ def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
     metric = recipe.promote.metric if recipe.promote else None
     if metric is not None and metric not in known and metric_table.mode(metric, declared) is None:
         yield unknown(("promote", "metric"), metric, "name the metric of best, and set best.mode to max or min")
+    for key, metric in recipe.named_metrics():
+        evaluation = recipe.evaluations[name := metric.partition("/")[0]]
+        path = (key, metric) if key == "time_to" else tuple(key.split("."))
+        if evaluation.every is None and key == "stop_when.metric":
+            yield problem(
+                path, metric, f"an evaluation during the training, but evaluations.{name} has no `every`", "set it"
+            )
+        elif evaluation.every is None and not evaluation.at_end:
+            expected = f"an evaluation after a step, but evaluations.{name} has neither `every` nor `at_end`"
+            yield problem(path, metric, expected, "set one of them")

@@ -494,24 +494,19 @@ class Recipe:
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
                 "is a multiple of it"
             )
-        rules = {"best.metric": self.best, "stop_when.metric": self.stop_when}
         self.time_to = dict(as_targets(self.time_to))
         self._settle()
-        named = [(key, rule.metric) for key, rule in rules.items() if rule is not None]
-        watched = self.train.schedule.metric
-        named += [("train.schedule.metric", watched)] if watched else []
-        named += [("time_to", metric) for metric in self.time_to]
-        named += [("promote.metric", self.promote.metric)] if self.promote and self.promote.metric else []
+        named = self.named_metrics()
         for key, metric in named:
             evaluation, slash, _ = metric.partition("/")
             if not slash or evaluation not in self.evaluations:
                 known = ", ".join(self.evaluations) or "none"
                 raise ValueError(f"{key} is {metric!r}, but there is no such evaluation; expected one of: {known}")
-        if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
-            raise ValueError(f"train.schedule.metric is {watched!r}, but evaluations.{name} has no `every`; set it")
-        for key, metric in named:
             if "/ema/" in metric and self.train.ema is None:
                 raise ValueError(f"{key} is a metric of EMA weights, but train.ema is not set; set it")
+        watched = self.train.schedule.metric
+        if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
+            raise ValueError(f"train.schedule.metric is {watched!r}, but evaluations.{name} has no `every`; set it")
         if self.promote is not None:
             metrics = {key.partition(".")[0]: metric for key, metric in named}
             chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
@@ -526,3 +521,14 @@ class Recipe:
                 raise ValueError(
                     "promote.metric is a metric of EMA weights, but best.metric is not; set best.metric to one"
                 )
+
+    def named_metrics(self) -> list[tuple[str, str]]:
+        """Return the keys that name a metric of an evaluation, each with its full name."""
+        rules = {
+            "best.metric": self.best,
+            "stop_when.metric": self.stop_when,
+            "train.schedule.metric": self.train.schedule,
+            "promote.metric": self.promote,
+        }
+        named = [(key, rule.metric) for key, rule in rules.items() if rule is not None and rule.metric]
+        return [*named, *(("time_to", metric) for metric in self.time_to)]

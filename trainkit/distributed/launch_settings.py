@@ -71,6 +71,16 @@ def check_processes(world: int) -> None:
         )
 
 
+def refuse_other_precision(recipe: Recipe, launched: str) -> None:
+    """Raise UserError for a recipe whose precision is not that of its launch."""
+    if recipe.train.precision not in ("auto", launched):
+        raise UserError(
+            f"recipe {recipe.name}: train.precision",
+            f"{recipe.train.precision}, in a launch with {launched}",
+            remedy="give this recipe and its dependency the same precision, or train the dependency first",
+        )
+
+
 def precision(recipe: Recipe) -> Setting:
     """Return the precision of a run: the recipe's, or where that is `auto` the launcher's, or the device's default."""
     word = recipe.train.precision

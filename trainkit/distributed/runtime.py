@@ -100,13 +100,7 @@ class Runtime:
     def configure(self, recipe: Recipe) -> None:
         """Set the switches of a recipe. Raises UserError when its precision is not the one that this launch has."""
         launch_settings.check(recipe)
-        wanted = recipe.train.precision
-        if wanted not in ("auto", self.precision):
-            raise UserError(
-                f"recipe {recipe.name}: train.precision",
-                f"{wanted}, in a launch with {self.precision}",
-                remedy="give this recipe and its dependency the same precision, or train the dependency first",
-            )
+        launch_settings.refuse_other_precision(recipe, self.precision)
         # FSDP2 cuts parameters into rows of memory and refuses those that channels_last has strided.
         self.channels_last = recipe.device.channels_last and not self.sharded
         if self.world == 1:  # of several runs and models in one process each has its own

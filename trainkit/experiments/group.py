@@ -222,9 +222,10 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
     # Its own name and hash: `--resume` of a single child never finds it, and it never finds a single child.
     name = f"{recipe.name}-{group.word}"
     tracker: Tracker | Silent = Silent()
+    resuming = False
 
     def start() -> str:
-        nonlocal tracker
+        nonlocal tracker, resuming
         folder, resuming = begin(request, store, name, recipe.seed, group.digest, loader.dump(recipe), False)
         if folder.info().recipe_hash != group.digest:
             folder.release()
@@ -246,7 +247,11 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
         print(f"{'Run':12}{folder.name}{again}\n{'Children':12}{group.size} {group.unit} of {recipe.name}", flush=True)
         return str(folder.path)
 
-    with ending(lambda: tracker):
+    def unbegun() -> bool:
+        own = tracker.folder.name if isinstance(tracker, Tracker) else ""
+        return runtime.world == 1 and not resuming and all(run.info().parent != own for run in store.runs())
+
+    with ending(lambda: tracker, unbegun=unbegun):
         path = runtime.on_main(start)
         yield Parent(group, runtime, store, train, tracker, Path(path))
         tracker.finish("FINISHED")
@@ -265,23 +270,31 @@ def start_tracker(
     metrics: Sequence[str] | None = None,
     system_metrics_every: float = 0.0,
 ) -> Tracker:
-    """Start or continue the MLflow run of a folder, in the experiment that the recipe names."""
-    return Tracker.start(
-        folder,
-        store,
-        experiment=recipe.log.experiment or recipe.name,
-        run_name=run_names.title(folder.name, request.overrides),
-        params=params,
-        tags={"trainkit.recipe": recipe.name, **tags},
-        parent=parent,
-        note=about(request),
-        resume=resuming,
-        primary_metric=recipe.best.metric if recipe.best else None,
-        higher_is_better=recipe.best is None or not recipe.best.lower,
-        metrics=metrics,
-        changed=[word.partition("=")[0] for word in request.overrides],
-        system_metrics_every=system_metrics_every,
-    )
+    """Start or continue the MLflow run of a folder, in the experiment that the recipe names.
+
+    Raises UserError where that is refused; then nothing is left of a new run.
+    """
+    try:
+        return Tracker.start(
+            folder,
+            store,
+            experiment=recipe.log.experiment or recipe.name,
+            run_name=run_names.title(folder.name, request.overrides),
+            params=params,
+            tags={"trainkit.recipe": recipe.name, **tags},
+            parent=parent,
+            note=about(request),
+            resume=resuming,
+            primary_metric=recipe.best.metric if recipe.best else None,
+            higher_is_better=recipe.best is None or not recipe.best.lower,
+            metrics=metrics,
+            changed=[word.partition("=")[0] for word in request.overrides],
+            system_metrics_every=system_metrics_every,
+        )
+    except UserError:
+        if not resuming:
+            folder.remove()
+        raise
 
 
 def track_request(tracker: Tracker, request: RunRequest) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,10 +21,9 @@ from trainkit.distributed import rank_failures
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
 from trainkit.errors import UserError, visible
-from trainkit.experiments import cross_validation, post_mortem, seeds, sweep
+from trainkit.experiments import cross_validation, post_mortem, seeds, sweep, validation
 from trainkit.experiments.group import Child, Watch, start_tracker, track_request
 from trainkit.files import write_aside
-from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import recipe_word
 from trainkit.redact import without_secrets
 from trainkit.tracking import lineage, resume
@@ -31,6 +31,7 @@ from trainkit.tracking.run_folder import META, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
 from trainkit.training.dependencies import Dependency, gather
+from trainkit.training.nonfinite import NotFinite
 
 if TYPE_CHECKING:
     from trainkit.analysis.data_integrity import Report
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 STOPPED = 143
 """Exit code of a run that was told to stop."""
+
+_training = threading.Lock()
+"""Held while this process trains."""
 
 
 def launch(request: RunRequest, stopping: Callable[[], bool], began: float | None = None) -> int:
@@ -71,18 +75,28 @@ def carry_out(
     """Carry out a request. Returns its status, FINISHED or KILLED, and the folder of a single run if it has one.
 
     `began`: the `time.perf_counter()` from which the wall-clock time of the first run counts; default: now. Raises
-    UserError for errors that the user can correct.
+    UserError for errors that the user can correct, and while another thread trains.
     """
-    stop = Stop.of(stopping)
     began = time.perf_counter() if began is None else began
-    folder: RunFolder | None = None
+    if not _training.acquire(blocking=False):
+        found = "this process is training already, and random numbers and devices are the process's"
+        raise UserError("train", found, "one training at a time", "wait for it, or train in another process")
+    try:
+        return _carry_out(request, Stop.of(stopping), began)
+    finally:
+        _training.release()
+
+
+def _carry_out(request: RunRequest, stop: Stop, began: float) -> tuple[str, RunFolder | None]:
+    session: Session | None = None
     try:
         with stop.at_once():
             children = children_of(request)
             recipe = children[0].recipe if request.sweep else load(request)
-            refuse_unknown(recipe, *(child.recipe for child in children))
             session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])
+            session.validate([child.recipe for child in children] or [recipe])
         runtime = session.runtime
+        folder: RunFolder | None = None
         if (group := _group(request)) is not None:
             status = group[1](request, children, runtime, session.store, session.train)
         else:
@@ -94,7 +108,7 @@ def carry_out(
         runtime.close()  # not after an error: others may be at something else, and never come
         return status, folder
     except Stopped:
-        return "KILLED", None
+        return "KILLED", session.made if session is not None else None
     except UserError:
         raise
     except Exception as error:
@@ -165,6 +179,10 @@ class Session:
     """From when on the wall-clock of the next run is counted: the command, or the end of the run before."""
     request: RunRequest
     """Of the command."""
+    opened: dict[str, Dataset] = field(default_factory=dict)
+    """Data that was opened to validate the recipes, until a run takes it."""
+    made: RunFolder | None = None
+    """Folder of the run of the request, once there is one."""
 
     @classmethod
     def begin(
@@ -181,6 +199,18 @@ class Session:
         runtime.check_equal({"recipe": loader.digest(recipe), **record.program(*request.plugins)})
         runtime.on_main(store.ready)
         return cls(runtime, store, stop, began, request)
+
+    def validate(self, recipes: Sequence[Recipe]) -> None:
+        """Validate recipes, and those that train their weights. Raises UserError for what a run would refuse."""
+
+        def opened(recipe: Recipe) -> Dataset:
+            key = validation.data_key(recipe)
+            if key not in self.opened:
+                self.opened[key] = recipe.data.open(recipe.seed)
+            return self.opened[key]
+
+        with self.runtime.heartbeat():  # each machine may have to prepare its own copy
+            validation.validate(self.request, recipes, self.runtime.world, opened, self.runtime.precision)
 
     def train(
         self,
@@ -271,8 +301,9 @@ class Session:
 
         runtime, recipe, request = self.runtime, run.recipe, run.request
         runtime.configure(recipe)
-        with runtime.heartbeat():  # each machine may have to prepare its own copy
-            run.data = data = recipe.data.open(recipe.seed)
+        with runtime.heartbeat():
+            data = self.opened.pop(validation.data_key(recipe), None) or recipe.data.open(recipe.seed)
+        run.data = data
         plan.divided(recipe, data, runtime.world)  # mistakes in it are said before a run is begun
         _, updates = plan.updates(recipe, data, runtime.world)
         runtime.choose_compile(recipe, updates)
@@ -316,6 +347,8 @@ class Session:
 
         path, resuming = self.runtime.on_main(make)
         run.folder = RunFolder(Path(path))
+        if request is self.request:
+            self.made = run.folder
         return run.folder, resuming
 
     def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume, watch: Watch | None) -> RunLogger:
@@ -348,13 +381,23 @@ class Session:
         from trainkit.training.checkpointer import Resume
 
         runtime, stop = self.runtime, self.stop
-        with ending(lambda: run.tracker, lambda: stop.told and runtime.world > 1):
+
+        def unbegun() -> bool:
+            # Of several processes the others look for its error in the folder.
+            if runtime.world > 1 or resuming or (run.trainer is not None and run.trainer.begun):
+                return False
+            stop.last_words = ""  # nothing can be continued
+            return True
+
+        with ending(lambda: run.tracker, lambda: stop.told and runtime.world > 1, unbegun):
             try:
                 path, decided = runtime.on_main(lambda: self._start_tracker(run, folder, resuming))
                 yield Resume(Path(path) if path else None, decided, run.request.elastic)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
+                if isinstance(error, NotFinite) and stop.last_words and (run.parent or run.request is self.request):
+                    stop.last_words += " train.nonfinite=skip"
                 if not stop.told and not getattr(error, "told", False):
                     rank_failures.note(folder.path, runtime.rank, error)
                 if (

@@ -10,22 +10,22 @@ from trainkit.autoconfig import new_recipe
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
-from trainkit.data import hub
+from trainkit.data import hub, kinds
 from trainkit.data.sources import HELD_OUT, SAMPLE, split_of
 from trainkit.data.split import key, named_sets
+from trainkit.data.storage.image_store import is_packed
 from trainkit.environment.process import asked_processes
 from trainkit.errors import UserError
+from trainkit.experiments import validation
 from trainkit.experiments.launch import children_of
 from trainkit.interfaces import Dataset
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import locate, recipe_word
 from trainkit.tracking.store import Store
-from trainkit.training import dependencies, plan
+from trainkit.training import dependencies
 
 _SHOWN = 30
 """Settings of a sweep that are listed when it is checked."""
-_TRIED = 8
-"""Settings of a sweep, of different networks or data, that are opened."""
 MOST_FILES, MOST_BYTES = 5_000, 64 << 20
 """Largest sets that are opened: of so many images of 32 pixels it takes some 10 s of a core, once."""
 
@@ -60,63 +60,46 @@ def check(request: RunRequest) -> str:
     return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)
 
 
-def open_all(request: RunRequest) -> None:
-    """Open data, weights and networks as a run of this request would before its first step.
+def open_all(request: RunRequest, large: bool = False) -> list[str]:
+    """Validate what a run of this request would refuse before its first step, and open its data, weights and networks.
 
-    Data that is not packed yet is packed into the cache. For sets that are too large, only the files are looked for,
-    and no network is built. Raises the UserError with which the run would end.
+    Data that is not packed yet is packed into the cache. Unless with `large`, only the files of sets that are too large
+    for that are looked for, and no network is built for them; returns the names of such recipes. Raises the UserError
+    with which the run would end.
     """
-    children = children_of(request)
-    seen: set[str] = set()
-    for recipe in [child.recipe for child in children] or [load(request)]:
-        parts = repr((recipe.task, recipe.data, recipe.train, recipe.evaluations))
-        if parts not in seen and len(seen) < _TRIED:
-            seen.add(parts)
-            _open(RunRequest(request.path, plugins=request.plugins), recipe)
+    left: list[str] = []
+
+    def opened(recipe: Recipe) -> Dataset | None:
+        if large or _is_opened(recipe):
+            return recipe.data.open(recipe.seed)
+        left.append(recipe.name)
+        return None
+
+    recipes = [child.recipe for child in children_of(request)] or [load(request)]
+    validation.validate(request, recipes, asked_processes(), opened)
+    return list(dict.fromkeys(left))
 
 
-def _open(request: RunRequest, recipe: Recipe) -> None:
-    """Open what one recipe needs, and the recipes that make its weights."""
-    found: dict[str, Path] = {}
-    for name, source in recipe.task.required_weights().items():
-        word = source.weights or ""
-        if source.recipe is not None:
-            other = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
-            _open(other, load(other))
-        elif not word.startswith("models:/"):  # which only MLflow can find
-            where, named = f"task.{name}.weights", recipe_word(request.path)
-            found[name] = dependencies.find(word, Store.locate(), where, named)
-    data = _data(recipe)
-    if data is None:
-        return
-    plan.divided(recipe, data, asked_processes())
-    plan.updates(recipe, data, asked_processes())
-    plan.evaluated(recipe, data)
-    try:
-        recipe.task.build(data.meta, found, recipe.seed)
-    except KeyError as error:
-        if error.args[:1] not in [(name,) for name in recipe.task.required_weights()]:  # made by a recipe
-            raise
-
-
-def _data(recipe: Recipe) -> Dataset | None:
-    """Open the data of a recipe; None where it is large. Raises UserError where it cannot be opened."""
+def _is_opened(recipe: Recipe) -> bool:
+    """Return False for data that is large. Raises UserError where it cannot be opened."""
     absent = dict(sentence.split(": ", 1) for sentence in recipe.data.missing())
-    there = [text for name, text in named_sets(recipe.data).items() if key(name) not in absent]
-    if all(_is_small(text) for text in there if text not in ("", HELD_OUT)):
-        return recipe.data.open(recipe.seed)
-    for where, found in absent.items():
-        raise UserError(where, found)
-    return None
+    sets = {key(name): text for name, text in named_sets(recipe.data).items() if text not in ("", HELD_OUT)}
+    small = kinds.of(recipe.data) is None or all(_is_small(text) for name, text in sets.items() if name not in absent)
+    if not small:
+        for where, found in absent.items():
+            raise UserError(where, found)
+    return small
 
 
 def _is_small(text: str) -> bool:
-    """Return True for a set that is opened at once; a built-in one is drawn and packed once."""
+    """Return True for a set that is opened at once: a packed one, or a built-in one, which is drawn and packed once."""
     if f"{text}:".startswith(SAMPLE):
         return True
     path = split_of(locate(text))[0]
     if hub.is_hub(text) or not path.exists():  # a word of a set that lies elsewhere
         return False
+    if is_packed(path):
+        return True
     count = size = 0
     for entry in _files(path):
         count, size = count + 1, size + entry

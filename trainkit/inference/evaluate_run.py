@@ -242,7 +242,7 @@ def _tracked(
         tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
         print(f"run {folder.name}: {subject.file} on {', '.join(recipe.evaluations)}", flush=True)
 
-    with ending(lambda: tracker):
+    with ending(lambda: tracker, unbegun=lambda: tracker.position() == 0):
         if log:
             runtime.on_main(start)
         yield tracker

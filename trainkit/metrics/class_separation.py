@@ -44,7 +44,7 @@ def score_separation(
     Metrics of the embeddings: those of `embedding_distance`. Images with label -1 count in no metric. Raises
     UserError if fewer than two classes occur, or a value is not finite.
     """
-    label = labels(protocol, where)
+    label = check_separation(protocol, where)
     given = {name: as_array(rows[name]) for name in ("embedding", "logits") if name in rows}
     if not given:
         raise ValueError("neither embedding nor logits among the rows")
@@ -52,15 +52,7 @@ def score_separation(
         if values.ndim != 2 or len(values) != len(label):
             raise ValueError(f"{name} of {len(label)} images expected, got {values.shape}")
     known = np.flatnonzero(label >= 0)
-    present, own = np.unique(label[known], return_inverse=True)
-    if len(present) < 2:
-        one = f"are all of class {protocol.names[present[0]]!r}" if len(present) else "have no label"
-        raise UserError(
-            where,
-            f"its {len(known) or len(label)} images {one}",
-            "two classes or more",
-            "add images of another class, or remove this evaluation",
-        )
+    own = np.unique(label[known], return_inverse=True)[1]
     metrics: dict[str, float] = {}
     chance: dict[str, float] = {}
     names = np.array(protocol.names, dtype=object)
@@ -83,6 +75,21 @@ def score_separation(
         more, table["distance"] = embedding_distance(embedding[known], own)
         metrics |= more
     return Scores(metrics, table, chance=chance)
+
+
+def check_separation(protocol: Separation, where: str) -> np.ndarray:
+    """Return the labels. Raises UserError if fewer than two classes occur."""
+    label = labels(protocol, where)
+    known = label[label >= 0]
+    if len(present := np.unique(known)) < 2:
+        one = f"are all of class {protocol.names[present[0]]!r}" if len(present) else "have no label"
+        raise UserError(
+            where,
+            f"its {len(known) or len(label)} images {one}",
+            "two classes or more",
+            "add images of another class, or remove this evaluation",
+        )
+    return label
 
 
 def score_distance(logit: np.ndarray, positive: np.ndarray) -> dict[str, float]:

@@ -34,13 +34,11 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     `score`, that of class 1 minus that of class 0; `place` is the number of classes ranked before the label's. Raises
     UserError for scores that are not finite, a label that is not a class, or a split without labels.
     """
-    logits, label = as_array(logits), labels(protocol, where)
+    logits, label = as_array(logits), check_classes(protocol, where)
     if logits.ndim != 2 or logits.shape != (len(label), len(protocol.names)) or len(protocol.names) < 2:
         raise ValueError(f"scores of {len(label)} images for {len(protocol.names)} classes, got {logits.shape}")
     decided = decide(logits, label, where)
     known = label >= 0
-    if not known.any():
-        raise UserError(where, f"none of {len(label)} images has a label", "labelled images", "add labels to this set")
     counts = confusion(label[known], decided.prediction[known], len(protocol.names))
     table = per_class(counts)
     occurs = table["support"] > 0
@@ -80,6 +78,14 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     commonest = counts.sum(axis=1).max() / counts.sum()
     bound = chance_level(int(counts.sum()), float(commonest))
     return Scores(metrics, rows, curves, {} if bound is None else {"top1": bound}, tables=tables)
+
+
+def check_classes(protocol: Classes, where: str) -> np.ndarray:
+    """Return `labels`. Raises UserError also where no image has one."""
+    label = labels(protocol, where)
+    if not (label >= 0).any():
+        raise UserError(where, f"none of {len(label)} images has a label", "labelled images", "add labels to this set")
+    return label
 
 
 def labels(protocol: Classes, where: str) -> np.ndarray:

@@ -35,6 +35,18 @@ def score_identification(
     embedding = as_array(embedding)
     if len(embedding) != len(label):
         raise ValueError(f"{len(embedding)} embeddings for {len(label)} images")
+    check_identification(protocol, where)
+    rank, best, rival = ranks(embedding, probe, gallery, label, where)
+    metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
+    upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)
+    rate = np.searchsorted(np.sort(rank), upto, side="right") / len(rank)
+    table = {"probe": probe, "label": label[probe], "rank": rank, "match_score": best, "other_score": rival}
+    return Scores(metrics, table, {"cmc": {"rank": upto, "rate": rate}}, _by_chance(label[probe], label[gallery]))
+
+
+def check_identification(protocol: Identification, where: str) -> None:
+    """Raise UserError for no probes or gallery, and if a probe has no match or is itself in the gallery."""
+    probe, gallery, label = (np.asarray(x) for x in (protocol.probe, protocol.gallery, protocol.label))
     if not len(probe) or not len(gallery):
         raise UserError(
             where, f"{len(probe)} probes and {len(gallery)} gallery images", "at least one of each", "add them"
@@ -52,12 +64,6 @@ def score_identification(
     if len(twice):
         found = f"{len(twice)} images are both probe and gallery, the first is row {twice[0]}"
         raise UserError(where, found, "disjoint sets", "remove them from one of the two")
-    rank, best, rival = ranks(embedding, probe, gallery, label, where)
-    metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
-    upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)
-    rate = np.searchsorted(np.sort(rank), upto, side="right") / len(rank)
-    table = {"probe": probe, "label": label[probe], "rank": rank, "match_score": best, "other_score": rival}
-    return Scores(metrics, table, {"cmc": {"rank": upto, "rate": rate}}, _by_chance(label[probe], label[gallery]))
 
 
 def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, float]:

@@ -36,11 +36,8 @@ def score_templates(
     genuine pair and the 100,000 impostor pairs with the highest scores. Raises UserError if a pair names a template
     without images, or if there is only one kind of pair.
     """
+    check_templates(protocol, where)
     same = np.asarray(protocol.same, dtype=bool)
-    if same.all() or not same.any():
-        kind = "genuine" if len(same) and same.all() else "impostor"
-        found = f"all {len(same)} pairs are {kind} pairs" if len(same) else "no pairs"
-        raise UserError(where, found, "genuine and impostor pairs", "add the missing kind")
     ids, unit = pool(embedding, protocol, use_norm, use_detector, where)
     score = cosine(ids, unit, protocol.first, protocol.second, where)
     impostor = score[~same]
@@ -64,6 +61,15 @@ def score_templates(
     }
     chance = auc_chance_level(np.asarray(protocol.first), np.asarray(protocol.second), same)
     return Scores(metrics, table, {"roc": points.curve()}, chance)
+
+
+def check_templates(protocol: Templates, where: str) -> None:
+    """Raise UserError if there is only one kind of pair."""
+    same = np.asarray(protocol.same, dtype=bool)
+    if same.all() or not same.any():
+        kind = "genuine" if len(same) and same.all() else "impostor"
+        found = f"all {len(same)} pairs are {kind} pairs" if len(same) else "no pairs"
+        raise UserError(where, found, "genuine and impostor pairs", "add the missing kind")
 
 
 def pool(

@@ -45,15 +45,7 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
     unit = normalised(embedding, where)
     if len(unit) != len(label):
         raise ValueError(f"{len(unit)} embeddings for {len(label)} images")
-    if len(label) and (label == label[0]).all() and label[0] >= 0:
-        raise UserError(where, f"all {len(label)} images are of one class", "two classes or more", "add another class")
-    if not (np.unique(label[label >= 0], return_counts=True)[1] > 1).any():
-        raise UserError(
-            where,
-            f"none of {len(label)} images has another image of its class",
-            "two images or more per class",
-            "add images, or remove this evaluation",
-        )
+    check_retrieval(protocol, where)
     found = rank_others(unit, label)
     asked = found.relevant > 0
     metrics = {f"recall_at_{k}": float((found.rank[asked] <= k).mean()) for k in RANKS if k < len(label) - 1}
@@ -73,6 +65,20 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
     bound = chance_level(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
     guessed = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
     return Scores(metrics, table, chance=guessed)
+
+
+def check_retrieval(protocol: Retrieval, where: str) -> None:
+    """Raise UserError if all images are of one class, or none has another one of its class."""
+    label = np.asarray(protocol.label, dtype=np.int64)
+    if len(label) and (label == label[0]).all() and label[0] >= 0:
+        raise UserError(where, f"all {len(label)} images are of one class", "two classes or more", "add another class")
+    if not (np.unique(label[label >= 0], return_counts=True)[1] > 1).any():
+        raise UserError(
+            where,
+            f"none of {len(label)} images has another image of its class",
+            "two images or more per class",
+            "add images, or remove this evaluation",
+        )
 
 
 @dataclass(frozen=True)

@@ -45,16 +45,8 @@ def score_pairs(
     (the highest with a false accept rate no higher), xnorm. A rate with too few impostor pairs is left out. Raises
     UserError for fewer than 10 pairs, only one kind of pair, or an embedding that is not finite.
     """
-    if len(pairs) < FOLDS:
-        raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one per fold", "add pairs")
+    check_pairs(pairs, where)
     same = np.asarray(pairs.same, dtype=bool)
-    if same.all() or not same.any():
-        raise UserError(
-            where,
-            f"all {len(pairs)} pairs are {'genuine' if same.all() else 'impostor'} pairs",
-            "genuine and impostor pairs",
-            "add the missing kind: a threshold needs both",
-        )
     distance = pair_distance(normalised(embedding, where), pairs.first, pairs.second)
     folds = ten_fold(distance, same)
     metrics = {
@@ -83,6 +75,20 @@ def score_pairs(
     curve = points.curve()
     curve["threshold"] = -curve["threshold"]
     return Scores(metrics, table, {"roc": curve}, auc_chance_level(pairs.first, pairs.second, same))
+
+
+def check_pairs(pairs: Pairs, where: str) -> None:
+    """Raise UserError for fewer than 10 pairs, or only one kind of pair."""
+    if len(pairs) < FOLDS:
+        raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one per fold", "add pairs")
+    same = np.asarray(pairs.same, dtype=bool)
+    if same.all() or not same.any():
+        raise UserError(
+            where,
+            f"all {len(pairs)} pairs are {'genuine' if same.all() else 'impostor'} pairs",
+            "genuine and impostor pairs",
+            "add the missing kind: a threshold needs both",
+        )
 
 
 def auc_chance_level(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
@@ -136,11 +142,10 @@ def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict
     repeated values. Empty if some nine folds have fewer than 1000 impostor pairs, or a fold has no genuine or no
     impostor pair: then no such rate exists.
     """
-    same_in = np.bincount(fold[same], minlength=FOLDS)
+    if not has_val_at_far(same, fold):
+        return {}
     different_in = np.bincount(fold[~same], minlength=FOLDS)
     train_different = different_in.sum() - different_in
-    if train_different.min() < VAL_FAR or not same_in.all() or not different_in.all():
-        return {}
     accepted = _accepted(distance, ~same, fold, VAL_GRID)
     far = (accepted.sum(axis=0) - accepted) / train_different[:, None]
     val, met = np.empty(FOLDS), np.empty(FOLDS)
@@ -154,6 +159,12 @@ def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict
         "val_at_far_1e-3_std": float(val.std()),
         "val_at_far_1e-3_far": float(met.mean()),
     }
+
+
+def has_val_at_far(same: np.ndarray, fold: np.ndarray) -> bool:
+    """Return whether any nine folds have 1000 impostor pairs or more, and each fold has both kinds of pairs."""
+    same_in, different_in = (np.bincount(fold[kind], minlength=FOLDS) for kind in (same, ~same))
+    return bool((different_in.sum() - different_in).min() >= VAL_FAR and same_in.all() and different_in.all())
 
 
 def _threshold_at(far: np.ndarray, target: float) -> float:

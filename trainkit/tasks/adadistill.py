@@ -6,7 +6,7 @@ arXiv 2407.01332; and the two methods that the paper compares it with, feature M
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,6 +21,7 @@ from trainkit.errors import UserError
 from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
+from trainkit.metrics import measured
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
 from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
@@ -191,6 +192,10 @@ class AdaDistill:
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Embedding of each image summed with that of its mirror image, and the mean norm of the two."""
         return embed_both_views(net, batch["image"])
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Names of the metrics of a split."""
+        return measured.names(split.protocol, ("embedding", "norm"), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the split's protocol: pairs, templates or identification."""

@@ -6,7 +6,7 @@ al., ICCV 2019, arXiv 1905.04899); label smoothing (Szegedy et al., CVPR 2016, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +22,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Retrieval
 from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
 from trainkit.losses.class_weights import class_weights
-from trainkit.metrics import baselines
+from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
 from trainkit.models import timm_classifier
 from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
@@ -110,6 +110,16 @@ class Classify:
             num_classes=classes,
         )
 
+    def check_micro_batch(self, samples: int) -> None:
+        """Refuse an odd number of images if they are mixed."""
+        if self.mix is not None and samples % 2:
+            raise UserError(
+                "task.mix",
+                f"micro-batches of {samples} images",
+                "an even number, because images are mixed in pairs",
+                "change train.batch_size, train.micro_batch or the number of processes",
+            )
+
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy with smoothed and possibly mixed labels."""
         label = batch["label"]
@@ -123,13 +133,7 @@ class Classify:
     def _mixed(self, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         if self._mix is None:
             raise ValueError("nothing is mixed")
-        if len(image) % 2:
-            raise UserError(
-                "task.mix",
-                f"micro-batches of {len(image)} images",
-                "an even number, because images are mixed in pairs",
-                "change train.batch_size, train.micro_batch or the number of processes",
-            )
+        self.check_micro_batch(len(image))
         # timm draws from numpy's global generator; seed it from torch's, whose state depends on step and rank.
         np.random.seed(int(torch.randint(2**32, ())))
         return self._mix(image.clone(), label)
@@ -141,6 +145,10 @@ class Classify:
         else:
             logits, embedding = net(batch["image"], with_embedding=True)
         return {"logits": logits, "embedding": embedding.flatten(1)}
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Names of the metrics of a split."""
+        return measured.names(split.protocol, ("logits", "embedding"), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the split's protocol."""

@@ -6,7 +6,7 @@ al., CVPR 2022), or a plain classifier over the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from trainkit.losses.margin import (
     margin_ramp,
 )
 from trainkit.losses.online_softmax import MarginTerms
-from trainkit.metrics import baselines
+from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
 from trainkit.models import face_backbones
 from trainkit.models.frozen_features import FEATURES, probe_note
@@ -96,6 +96,10 @@ class Embed:
             mirrored, scores = net(batch["image"].flip(-1), with_scores=True)
             embedding, logits = embedding + mirrored, (logits + class_logits(scores, self.margin)) / 2
         return {"embedding": embedding.float(), "norm": embedding.float().norm(dim=1), "logits": logits}
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Names of the metrics of a split."""
+        return measured.names(split.protocol, ("embedding", "norm", *(["logits"] if self.classify else [])), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""

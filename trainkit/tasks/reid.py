@@ -6,7 +6,7 @@ re-identification (Luo et al., CVPR Workshops 2019, arXiv 1903.07071) for one. T
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -36,6 +36,7 @@ from trainkit.interfaces import (
 )
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
+from trainkit.metrics import measured
 from trainkit.metrics.reid import score_search
 from trainkit.models import reid
 from trainkit.tasks.embed import batch_accuracy
@@ -242,6 +243,10 @@ class Reid:
         _refuse_sharded(net)
         self._net = cast("reid.ReidNet | Pixels", net)  # the two that `build` makes, or the EMA of the first
         return {"feature": self._net.encode(*_inputs(batch))}
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Names of the metrics of a split."""
+        return measured.names(split.protocol, (), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the search; the network of the last `predict` fuses the records of each query."""

@@ -6,7 +6,7 @@ the cross-entropy at the sampled points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,7 +33,7 @@ from trainkit.interfaces import (
 )
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
-from trainkit.metrics import baselines, boundary_f_score
+from trainkit.metrics import baselines, boundary_f_score, measured
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_2d as scenes
 from trainkit.models import multi_scale
@@ -180,6 +180,10 @@ class Segment2d:
             align_corners=self.align_corners,
             size=size,
         )
+
+    def measures(self, split: Split) -> Collection[str] | None:
+        """Names of the metrics of a split."""
+        return measured.names(split.protocol, ("edge_actual",) if self.boundary is not None else (), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the split's protocol."""

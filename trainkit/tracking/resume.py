@@ -69,6 +69,14 @@ def request_of(
     )
 
 
+def kept(folder: RunFolder) -> RunRequest:
+    """Return the request that began a run, as far as it is known."""
+    try:
+        return _read(folder)
+    except UserError:
+        return RunRequest(folder.recipe)
+
+
 def _read(folder: RunFolder) -> RunRequest:
     file = folder.path / FILE
     try:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 import time
@@ -227,6 +228,11 @@ class RunFolder:
         with self._claiming:
             if (claim := self._claims.pop(self.path.resolve(), None)) is not None:
                 claim[0].close()
+
+    def remove(self) -> None:
+        """Delete the folder of a run that never began, with its claim."""
+        self.release()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def claimed(self) -> bool:

@@ -75,11 +75,16 @@ def about(request: RunRequest) -> str:
 
 
 @contextlib.contextmanager
-def ending(tracker: Callable[[], Tracker | Silent], told: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def ending(
+    tracker: Callable[[], Tracker | Silent],
+    told: Callable[[], bool] = lambda: False,
+    unbegun: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
     """Return a context that ends the tracked run with the status of what happens within.
 
     `told` returns True after a stop signal: errors after it, except UserError, come from other processes that got it
-    too. Errors of a full or failing disk become UserErrors.
+    too. Errors of a full or failing disk become UserErrors. `unbegun` returns True for a new run before its first step:
+    nothing is left of one that ends with a UserError.
     """
     try:
         yield
@@ -92,7 +97,10 @@ def ending(tracker: Callable[[], Tracker | Silent], told: Callable[[], bool] = l
         if told() and said is None:
             tracker().finish("KILLED")
             raise
-        tracker().finish("FAILED", str(said) if said is not None else error)
+        if said is not None and unbegun():
+            tracker().discard()
+        else:
+            tracker().finish("FAILED", str(said) if said is not None else error)
         if said is not None and said is not error:
             raise said from error
         raise

@@ -356,6 +356,19 @@ class Tracker:
             _log.warning("run %s: %s", self.folder.name, failure)
         self.folder.release()
 
+    def discard(self) -> None:
+        """End a run that was refused before its first step, and leave nothing of it: no files and no MLflow run."""
+        if self._finished:
+            return
+        self._finished = True
+        atexit.unregister(self._at_exit)
+        if self._sampler:
+            self._sampler.stop()
+        self._uploader.stop()
+        self._journal.close()
+        self._uploader.delete_run()
+        self.folder.remove()
+
     def _write_end(self, status: Status, error: BaseException | str | None) -> None:
         # `unsent` in one write with the status: the next process knows that something may be left.
         # The last line of the journal may lie before the checkpoint with which a run was stopped.
@@ -461,6 +474,9 @@ class Silent:
         return True
 
     def finish(self, status: Status, error: BaseException | str | None = None) -> None:
+        """Do nothing."""
+
+    def discard(self) -> None:
         """Do nothing."""
 
 

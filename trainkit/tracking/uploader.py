@@ -131,6 +131,16 @@ class Uploader(threading.Thread):
         self.wake.set()
         self.join(timeout=1.0)
 
+    def delete_run(self) -> None:
+        """Delete the MLflow run, if it was created."""
+        if (run_id := self._queue.run_id) is None:
+            return
+        try:
+            with self._store.asking():
+                (self._client or self._store.client()).delete_run(run_id)
+        except Exception as error:  # the refusal that led here is what is to be said
+            _log.warning("MLflow run %s of a refused run could not be deleted: %s", run_id, reason(error)[0])
+
     def _complete(self, folder: RunFolder) -> None:
         """Upload what another run has left; else one whose process was killed would stay RUNNING for ever."""
         client = self._client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trainkit.config.schema import Recipe
@@ -15,20 +15,27 @@ from trainkit.interfaces import Columns, Scores
 from trainkit.training.state import Plateau, TrainState
 
 
+def refuse_unmeasured(recipe: Recipe, evaluation: str, metrics: Collection[str]) -> None:
+    """Raise UserError if the recipe names a metric of an evaluation that is not among its full names."""
+    for key, metric in named_of(recipe, evaluation):
+        if metric not in metrics:
+            near = difflib.get_close_matches(metric, metrics, n=1)
+            known = near[0] if near else ", ".join(metrics)
+            raise UserError(key, f"{metric!r}, which is not measured", known)
+
+
+def named_of(recipe: Recipe, evaluation: str) -> list[tuple[str, str]]:
+    """Return the keys of the recipe that name a metric of an evaluation, each with its full name."""
+    return [(key, metric) for key, metric in recipe.named_metrics() if metric.startswith(f"{evaluation}/")]
+
+
 def enter(state: TrainState, recipe: Recipe, evaluation: str, metrics: Mapping[str, float]) -> tuple[bool, bool]:
     """Add an evaluation to the list of the best and to the patience count; return whether it leads and is listed.
 
     Raises UserError if the evaluation lacks a metric that the recipe names.
     """
+    refuse_unmeasured(recipe, evaluation, metrics)
     stop, best, curve = recipe.stop_when, recipe.best, recipe.train.schedule
-    rules = (("stop_when.metric", stop), ("best.metric", best), ("promote.metric", recipe.promote))
-    rules = (*rules, ("train.schedule.metric", curve))
-    named = [(key, rule.metric) for key, rule in rules if rule is not None and rule.metric]
-    for key, metric in (*named, *(("time_to", metric) for metric in recipe.time_to)):
-        if metric.startswith(f"{evaluation}/") and metric not in metrics:
-            near = difflib.get_close_matches(metric, metrics, n=1)
-            known = near[0] if near else ", ".join(metrics)
-            raise UserError(key, f"{metric!r}, which is not measured", known)
     if stop is not None and stop.metric in metrics:
         value, first = metrics[stop.metric], state.record is None and math.isfinite(metrics[stop.metric])
         if first or (state.record is not None and _better(value, state.record, stop.lower, stop.min_delta)):

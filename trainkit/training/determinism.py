@@ -39,6 +39,17 @@ def prints(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: next(told[s.device]) for name, s in zip(tensors, sums, strict=True)}
 
 
+def refuse_replay(recipe: Recipe, on_cpu: bool) -> None:
+    """Raise UserError for `train.replay` on a GPU without deterministic kernels."""
+    if recipe.train.replay is not None and not on_cpu and not recipe.device.deterministic:
+        raise UserError(
+            "train.replay",
+            "kernels that need not repeat their bits",
+            "device.deterministic: true",
+            "without it a step computed twice also differs on a sound GPU",
+        )
+
+
 class DeterminismCheck:
     """Compute a step twice at the interval of `train.replay`."""
 
@@ -51,13 +62,7 @@ class DeterminismCheck:
         if self._settings is None:
             return
         self._every = self._settings.every.steps(plan.steps_per_epoch, plan.batch_size)
-        if not runtime.at_once and not recipe.device.deterministic:
-            raise UserError(
-                "train.replay",
-                "kernels that need not repeat their bits",
-                "device.deterministic: true",
-                "without it a step computed twice also differs on a sound GPU",
-            )
+        refuse_replay(recipe, runtime.at_once)
 
     def due(self) -> bool:
         """Return whether the update at hand is computed twice."""

@@ -12,6 +12,10 @@ MOST_SKIPPED = 10
 """Steps in a row that may be skipped before the run ends."""
 
 
+class NotFinite(UserError):
+    """A loss or gradient that is not finite, which a run that is continued as it was meets again."""
+
+
 class NonFiniteGuard:
     """End the run or request a rollback after a non-finite step: `stop` and `rollback`."""
 
@@ -36,7 +40,7 @@ class NonFiniteGuard:
     def _judge(self, step: int) -> Rollback:
         why = "the loss or a gradient is not finite"
         if self._policy == "stop":
-            raise UserError(
+            raise NotFinite(
                 f"step {step}",
                 why,
                 remedy="lower optim.lr or look at the data; no checkpoint holds this state. "

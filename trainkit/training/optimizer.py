@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from trainkit.config.schema import AdaptiveClip, Optim
+from trainkit.config.schema import Optim
 from trainkit.errors import UserError
 from trainkit.tensors import foreach_lerp_, foreach_mul_, foreach_norm, full_tensor, local_part
 
@@ -108,10 +108,7 @@ def total_norm(grads: list[torch.Tensor]) -> torch.Tensor:
 
 
 def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -> None:
-    """Clip gradients as the recipe says; `norm` is the norm of all. The host does not wait for the device.
-
-    Raises UserError if a pattern of parameters that are not clipped matches nothing.
-    """
+    """Clip gradients as the recipe says; `norm` is the norm of all. The host does not wait for the device."""
     if optim.clip_norm is not None:
         grads = _grads(params.values())
         if _alike(grads):  # as below, by the same kernels
@@ -119,19 +116,20 @@ def clip(params: Mapping[str, nn.Parameter], norm: torch.Tensor, optim: Optim) -
         else:
             torch.nn.utils.clip_grads_with_norm_(params.values(), optim.clip_norm, norm)
     if optim.clip_agc is not None:
-        spared = {name for i in range(len(optim.clip_agc.leave_out)) for name in _spared(params, optim.clip_agc, i)}
+        spared = not_clipped(params, optim)
         clip_units([p for name, p in params.items() if name not in spared], optim.clip_agc.factor, optim.clip_agc.eps)
 
 
-def _spared(params: Mapping[str, nn.Parameter], settings: AdaptiveClip, i: int) -> list[str]:
-    matched = fnmatch.filter(params, settings.leave_out[i])
-    if not matched:
-        raise UserError(
-            f"optim.clip_agc.leave_out[{i}]",
-            f"{settings.leave_out[i]!r} matches no parameter",
-            f"a pattern such as {', '.join(list(params)[-4:])}",
-        )
-    return matched
+def not_clipped(names: Collection[str], optim: Optim) -> set[str]:
+    """Return the parameters that `clip_agc` leaves out. Raises UserError if one of its patterns matches nothing."""
+    spared: set[str] = set()
+    for i, pattern in enumerate(optim.clip_agc.leave_out if optim.clip_agc is not None else ()):
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            found, some = f"{pattern!r} matches no parameter", ", ".join([*names][-4:])
+            raise UserError(f"optim.clip_agc.leave_out[{i}]", found, f"a pattern such as {some}")
+        spared.update(matched)
+    return spared
 
 
 @torch.no_grad()
@@ -177,8 +175,12 @@ def _undecayed(net: nn.Module) -> set[str]:
 
 
 def build(net: nn.Module, optim: Optim, sharded: bool = False) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer over the parameters of `net`, which are `sharded` under FSDP2."""
+    """Return the recipe's optimizer over the parameters of `net`, which are `sharded` under FSDP2.
+
+    Raises UserError if a pattern of parameters matches nothing, or timm refuses the optimizer.
+    """
     parts = groups(net, optim)
+    not_clipped([name for name, p in net.named_parameters() if p.requires_grad], optim)
     if optim.name.startswith("timm:"):
         from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage] # in timm's docs
 

@@ -255,6 +255,16 @@ def protocol_rules(splits: Mapping[str, Split]) -> dict[str, str]:
     return {name: rule for name, rule in rules.items() if rule}
 
 
+def refuse_unheld(recipe: Recipe, plan: Plan) -> None:
+    """Raise UserError for a metric of an evaluation whose interval is longer than the training."""
+    times, _ = to_come(recipe, plan)
+    for key, metric in recipe.named_metrics():
+        every = recipe.evaluations[name := metric.partition("/")[0]].every
+        if every is not None and not every.timed and not times[name]:
+            found = f"{metric!r}, but evaluations.{name} runs every {every}, and the training has {plan.steps} steps"
+            raise UserError(key, found, "an evaluation within the training", "lower its `every`, or set `at_end: true`")
+
+
 def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: Mapping[str, float]) -> str:
     """Return the plan in words: length, batch sizes, and each evaluation with its schedule and estimated cost."""
     epochs = f"{plan.steps / plan.steps_per_epoch:g} epochs of {number_of(plan.steps_per_epoch, 'steps')}"

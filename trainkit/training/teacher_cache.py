@@ -91,25 +91,20 @@ def outputs(
 ) -> Outputs:
     """Find or compute the outputs of `networks.cached` for a split. Every rank takes part.
 
-    `store` is the shared folder of caches. None: nothing is stored, and if the outputs do not fit into memory one
-    output stands for all, for tools that only measure speed. Raises UserError if outputs cannot be computed once, do
-    not fit half precision or cannot be written.
+    `store` is the shared folder of caches; None, for tools that only measure speed: nothing is stored, and one output
+    stands for all that do not fit into memory. Raises UserError as `refuse_uncountable`, and for outputs that do not
+    fit half precision or cannot be written.
     """
     tables: dict[str, Tensor | Stored] = {}
     stored: dict[str, Stored] = {}
     sources: dict[str, _Source] = {}
+    refuse_uncountable(networks, split)
     for name, module in networks.cached.items():
-        if not split.views:
-            found = f"the outputs of {name} cannot be computed once"
-            remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
-            raise UserError("task", found, remedy=remedy)
         source = _Source(name, module, split, runtime)
         if source.bytes <= IN_MEMORY and not (networks.cache_on_disk and store):
             tables[name] = tabulate(module, split, runtime)
         elif store is None:  # where only speeds are measured, nobody waits hours for a table
-            logger.say(
-                f"{name}: its output for the first sample is used for all {split.size:,}; only speed is measured"
-            )
+            logger.say(f"{name}: the first output stands for all {split.size:,} samples; only speed is measured")
             tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
         elif (table := _stored(source, store, logger, stopping)) is None:
             return Outputs(split, whole=False)
@@ -128,6 +123,13 @@ def outputs(
 
     carrying = _Carrying(split, tables, images=not networks.cached_alone) if tables else split
     return Outputs(carrying, check=check if sources else Outputs.check)
+
+
+def refuse_uncountable(networks: Networks, split: Split) -> None:
+    """Raise UserError if outputs of `networks.cached` are to be computed once and the augmentation has no views."""
+    for name in networks.cached if not split.views else ():
+        remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
+        raise UserError("task", f"the outputs of {name} cannot be computed once", remedy=remedy)
 
 
 def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
@@ -417,9 +419,8 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
             if (now := time.monotonic()) - said > _SAID_EVERY:
                 said, had = now, number + 1 - done
                 left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
-                logger.say(
-                    f"{source.name}: {(number + 1) * BLOCK:,} of {split.size:,} samples, {left / 60:.0f} min left"
-                )
+                many = f"{(number + 1) * BLOCK:,} of {split.size:,} samples"
+                logger.say(f"{source.name}: {many}, {left / 60:.0f} min left")
         runtime.on_main(aside.publish)
     finally:
         source.run = source.module
