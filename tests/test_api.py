@@ -154,6 +154,113 @@ def test_ctrl_c_saves_and_returns_and_the_run_goes_on(home, monkeypatch):
         trainkit.train(TOY, words, plugins=["toy"], resume=run.name)
 
 
+def test_ctrl_c_before_the_run_exists_interrupts_and_leaves_none(tmp_path):
+    """A process is told so while its data is opened."""
+    code = (
+        "import sys, time, trainkit\n"
+        "from trainkit.experiments import validation\n"
+        "def opening(*given):\n"
+        "    print('opening', flush=True); time.sleep(60)\n"
+        "validation.validate = opening\n"
+        "try:\n"
+        f"    trainkit.train({str(TOY)!r}, plugins=['toy'])\n"
+        "except KeyboardInterrupt as error:\n"
+        "    print('interrupted:', error)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PLUGIN)]), "TRAINKIT_STORE": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env) as child:
+        assert child.stdout is not None
+        while child.stdout.readline().strip() != "opening":
+            assert child.poll() is None
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate(timeout=60)
+    assert child.returncode == 0 and "interrupted: told to stop before the run began" in said
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
+
+
+def in_thread(call):
+    """What a call in another thread returns or raises."""
+    found = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, found
+
+
+def test_a_thread_trains_as_the_main_one_does_and_a_second_training_is_refused(home, monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    words = {"train.length": "20 steps", "task.slow_score": 0.5}
+    whole = trainkit.train(TOY, words, plugins=["toy"])
+    there = set((home / "runs").iterdir())
+    thread, found = in_thread(lambda: trainkit.train(TOY, words, plugins=["toy"]))
+    while thread.is_alive() and not any(run.glob("journal.jsonl") for run in set((home / "runs").iterdir()) - there):
+        time.sleep(0.01)
+    during = set((home / "runs").iterdir())
+    with pytest.raises(trainkit.UserError, match="this process is training already"):
+        trainkit.train(TOY, words, plugins=["toy"])
+    thread.join()
+    (run,) = found
+    assert set((home / "runs").iterdir()) == during, "what was refused left nothing"
+    assert run.status == "FINISHED" and list(run.metrics["train/loss"].dropna()) == list(
+        whole.metrics["train/loss"].dropna()
+    )
+
+
+MANY: dict[str, object] = {}
+MANY["optim"] = MANY
+DEEP: dict[str, object] = {}
+for _ in range(5000):
+    DEEP = {"a": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seed": 10**5000}, "seed: a number of 16,610 bits"),
+        (MANY, "contains itself"),
+        ({"optim": DEEP}, "nested more than"),
+        (None, "changes: None"),
+        (7, "changes: int"),
+        (b"optim.lr=1", "changes: bytes"),
+        ({"optim.lr=1"}, "changes: set"),
+        (["optim.lr=1", 5], "an entry int"),
+        ({1: 2}, "the key int"),
+        ({"optim": {1: 2}}, "optim: the key int"),
+        ({"a=b": 1}, "the key str 'a=b'"),
+        ({"optim.lr": float("nan")}, "expected a number"),
+        ({"optim.lr": np.float64("inf")}, "expected a number"),
+        ({"optim.lr": np.array([0.1])}, "a value of type ndarray"),
+        ({"name": b"x"}, "a value of type bytes"),
+        ({"name": {1, 2}}, "a value of type set"),
+        ({"name": "x" * 2_000_000}, "a text of 2,000,000 characters"),
+        ({"name": "\ud800"}, "name"),
+    ],
+)
+def test_changes_that_no_recipe_can_hold_are_refused(given, said):
+    with pytest.raises(trainkit.UserError, match=said):
+        trainkit.recipe("convnext", given)
+
+
+def test_names_that_are_none_are_refused():
+    for call in (
+        lambda: trainkit.recipe(None),
+        lambda: trainkit.recipe("convnext", plugins="toy"),
+        lambda: trainkit.train("convnext", resume=5),
+        lambda: trainkit.find_run(None),
+        lambda: trainkit.load(3),
+        lambda: trainkit.load("x" * 10_000),
+        lambda: trainkit.compare(1, 2),
+    ):
+        with pytest.raises(trainkit.UserError):
+            call()
+
+
 # Models
 
 

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Compared", "Model", "Recipe", "Run", "UserError", "compare", "find_run", "load", "recipe", "train"]
 
+_PLUGINS = "a list of packages"
+_LONGEST = 1_000_000
+"""Characters of a text in changes; a recipe has no more bytes."""
+
 Changes = Mapping[str, Any] | Sequence[str]
 """Changes of a recipe: `{"optim.lr": 1e-3}`, or words as commands take them: `["optim.lr=1e-3"]`."""
 
@@ -98,7 +102,7 @@ class Run:
 
     def load(self, *, plugins: Sequence[str] = ()) -> Model:
         """Load the network with the weights of the best checkpoint. Raises UserError where there is none."""
-        return _of_run(self.folder, tuple(plugins))
+        return _of_run(self.folder, _texts(plugins, "plugins", _PLUGINS))
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -246,7 +250,8 @@ def recipe(name: str | os.PathLike[str], changes: Changes = (), *, plugins: Sequ
     from trainkit.config import run_request
 
     words = _words(changes)
-    request = run_request.RunRequest(recipe_file(os.fspath(name)), words, tuple(plugins))
+    named = _texts(plugins, "plugins", _PLUGINS)
+    request = run_request.RunRequest(recipe_file(_path(name, "recipe")), words, named)
     return Recipe(request, run_request.load(request))
 
 
@@ -260,7 +265,11 @@ def train(
     """Train a recipe in this process, as `trainkit run` does, and return its run.
 
     `resume` names a run to continue. Ctrl-C, or a notebook's stop button, saves a checkpoint and returns the run with
-    status KILLED. Raises UserError for what the user can mend; the run, where there is one, is then FAILED.
+    status KILLED; before the run exists, it raises KeyboardInterrupt. Raises UserError for what the user can correct; a
+    run that has made a step is then FAILED, and none is left of what is refused before.
+
+    Any thread may train, one at a time. In another thread than the main one Ctrl-C does not reach the training, and
+    `limits.hang` is not watched.
     """
     _prepare()
     from trainkit.config.run_request import RunRequest
@@ -269,17 +278,15 @@ def train(
     from trainkit.experiments import launch
 
     process.check_variables()
-    words = _words(changes)
+    words, plugins = _words(changes), _texts(plugins, "plugins", _PLUGINS)
     if isinstance(recipe, Recipe):
         before, own = recipe.request, tuple(recipe.request.plugins)
         again = {word.partition("=")[0] for word in words}
         words = (*(word for word in before.overrides if word.partition("=")[0] not in again), *words)
         path, plugins = before.path, (*own, *(name for name in plugins if name not in own))
     else:
-        path = recipe_file(os.fspath(recipe))
-    named = resume.name if isinstance(resume, Run) else resume
-    if named == "":
-        raise UserError("resume", "an empty name", "the name of a run")
+        path = recipe_file(_path(recipe, "recipe"))
+    named = resume.name if isinstance(resume, Run) else resume if resume is None else _path(resume, "resume")
     stop = Stop()
     with stop.interruptible():
         _, folder = launch.carry_out(RunRequest(path, words, tuple(plugins), named), stop)
@@ -299,10 +306,12 @@ def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Mode
     from trainkit.tracking.run_folder import RunFolder
     from trainkit.tracking.store import Store
 
-    word, path, words = os.fspath(source), Path(source), tuple(plugins)
+    word, words = _path(source, "load"), _texts(plugins, "plugins", _PLUGINS)
     if word.startswith("models:/"):
         made = predictor.Predictor.from_folder(Store.locate().model_file(word).parent, plugins=words)
         return Model(word, made.scores, made)
+    if not os.path.exists(path := Path(word)):  # nor can be, as of a name that is too long
+        return _of_run(Store.locate().find(word), words)
     if (path / files.ABOUT).is_file():
         made = predictor.Predictor(*export.trained(path))
         return Model(word, made.scores, made)
@@ -329,7 +338,7 @@ def find_run(name: str) -> Run:
     _prepare()
     from trainkit.tracking.store import Store
 
-    folder = Store.locate().find(name)
+    folder = Store.locate().find(_path(name, "find_run"))
     return Run(folder, folder.name)
 
 
@@ -340,7 +349,7 @@ def compare(*runs: str | Run) -> Compared:
     from trainkit.tracking.store import Store
 
     store = Store.locate()
-    words = [run.name if isinstance(run, Run) else run for run in runs]
+    words = [run.name if isinstance(run, Run) else _path(run, "compare") for run in runs]
     return Compared(comparing.compare(store, comparing.resolve(store, words)))
 
 
@@ -351,26 +360,70 @@ def _prepare() -> None:
 
 
 def _words(changes: Changes) -> tuple[str, ...]:
-    """Changes as words of a command."""
+    """Changes as words of a command. Raises UserError for what is neither keys with values nor such words."""
     from trainkit.config import yaml_reader
 
     if isinstance(changes, str):
         changes = (changes,)
     if not isinstance(changes, Mapping):
-        return tuple(changes)
+        return _texts(changes, "changes", "a dict of keys and values, or a list of words such as optim.lr=0.1")
+    for key in changes:
+        if not isinstance(key, str) or "=" in key:
+            raise UserError("changes", f"the key {_short(key)}", "the path of a key as text, such as optim.lr")
     return tuple(f"{key}={yaml_reader.flow(_plain(value, key))}" for key, value in changes.items())
 
 
-def _plain(value: Any, key: str) -> Any:
+def _texts(given: object, where: str, expected: str) -> tuple[str, ...]:
+    """Return a sequence of texts as a tuple. Raises UserError for anything else, a single text too."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
+        raise UserError(where, _short(given), expected)
+    texts = [word for word in given if isinstance(word, str) and len(word) <= _LONGEST]
+    if len(texts) < len(given):
+        strange = next(word for word in given if not isinstance(word, str) or len(word) > _LONGEST)
+        raise UserError(where, f"an entry {_short(strange)}", expected)
+    return tuple(texts)
+
+
+def _path(given: object, where: str) -> str:
+    """Return a path or name as text. Raises UserError for anything else."""
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise UserError(where, "an empty name" if text == "" else _short(given), "a path or a name")
+    return text
+
+
+def _short(value: object) -> str:
+    """Return what a value is, for messages: its kind, and itself where it is short."""
+    if value is None:
+        return "None"
+    text = repr(value) if isinstance(value, bool | float | str | bytes) else ""
+    return f"{type(value).__name__} {text}".rstrip() if len(text) <= 80 else f"a {type(value).__name__}"
+
+
+def _plain(value: Any, key: str, above: tuple[int, ...] = ()) -> Any:
     """A value as recipes hold it: of numpy and torch the number, of a path its text. Raises UserError."""
+    from trainkit.config.yaml_reader import MAX_DEPTH
+
+    if isinstance(value, Mapping | list | tuple):
+        if id(value) in above:
+            raise UserError(key[:200], f"a {type(value).__name__} that contains itself", "plain values")
+        if len(above) >= MAX_DEPTH:
+            raise UserError(key[:200], f"values nested more than {MAX_DEPTH} deep", "a few levels")
+        above = (*above, id(value))
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner, f"{key}.{name}") for name, inner in value.items()}
+        if strange := [name for name in value if not isinstance(name, str)]:
+            raise UserError(key, f"the key {_short(strange[0])} in a block", "text")
+        return {name: _plain(inner, f"{key}.{name}", above) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner, key) for inner in value]
+        return [_plain(inner, key, above) for inner in value]
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        value = os.fspath(value)
     if not isinstance(value, bool | int | float | str | None) and getattr(value, "ndim", None) == 0:
         value = value.item()
     if value is not None and not isinstance(value, bool | int | float | str):
         raise UserError(key, f"a value of type {type(value).__name__}", "a number, a text, a list or a block of these")
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise UserError(key[:200], f"a text of {len(value):,} characters", f"at most {_LONGEST:,}")
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise UserError(key, f"a number of {value.bit_length():,} bits", "at most 64")
     return value

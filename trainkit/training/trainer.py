@@ -9,6 +9,7 @@ The only backward pass of the repository is here. The trainer knows tasks and da
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -93,6 +94,8 @@ class Trainer:
             self.guards.append(LossSpikeGuard(recipe.train.spikes, state, runtime, logger))
         self.stop_poll = StopPoll(runtime, self.stopping)
         self.watchdog: Watchdog | None = None
+        self.begun = False
+        """True from the first step of `fit` on."""
 
     # ---- The whole training
 
@@ -101,6 +104,7 @@ class Trainer:
         stopped = not self.start()
         while not stopped and self.state.step < self.plan.steps and not self.stops_early():
             self.stop_poll.ask()
+            self.begun = True
             self.step()
             if self.state.step == self.first_step + 1:
                 self.save_from_here()
@@ -138,6 +142,8 @@ class Trainer:
         """From the first step on a stop saves a checkpoint, and a watchdog detects a hang."""
         self.stop.save_first()
         self.checkpoints.allocate(self.plan.steps)
+        if threading.current_thread() is not threading.main_thread():
+            return  # it would end a process that does other things too
         if self.watchdog is None and self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
             runtime, clock, folder = self.runtime, self.clock, self.logger.folder.path
             self.watchdog = Watchdog(limit.seconds, lambda: (runtime.asked, *clock.moved), folder, runtime.rank)
