@@ -21,12 +21,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from trainkit.config.loader import load
 from trainkit.config.schema import Optim
 from trainkit.config.units import Span
 from trainkit.data.people.modalities import subsets
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Search
 from trainkit.interfaces import MODALITIES, DatasetInfo, Loss, StepContext
+from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
 from trainkit.models.reid import ReidSpec
 from trainkit.tasks.reid import Pixels, Reid
@@ -163,6 +165,49 @@ def test_the_loss_is_its_terms_in_plain_loops():
     assert float(loss.sum.detach()) == pytest.approx(14 * total, rel=1e-4) and loss.weight == 14
     right = np.mean(out["logits"].argmax(1) == label)
     assert float(loss.logs["accuracy"]) == pytest.approx(right)
+
+
+def test_records_count_once_in_the_identity_loss_where_a_recipe_says_so():
+    """ReID5o's: of an RGB image and one record of each other modality 16 vectors, 1 : 4 : 11."""
+    shown = batch([0, 2] * 5, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+    found = {}
+    for once in (True, False):
+        task, networks = made(identity=Identity(smoothing=0, single_queries=not once))
+        networks.model.train()
+        state = copy.deepcopy(networks.model.state_dict())
+        found[once] = float(task.loss(networks.model, networks, shown, at()).logs["identity"])
+        networks.model.load_state_dict(state)
+    out = networks.model({m: shown[f"image.{m}"] for m in MODALITIES[:4]}, shown["text"], shown["queries"])
+    person = shown["label"][shown["queries"].amax(1)]
+    records = torch.nn.functional.cross_entropy(out["logits"], shown["label"], reduction="none").detach()
+    asked = torch.nn.functional.cross_entropy(out["fused_logits"], person, reduction="none").detach()
+    several = (shown["queries"] >= 0).sum(1) > 1
+    parts = [float(x.mean()) for x in (records[:2], records[2:], asked[several])]
+    assert found[True] == pytest.approx(np.dot(parts, [0.0625, 0.25, 0.6875]), rel=1e-5)
+    assert found[False] == pytest.approx(np.dot(parts, [0.05, 0.4, 0.55]), rel=1e-5)
+
+
+def test_the_recipe_of_orbench_adds_its_four_matching_losses_as_its_authors_do():
+    recipe = load(ROOT / "recipes" / "reid_orbench.yaml")
+    assert recipe.task.sdm.weight == 4 and recipe.data.sampler.captions == "own"
+    assert not recipe.task.identity.single_queries and recipe.task.identity.weight == 1
+    draw = np.random.default_rng(0)
+    person = np.arange(3)
+    kinds = np.array([[False, *(m in some for m in range(1, 5))] for some in subsets()])
+    query, gallery = draw.normal(size=(45, 8)), draw.normal(size=(3, 8))
+    asks = np.kron(np.eye(15, dtype=bool), np.ones(3, bool))
+    whole = retrieval.matching(
+        torch.tensor(query), torch.tensor(np.tile(person, 15)), torch.tensor(gallery), torch.tensor(person),
+        0.02, torch.tensor(asks), torch.tensor(kinds.sum(1)),
+    )  # fmt: skip
+    of_size = [
+        np.mean([
+            plain_matching(query[3 * s : 3 * s + 3], person, kinds[[s] * 3], gallery, person, 0.02)
+            for s in np.flatnonzero(kinds.sum(1) == size)
+        ])
+        for size in (1, 2, 3, 4)
+    ]  # fmt: skip
+    assert recipe.task.sdm.weight * float(whole) == pytest.approx(sum(of_size), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["triplet", "sdm", "circle", "contrast"])

@@ -15,7 +15,7 @@ With a `Share` a process computes the rows of its own anchors among the records 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
@@ -39,6 +39,8 @@ class Identity:
     """Weight of this loss in the sum of all losses."""
     smoothing: FractionBelowOne = 0.1
     """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all identities."""
+    single_queries: bool = field(default=True, metadata={"hash": "set"})
+    """Count queries of one record too, which are records once more. false: each record counts once, as in ReID5o."""
 
 
 @dataclass(kw_only=True)

@@ -142,7 +142,8 @@ class Reid:
         person = label[queries.amax(1)]
         terms, logs = {}, {}
         if self.identity is not None:
-            terms["identity"] = self._identity(self.identity.smoothing, out, label, person, at)
+            counted = None if self.identity.single_queries else (queries >= 0).sum(1) > 1
+            terms["identity"] = self._identity(self.identity.smoothing, out, label, person, counted, at)
             logs["accuracy"] = batch_accuracy(out["logits"], label)
         whole = self._gathered(out, label, modality, person, queries, at)
         terms |= self._compared(whole, len(label), at)
@@ -154,18 +155,21 @@ class Reid:
                 logs["fused_norm"] = _mean_length(out["fused"])
         return Loss(total * len(label), len(label), logs)
 
-    def _identity(self, smoothing: float, out: Rows, label: Tensor, person: Tensor, at: StepContext) -> Tensor:
-        """Mean cross-entropy over records and queries; its mean over processes is the mean over all of them."""
-        loss = torch.cat(
-            [
-                retrieval.identity(out["logits"], label, smoothing),
-                retrieval.identity(out["fused_logits"], person, smoothing),
-            ]
-        )
+    def _identity(
+        self, smoothing: float, out: Rows, label: Tensor, person: Tensor, counted: Tensor | None, at: StepContext
+    ) -> Tensor:
+        """Mean cross-entropy over records and queries, those that are `counted` (Q,) or all; its mean over processes is
+        the mean over all of them."""
+        loss = retrieval.identity(out["logits"], label, smoothing)
+        asked = retrieval.identity(out["fused_logits"], person, smoothing)
+        number = loss.new_full((1,), len(loss) + len(asked))
+        if counted is not None:
+            asked, number = torch.where(counted, asked, 0), len(loss) + counted.sum().to(loss.dtype)[None]
+        loss = torch.cat([loss, asked])
         if self.gather == "local":
-            return loss.mean()
+            return loss.mean() if counted is None else loss.sum() / number[0]
         # The number of queries may differ between processes.
-        return loss.sum() / at.gather(loss.new_full((1,), len(loss))).mean()
+        return loss.sum() / at.gather(number).mean()
 
     def _gathered(
         self, out: Rows, label: Tensor, modality: Tensor, person: Tensor, queries: Tensor, at: StepContext

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from trainkit.data.people.pk_sampler import CHUNK, PK, Cells, Draw, ModalPK, Pairs, Sampler
 from trainkit.errors import UserError
-from trainkit.interfaces import RGB
+from trainkit.interfaces import RGB, TEXT
 from trainkit.training.plan import Plan
 
 SPECS = [
@@ -358,6 +358,28 @@ def test_pairs_take_every_rgb_record_once_an_epoch_and_partners_evenly():
         uses = np.bincount(many)[modality == code]
         expected = 100 * 6 / 4 / size
         assert abs(uses - expected).max() < 5 * expected**0.5
+
+
+@pytest.mark.parametrize("each", [3, 5, 7])
+def test_pairs_take_the_caption_of_their_own_image(each):
+    """Of three images of a person the first has two captions, the second one, the third none."""
+    person = np.repeat(np.arange(6), 9)
+    modality = np.tile([0, 0, 0, 1, 2, 3, 4, 4, 4], 6)
+    of = np.where(modality == TEXT, 9 * person + np.tile([0, 0, 0, 0, 0, 0, 0, 0, 1], 6), -1)
+    spec = Pairs(people=4, each=each, captions="own")
+    draws = [Draw(kind, Cells.make(person, modality, 6), 3, of) for kind in (spec, Pairs(people=4, each=each))]
+    taken = {0: Counter(), 1: Counter()}
+    for own, plain in zip(*(draw.rows(0, 0, 40).reshape(-1, each) for draw in draws), strict=True):
+        assert (
+            (own[0] == plain[0]) and (modality[own] == modality[plain]).all() and (person[own] == person[own[0]]).all()
+        )
+        captions = own[modality[own] == TEXT]
+        if len(captions) and (image := int(own[0]) % 9) < 2:
+            assert of[captions[0]] == own[0] and len(set(captions)) == len(captions)
+            taken[image][int(captions[0]) % 9] += 1
+        elif len(captions):
+            assert (own == plain).all()
+    assert taken[1].keys() == {8} and taken[0].keys() == {6, 7}
 
 
 def test_draws_are_pinned_so_that_no_release_changes_what_a_seed_means():

@@ -138,7 +138,9 @@ class People:
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
         names = tuple(whole.persons[number] for number in numbers.tolist())
         # All is found, and the sampler tried, before the first image is packed: an error should not show after that.
-        draw = Draw(self.sampler, Cells.make(label, whole.modality[kept], len(names)), seed)
+        cells, among = Cells.make(label, whole.modality[kept], len(names)), np.full(len(whole) + 1, -1, np.int32)
+        among[kept] = np.arange(len(kept), dtype=np.int32)
+        draw = Draw(self.sampler, cells, seed, among[whole.of[kept]])
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
         told = [f"captions: {self.text.describe()}"] if coder else []

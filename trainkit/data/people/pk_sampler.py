@@ -17,7 +17,7 @@ P x K batches are of Hermans, Beyer and Leibe 2017, *In defense of the triplet l
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,7 +27,7 @@ from pydantic import Field
 from trainkit import rng
 from trainkit.config.ranges import Count
 from trainkit.errors import UserError
-from trainkit.interfaces import MODALITIES, RGB
+from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 WHERE = "data.sampler"
 
@@ -115,6 +115,9 @@ class Pairs(_Blocks):
     """P: number of RGB records in a block, which is one micro-batch."""
     each: Annotated[int, Field(ge=2, le=10000)] = 2
     """K: an RGB record and its K-1 partners, one of each modality of the person before a second of any."""
+    captions: Literal["any", "own"] = field(default="any", metadata={"hash": "set"})
+    """First caption among the partners. `any`: of any of the person's images. `own`: of the RGB record, as in ReID5o,
+    in turn where it has several; any where it has none."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
     """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
     records, without repetition while there are others. `drop`: the person is not drawn."""
@@ -214,8 +217,11 @@ def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
 class Draw:
     """A sampler over cells: blocks of P x K rows, K in a run for each person, as a pure function of their place."""
 
-    def __init__(self, spec: AnySampler, cells: Cells, seed: int):
-        """Raise UserError where nobody can be drawn, or fewer people than a block takes."""
+    def __init__(self, spec: AnySampler, cells: Cells, seed: int, of: np.ndarray | None = None):
+        """Raise UserError where nobody can be drawn, or fewer people than a block takes.
+
+        `of`, int (records,): for a caption the record that it describes, else -1.
+        """
         self.spec, self.cells, self.seed = spec, cells, seed
         counts = cells.counts()
         able, _ = eligible(spec, counts)
@@ -230,6 +236,9 @@ class Draw:
         if isinstance(spec, Pairs):
             self._ends = np.cumsum(counts[people, RGB])
             self._ends = self._ends.astype(np.int32) if self._ends[-1] < 1 << 31 else self._ends
+        self._captions = None
+        if isinstance(spec, Pairs) and spec.captions == "own" and of is not None and TEXT in cells.modalities:
+            self._captions = _captions(cells, of)
         self.units = self.persons if self._ends is None else int(self._ends[-1])
         self._fits(1)
         lengths = {"people": self.persons // spec.people, "records": self.records // spec.block}
@@ -254,7 +263,8 @@ class Draw:
     @property
     def bytes(self) -> int:
         """Of the index and what is kept beside it."""
-        return self.cells.bytes + sum(a.nbytes for a in (self._people, self._ends) if a is not None)
+        kept = (self._people, self._ends, *(self._captions or ()))
+        return self.cells.bytes + sum(array.nbytes for array in kept if array is not None)
 
     def rows(self, epoch: int, first: int, count: int, together: int = 1) -> np.ndarray:
         """Return rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
@@ -358,7 +368,34 @@ class Draw:
         chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
         if extra is not None:
             chosen = np.where(extra < 0, chosen, bounds[:, :1] + (anchor + extra) % rgb)
+        if self._captions is not None:
+            chosen = self._with_own(chosen, bounds[:, 0] + anchor[:, 0], bounds, turn[:, 0], *self._captions)
         return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
+
+    def _with_own(
+        self,
+        chosen: np.ndarray,
+        anchor: np.ndarray,
+        bounds: np.ndarray,
+        turn: np.ndarray,
+        images: np.ndarray,
+        captions: np.ndarray,
+    ) -> np.ndarray:
+        """Put a caption of its anchor in place of the first caption of each draw; `images` and `captions` are places.
+
+        Where the draw has that one already, the two change places.
+        """
+        column = self.cells.modalities.index(TEXT)
+        text = (chosen >= bounds[:, column, None]) & (chosen < bounds[:, column + 1, None])
+        first, count = (np.searchsorted(images, anchor, side) for side in ("left", "right"))
+        count -= first
+        able = np.flatnonzero(text.any(1) & (count > 0))
+        at = text[able].argmax(1)
+        own, before = captions[first[able] + turn[able] % count[able]], chosen[able, at]
+        lines = np.where(chosen[able] == own[:, None], before[:, None], chosen[able])
+        lines[np.arange(len(able)), at] = own
+        chosen[able] = lines
+        return chosen
 
     def _bounds(self, person: np.ndarray) -> np.ndarray:
         """Return where each cell begins, and where the last ends, int64 (people, modalities + 1)."""
@@ -427,6 +464,16 @@ class Draw:
         # The most rounds in which any modality may be asked, whatever their order.
         most = 1 + (number[:, columns - 1 : -1 : columns] < need).sum(1)
         return starts.reshape(-1)[at], size, np.minimum(size, most[group]), rounds
+
+
+def _captions(cells: Cells, of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of images that have captions, ascending, and those of their captions, int32 each."""
+    place = np.full(len(of) + 1, -1, np.int32)
+    place[cells.rows] = np.arange(len(cells.rows), dtype=np.int32)
+    images = place[of]
+    rows = np.flatnonzero((images >= 0) & (place[:-1] >= 0))
+    rows = rows[np.argsort(images[rows], kind="stable")]
+    return images[rows], place[rows]
 
 
 class DrawnRowOrder:
