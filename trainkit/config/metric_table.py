@@ -52,7 +52,9 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "final/time/wall_s": Metric(
             "Duration of the run, from the start of the command to the last file.", "s", "lower"
         ),
-        "final/time/total_s": Metric("Duration of the training alone.", "s", "lower"),
+        "final/time/total_s": Metric(
+            "Duration from the start of the command to the end of the training.", "s", "lower"
+        ),
         "final/time/<phase>_share": Metric("Share of the duration of the training that a phase took."),
         "final/<metric>": Metric("Score of the last evaluation.", "", None),
         "baseline/<metric>": Metric(
@@ -106,7 +108,10 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "time/eval_share": Metric("Share of training time for evaluations."),
         "time/checkpoint_share": Metric("Share of training time for checkpoints."),
         "time/log_share": Metric("Share of training time for logging."),
-        "time/setup_share": Metric("Share of training time for set-up. All shares add up to 1."),
+        "time/setup_share": Metric(
+            "Share of training time for start-up; that of the whole run begins with the command, and so has imports and "
+            "the packing of data in it. All shares add up to 1."
+        ),
     },
     "Cost": {
         "cost/core_hours": Metric(
