@@ -52,8 +52,8 @@ def _nothing(clock: Clock, phase: str = "") -> None:
 class Timed(Clock):
     """A clock whose calls are timed; in every other step calls of an empty function in their place, and as cold."""
 
-    def __init__(self, *rest):
-        super().__init__(*rest)
+    def __init__(self, *rest, **more):
+        super().__init__(*rest, **more)
         self.spent: dict[tuple[str, bool], list[int]] = {}
 
     def to(self, phase: str, plain=Clock.to) -> None:

@@ -57,7 +57,7 @@ def test_a_benchmark_runs(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options],
         env={**os.environ, **store},
-        cwd=tmp_path,
+        cwd=ROOT,
         capture_output=True,
         text=True,
     )
