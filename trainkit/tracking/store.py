@@ -23,8 +23,9 @@ import secrets
 import shutil
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,11 @@ from trainkit.tracking.run_folder import (
 
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""
+
+_PAUSES_SECONDS = 5.0
+"""Between the tries of MLflow's client, together."""
+_asking: dict[str, threading.Thread] = {}
+_asking_lock = threading.Lock()
 
 _log = logging.getLogger("trainkit")
 
@@ -144,12 +150,18 @@ class Store:
 
         # A traceback of everything that it raises as well, whoever catches it and says so: a full disk, a lock.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-        with self.asking():
+
+        def asked() -> Any:
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             client.search_experiments(max_results=1)
-        if self.uri.startswith(("http://", "https://")):
-            _check_server(self.uri, self.shown)
-        return client
+            return client
+
+        with self.asking():
+            if not self.uri.startswith(("http://", "https://")):
+                return asked()
+            client = _within_time(asked, self.shown)
+            _within_time(lambda: _check_server(self.uri, self.shown), self.shown)
+            return client
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
@@ -440,6 +452,41 @@ def _check_server(uri: str, shown: str) -> None:
     if (major := re.match(r"(\d+)\.\d+", version)) is not None and int(major[1]) < _OLDEST_SERVER:
         found = f"is a server of MLflow {version[:20]}, which keeps no models of runs"
         raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
+
+
+def _within_time(ask: Callable[[], Any], shown: str) -> Any:
+    """Return what `ask` returns. Raises Away for a server that does not answer in time.
+
+    The client's own limit is for each part of an answer: a server that sends a byte a second holds it for ever.
+    """
+    tries = int(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]) + 1
+    end = time.monotonic() + tries * float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]) + _PAUSES_SECONDS
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.extend((True, ask()))
+        except BaseException as error:
+            found.extend((False, error))
+
+    def left() -> float:
+        return max(0.0, end - time.monotonic())
+
+    # One thread for an address, however often it is asked: it waits as long as the server goes on sending.
+    with _asking_lock:
+        waiting = _asking.get(shown)
+        if waiting is not None:
+            waiting.join(left())
+        if waiting is None or not waiting.is_alive():
+            waiting = _asking[shown] = threading.Thread(target=run, name="trainkit-asks", daemon=True)
+            waiting.start()
+            waiting.join(left())
+    if not found:
+        remedy = "try later, or set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds"
+        raise Away(shown, "does not answer in time", remedy=remedy)
+    if not found[0]:
+        raise found[1]
+    return found[1]
 
 
 def _has_whole_address(uri: str) -> bool:
