@@ -234,6 +234,46 @@ def test_runs_that_write_no_label_maps_are_refused(sets, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_neither_learns_nor_scores_voxels_that_nobody_labelled(database, tmp_path_factory, monkeypatch):
+    root = tmp_path_factory.mktemp("nnunet")
+    for number in range(4):
+        image, label = nifti_sets.draw(np.random.default_rng(number), (28, 26, 10))
+        label[12:18] = 9
+        affine = np.diag([*nifti_sets.SPACING, 1.0])
+        for part, name, array in (("imagesTr", f"c{number}_0000", image), ("labelsTr", f"c{number}", label)):
+            (root / part).mkdir(exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(array, affine), root / part / f"{name}.nii.gz")
+    (root / "dataset.json").write_text('{"labels": {"background": 0, "ball": 1, "box": 2, "ignore": 9}}')
+    augment = "{rotate: {p: 0.5, in_plane: 30}, scale: {p: 0.5}, flips: [left_right]}"
+    settings = {"data.names": "null", "data.evaluate": "{val: held_out}", "data.fold": "0", "data.folds": "2"}
+    settings |= {
+        "data.spacing": "[3, 1.5, 1.5]",
+        "data.augment": augment,
+        "evaluations": "{val: {split: val.mirrored}}",
+    }
+    home = trained(root, database, tmp_path_factory, **settings, **{"data.train": str(root)})
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    (done,) = Store.locate().runs()
+    assert trained_model.read_meta(done).class_names == ("background", "ball", "box")
+    out = tmp_path_factory.mktemp("out")
+    ask(done.name, root, out, "--mirror")
+    rows = own_rows(home)
+    assert len(rows) == 2
+    for case, row in rows.items():
+        read = (
+            np.asanyarray(nibabel.load(file).dataobj)
+            for file in (out / f"{case}.nii.gz", root / f"labelsTr/{case}.nii.gz")
+        )
+        written, truth = read
+        assert written.max() <= 2 and written[truth == 9].any(), "nothing is predicted where nobody labelled"
+        for label, organ in enumerate(nifti_sets.NAMES, start=1):
+            assert row[f"dice_{organ}"] == pytest.approx(dice(written * (truth != 9), truth, label), abs=1e-6)
+            assert row[f"volume_prediction_mm3_{organ}"] == 3 * ((written == label) & (truth != 9)).sum()
+    assert not [
+        file for file in home.rglob("*") if file.is_file() and file.suffix == ".csv" and "ignore" in file.read_text()
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("imported", [False, True])
 def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp_path_factory, monkeypatch, imported):

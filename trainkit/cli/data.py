@@ -271,9 +271,15 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping
 )
 @click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
 @click.option("--patient", metavar="REGEX", help="NIfTI files: its (...) matches the patient in a file's name.")
+@click.option("--spacing", metavar="DxHxW", help="NIfTI files: mm to resample to, to see what that loses.")
 @plugins_option
 def verify(
-    path: Path, against: tuple[Path, ...], names: str | None, patient: str | None, plugins: tuple[str, ...]
+    path: Path,
+    against: tuple[Path, ...],
+    names: str | None,
+    patient: str | None,
+    spacing: str | None,
+    plugins: tuple[str, ...],
 ) -> int:
     """Read all data at PATH and report damaged or unusual files.
 
@@ -284,8 +290,10 @@ def verify(
     Example: trainkit data verify photos-packed --against test-packed
     """
     kind = _kind_at(path, plugins)
-    read, given = _function(kind, "verify"), {"names": _label_names(names), "patient": patient, "plugins": plugins}
-    options = _taken(read, given, {"names": "NIfTI files and for masks", "patient": "NIfTI files"})
+    given = {"names": _label_names(names), "patient": patient, "spacing": _spacing(spacing), "plugins": plugins}
+    read = _function(kind, "verify")
+    only = {"names": "NIfTI files and for masks", "patient": "NIfTI files", "spacing": "NIfTI files"}
+    options = _taken(read, given, only)
     with bar("verifying", kind.sample) as on_progress:
         found = read(path, against=against, on_progress=on_progress, **options)
     for line in found:

@@ -6,6 +6,8 @@ arXiv 1608.04117) made customary, the sums themselves, or with `squared` V-Net's
 Isensee et al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv
 2405.06880).
 
+Voxels that are `IGNORED` are in no sum. A sample without any other gives 0, with a gradient of 0.
+
 B samples, C classes, V voxels, S their grid: depth, height and width, or height and width.
 """
 
@@ -22,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trainkit.config.ranges import NotNegative, Positive
+from trainkit.interfaces import IGNORED
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import at_least_float32
 
@@ -83,9 +86,9 @@ class SegmentationLoss:
     def __call__(self, logits: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
         """Loss of each sample, (B,), float32 or wider.
 
-        `logits` (B, C, *S), also in half precision; `mask` (B, *S), the class of every voxel, of any integer type;
-        `weights` (C,) from `weights`, on the same device. A weighted mean is divided by the sum of the weights it
-        runs over, so equal weights change nothing. Raises ValueError where shapes differ.
+        `logits` (B, C, *S), also in half precision; `mask` (B, *S), the class of every voxel or IGNORED, of any
+        integer type; `weights` (C,) from `weights`, on the same device. A weighted mean is divided by the sum of the
+        weights it runs over, so equal weights change nothing. Raises ValueError where shapes differ.
         """
         if logits.shape[:1] + logits.shape[2:] != mask.shape or logits.ndim < 3:
             raise ValueError(f"logits {tuple(logits.shape)} and mask {tuple(mask.shape)} do not belong together")
@@ -93,10 +96,14 @@ class SegmentationLoss:
         with torch.autocast(logits.device.type, enabled=False):
             log_p_BCV = F.log_softmax(at_least_float32(logits).flatten(2), dim=1)
             mask_BV = mask.flatten(1).long()
+            known_BV = mask_BV != IGNORED
             total_B = log_p_BCV.new_zeros(len(logits))
             if self.ce or self.focal:
-                ce_BV = -log_p_BCV.gather(1, mask_BV[:, None])[:, 0]
-                weight_BV = None if weights is None else weights.to(ce_BV.dtype)[mask_BV]
+                class_BV = torch.where(known_BV, mask_BV, 0)
+                ce_BV = -log_p_BCV.gather(1, class_BV[:, None])[:, 0]
+                weight_BV = known_BV.to(ce_BV.dtype)
+                if weights is not None:
+                    weight_BV = weight_BV * weights.to(ce_BV.dtype)[class_BV]
                 if self.ce:
                     total_B = total_B + self.ce * _mean(ce_BV, weight_BV)
                 if self.focal:
@@ -104,17 +111,17 @@ class SegmentationLoss:
                     focus_BV = wrong_BV.clamp(min=_SMALLEST) ** self.focal_gamma if self.focal_gamma else 1.0
                     total_B = total_B + self.focal * _mean(focus_BV * ce_BV, weight_BV)
             if self.dice or self.tversky:
-                total_B = total_B + self._overlaps(log_p_BCV, mask_BV, weights)
+                total_B = total_B + self._overlaps(log_p_BCV.exp(), mask_BV, known_BV, weights)
         return total_B
 
-    def _overlaps(self, log_p_BCV: Tensor, mask_BV: Tensor, weights: Tensor | None) -> Tensor:
+    def _overlaps(self, p_BCV: Tensor, mask_BV: Tensor, known_BV: Tensor, weights: Tensor | None) -> Tensor:
         """Dice and Tversky terms of each sample, (B,), times their weights."""
-        p_BCV = log_p_BCV.exp()
         classes = p_BCV.shape[1]
         is_BCV = mask_BV[:, None] == torch.arange(classes, device=mask_BV.device)[:, None]
         hit_BC = torch.where(is_BCV, p_BCV, 0).sum(2)
-        predicted_BC, actual_BC = p_BCV.sum(2), is_BCV.sum(2).to(p_BCV.dtype)
-        sums = [hit_BC, predicted_BC, actual_BC, p_BCV.square().sum(2) if self.squared else predicted_BC]
+        known_BCV = torch.where(known_BV[:, None], p_BCV, 0)
+        predicted_BC, actual_BC = known_BCV.sum(2), is_BCV.sum(2).to(p_BCV.dtype)
+        sums = [hit_BC, predicted_BC, actual_BC, known_BCV.square().sum(2) if self.squared else predicted_BC]
         first = 0 if self.background else 1
         sums = [x_BC[:, first:] for x_BC in sums]
         if self.whole_batch:
@@ -187,8 +194,8 @@ def nearest(mask: Tensor, size: Sequence[int]) -> Tensor:
     return mask
 
 
-def _mean(value_BV: Tensor, weight_BV: Tensor | None) -> Tensor:
-    return value_BV.mean(1) if weight_BV is None else (value_BV * weight_BV).sum(1) / weight_BV.sum(1)
+def _mean(value_BV: Tensor, weight_BV: Tensor) -> Tensor:
+    return (value_BV * weight_BV).sum(1) / weight_BV.sum(1).clamp(min=torch.finfo(weight_BV.dtype).tiny)
 
 
 def _missing(hit_BC: Tensor, whole_BC: Tensor, smooth: float) -> Tensor:

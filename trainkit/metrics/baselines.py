@@ -176,7 +176,10 @@ def of_volumes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[
 
 
 def mean_label_map(batches: Iterator[Batch], classes: int) -> Tensor:
-    """Add up the label maps of volumes, each stretched to the median size, float32 (1, classes, D, H, W)."""
+    """Add up the label maps of volumes, each stretched to the median size, float32 (1, classes, D, H, W).
+
+    Voxels that are IGNORED are counted for no class.
+    """
     maps, voxels = [], 0
     for batch in batches:
         maps += list(batch["mask"])

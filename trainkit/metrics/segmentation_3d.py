@@ -20,7 +20,7 @@ from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import Columns, Scores
 from trainkit.metrics import significance
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
-from trainkit.metrics.surface_distance import SCORES
+from trainkit.metrics.surface_distance import SCORES, annotated
 from trainkit.metrics.verification import as_array, nan_to_none
 
 SHOWN = 3
@@ -200,10 +200,11 @@ def planes(
     `spacing` (3,) is in mm, of the truth; the image may have another number of voxels over the same extent. Each plane
     is that which cuts the largest shares of the organs, summed over them, so small ones count as much as large ones.
     Each is a square, a fifth wider than the organs are in it. Both choices look at the truth alone where it has an
-    organ, so images of two steps can be compared. Superior or anterior is up, right or anterior on the left. Beyond
-    the volume the image is at its lowest.
+    organ, so images of two steps can be compared. Voxels that are IGNORED are shown as background. Superior or anterior
+    is up, right or anterior on the left. Beyond the volume the image is at its lowest.
     """
     order = [(axes or "zyx").index(axis) for axis in "zyx"]
+    prediction, truth = annotated(np.asarray(prediction), np.asarray(truth))
     image, truth, prediction = (np.asarray(array).transpose(order) for array in (image, truth, prediction))
     mm = np.asarray(spacing, dtype=np.float64)[order]
     extent = mm * truth.shape

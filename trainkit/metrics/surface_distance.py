@@ -12,6 +12,8 @@ Definitions, which are those of MONAI's metrics (`compute_hausdorff_distance`, `
 - nsd: the share of the voxels of both surfaces whose distance is at most the tolerance (Nikolov et al., 2018, arXiv
   1809.04430); every voxel counts as one, whatever area of the surface it stands for.
 
+Voxels whose truth is `IGNORED` count as background in both, whatever is predicted there.
+
 Empty organs: if both truth and prediction are empty, all scores are nan, so that the organ is left out of means. If one
 of the two is empty, dice, iou and nsd are 0, and hd95 and asd the diagonal of the volume, the largest distance in it.
 """
@@ -20,6 +22,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from trainkit.interfaces import IGNORED
 
 SCORES = ("dice", "iou", "hd95", "asd", "nsd", "volume_truth", "volume_prediction", "volume_error")
 """Keys of `case_scores`."""
@@ -36,12 +40,13 @@ def case_scores(
 ) -> dict[str, np.ndarray]:
     """Scores of one case, each float64 (C-1,), one for each class but the background.
 
-    `prediction` and `truth` (D, H, W) hold the class of every voxel, 0 .. classes-1; `spacing` is the mm from voxel to
-    voxel along each axis; `tolerance` (C-1,) are the mm that a surface may be off in nsd. Keys: dice, iou, hd95 and asd
-    (mm), nsd, volume_truth, volume_prediction and volume_error (mm3; prediction less truth). An organ that is empty has
-    volume 0. Raises ValueError for shapes that differ, classes that do not exist, and sizes below 0.
+    `prediction` and `truth` (D, H, W) hold the class of every voxel, 0 .. classes-1; truth may hold IGNORED.
+    `spacing` is the mm from voxel to voxel along each axis; `tolerance` (C-1,) are the mm that a surface may be off in
+    nsd. Keys: dice, iou, hd95 and asd (mm), nsd, volume_truth, volume_prediction and volume_error (mm3; prediction less
+    truth). An organ that is empty has volume 0. Raises ValueError for shapes that differ, classes that do not exist,
+    and sizes below 0.
     """
-    prediction, truth = np.asarray(prediction), np.asarray(truth)
+    prediction, truth = annotated(np.asarray(prediction), np.asarray(truth))
     mm, within = np.asarray(spacing, dtype=np.float64), np.asarray(tolerance, dtype=np.float64)
     if prediction.shape != truth.shape or mm.shape != (truth.ndim,) or not truth.size:
         raise ValueError(f"prediction {prediction.shape}, truth {truth.shape}, spacing {mm.shape}")
@@ -61,6 +66,14 @@ def case_scores(
         for name, value in organ_scores(found, there, mm, within[k], voxel, diagonal).items():
             scores[name][k] = value
     return scores
+
+
+def annotated(prediction: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both label maps with 0 in the voxels whose truth is IGNORED."""
+    known = truth != IGNORED
+    if prediction.shape != truth.shape or known.all():
+        return prediction, truth
+    return prediction * known, truth * known
 
 
 def organ_scores(

@@ -19,7 +19,19 @@ from torch import Tensor, nn
 from trainkit.data.volumes import preprocess
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.interfaces import (
+    IGNORED,
+    Baseline,
+    Batch,
+    DatasetInfo,
+    Loss,
+    Networks,
+    Rows,
+    Scores,
+    Source,
+    Split,
+    StepContext,
+)
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
 from trainkit.metrics import baselines, measured, surface_distance
@@ -114,7 +126,7 @@ class Segment3d:
         """Numbers of voxels (B, organs) that are right, predicted and true; exact in float32 up to 16.7 million."""
         rows = {"intersection": [], "predicted": [], "actual": []}
         for organ in range(1, self._classes):
-            found, true = predicted == organ, mask == organ
+            found, true = (predicted == organ) & (mask != IGNORED), mask == organ
             for name, which in (("intersection", found & true), ("predicted", found), ("actual", true)):
                 rows[name].append(which.flatten(1).sum(1))
         return {name: torch.stack(counts, 1) for name, counts in rows.items()}
@@ -174,6 +186,7 @@ class Segment3d:
 
 def _pooled_dice(predicted: Tensor, mask: Tensor) -> Tensor:
     """Dice of the voxels of a micro-batch, all organs together; 1 where there is none and none is predicted."""
-    organ = mask > 0
-    hit, voxels = ((predicted == mask) & organ).sum(), organ.sum() + (predicted > 0).sum()
+    known = mask != IGNORED
+    organ = (mask > 0) & known
+    hit, voxels = ((predicted == mask) & organ).sum(), organ.sum() + ((predicted > 0) & known).sum()
     return torch.where(voxels > 0, 2 * hit / voxels.clamp_min(1), 1.0)

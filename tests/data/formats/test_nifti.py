@@ -210,7 +210,7 @@ def test_labels_out_of_range_are_all_named(tmp_path, dtype, values):
     with pytest.raises(UserError) as error:
         nifti.read_labels(save(tmp_path / "a.nii", array))
     assert error.value.found.startswith(f"labels {min(values)}, {max(values)} in 2 of")
-    assert "from 0 to 255" in str(error.value)
+    assert "from 0 to 254" in str(error.value)
 
 
 def test_many_bad_labels_are_not_all_listed(tmp_path):

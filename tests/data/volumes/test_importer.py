@@ -121,8 +121,8 @@ def test_organs_are_seen_as_they_lie():
     image = np.zeros(truth.shape, np.float16)
     image[truth == 1], image[truth == 2] = 2, -1
     seen = fingerprint.seen_organs(truth, truth, image)
-    assert seen["1"] == {"slices": 4, "pieces": 1, "strays": 1, "stray_voxels": 1, "cut": 3, "grey": 2.0}
-    assert seen["2"] == {"slices": 2, "pieces": 2, "strays": 0, "stray_voxels": 0, "cut": 3, "grey": -1.0}
+    assert seen["1"] == {"slices": 4, "pieces": 1, "strays": 1, "stray_voxels": 1, "lost": 0, "cut": 3, "grey": 2.0}
+    assert seen["2"] == {"slices": 2, "pieces": 2, "strays": 0, "stray_voxels": 0, "lost": 0, "cut": 3, "grey": -1.0}
     assert fingerprint.seen_organs(np.zeros_like(truth), truth, image) == {}
 
 

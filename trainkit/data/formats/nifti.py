@@ -22,6 +22,7 @@ from trainkit.data.formats import nifti_header
 from trainkit.data.formats.nifti_header import Header, by
 from trainkit.errors import UserError, few
 from trainkit.files import write_aside
+from trainkit.interfaces import IGNORED
 
 SUFFIXES = (".nii.gz", ".nii")
 """Endings of NIfTI files, in either case. A file is unpacked if its first bytes are those of gzip."""
@@ -29,7 +30,7 @@ SUFFIXES = (".nii.gz", ".nii")
 LABEL_TOLERANCE = 1e-3
 """How far from a whole number a label may be: resampling programs leave 0.99999997 for 1."""
 
-MAX_LABEL = 255
+MAX_LABEL = IGNORED - 1
 
 _SURPLUS = 512
 """Bytes after the voxels that are let pass: some programs pad. A row or slice more than the header says is damage."""
@@ -101,16 +102,19 @@ def _read(path: Path, channels: bool) -> tuple[np.ndarray, Header]:
 
 
 def read_labels(
-    path: Path | str, classes: int | None = None, values: Sequence[int] | None = None
+    path: Path | str, classes: int | None = None, values: Sequence[int] | None = None, ignored: int | None = None
 ) -> tuple[np.ndarray, Header]:
     """Read a label map as uint8, in the axes of the file, and its header.
 
     Labels that are stored as floats must be whole numbers up to LABEL_TOLERANCE: 0.99999997 is 1 and 1.5 is an error.
-    `values` are those that classes 1, 2, ... have in the file; None: 1, 2, ... Raises UserError as `read_image`, and
-    for labels that are not whole; UnknownLabels for those below 0, above 255, or of no class, with the values found.
+    `values` are those that classes 1, 2, ... have in the file; None: 1, 2, ... `ignored` is that of voxels which nobody
+    labelled, and becomes IGNORED. Raises UserError as `read_image`, and for labels that are not whole; UnknownLabels
+    for those below 0, above MAX_LABEL, or of no class, with the values found.
     Memory: 1 byte a voxel and one chunk.
     """
     top = MAX_LABEL if classes is None else classes - 1
+    if ignored is not None:
+        values = [*(values or range(1, top + 1)), ignored]
     table = None if values is None else np.asarray([0, *values], np.float64)
     with _opened(Path(path)) as (stream, size, most):
         header = nifti_header.read(Path(path), stream, size, most)
@@ -122,6 +126,8 @@ def read_labels(
                 numbers, known = _numbered(whole, table)
                 if not known.all():
                     outside.add(begin, ~known, whole)
+                if ignored is not None:
+                    numbers[numbers == len(table) - 1] = IGNORED
                 flat[begin : begin + len(whole)] = numbers
             elif whole.min() < 0 or whole.max() > top:
                 outside.add(begin, (whole < 0) | (whole > top), whole)

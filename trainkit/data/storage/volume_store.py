@@ -7,7 +7,7 @@ A folder with
 | `images.bin`     | float16, the prepared images end to end, each (channels, depth, height, width)              |
 | `labels.bin`     | uint8, their labels on the same grids                                                       |
 | `originals.bin`  | only where volumes were resampled: uint8, the labels as annotated, on the grids of the files |
-| `foreground.bin` | int32, for every case and organ the places of its voxels in the flattened prepared grid      |
+| `foreground.bin` | int32, for every case and label the places of its voxels in the flattened prepared grid      |
 | `cases.json`     | for every case: id, patient, shapes, spacings, label volumes, intensities, fingerprint, CRCs |
 | `manifest.json`  | version, names of the labels, order of the axes, size and SHA-256 of every file, the digest  |
 
@@ -33,14 +33,15 @@ from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, Has
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
 from trainkit.files import Json
+from trainkit.interfaces import IGNORED
 
 FORMAT = "trainkit-volumes"
-VERSION = 1
+VERSION = 2
 FOREGROUND_CAP = 10_000
 """Most voxels of one organ of one case whose places are kept; of more, an even selection."""
 
-LABEL_LIMIT = 256
-"""Labels are bytes."""
+LABEL_LIMIT = IGNORED
+"""Labels are bytes, and one value is IGNORED."""
 
 _CASES_LIMIT = 256 << 20
 _FILES = {"images.bin": np.float16, "labels.bin": np.uint8, "foreground.bin": np.int32}
@@ -72,18 +73,16 @@ def fingerprint(array: np.ndarray) -> int:
 def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
     """Find for each label from 0 to the largest present its places in the flattened array, ascending int32.
 
-    Of more than `cap` voxels every n-th is kept. Label 0 gets none: patches away from organs are drawn uniformly.
+    Of more than `cap` voxels every n-th is kept. Label 0 gets none: patches away from organs are drawn uniformly. But
+    where voxels are IGNORED it gets those that are not, of whatever label, so that no patch is without any.
     """
     flat = labels.ravel()
-    inside = np.flatnonzero(flat)
+    annotated = flat != IGNORED
+    inside = np.flatnonzero(annotated & (flat > 0))
     values = flat[inside]
-    found = [np.empty(0, np.int32)]
-    for label in range(1, int(values.max(initial=0)) + 1):
-        own = inside[values == label]
-        if len(own) > cap:
-            own = own[np.arange(cap) * len(own) // cap]
-        found.append(own.astype(np.int32))
-    return found
+    found = [np.empty(0, np.intp) if annotated.all() else np.flatnonzero(annotated)]
+    found += [inside[values == label] for label in range(1, int(values.max(initial=0)) + 1)]
+    return [(own if len(own) <= cap else own[np.arange(cap) * len(own) // cap]).astype(np.int32) for own in found]
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class PackedVolumes(HashedFolder):
     def foreground(self, i: int, label: int) -> np.ndarray:
         """Return the places of voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
 
-        All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for label 0 and for absent organs.
+        All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for absent organs; for 0 see `places`.
         """
         first, last = self._places[i * len(self.names) + label : i * len(self.names) + label + 2]
         return self._foreground[first:last]
@@ -194,7 +193,7 @@ class PackedVolumes(HashedFolder):
     def present(self, i: int) -> np.ndarray:
         """Return the labels above 0 that case `i` has on its prepared grid, int64, ascending."""
         start = i * len(self.names)
-        return np.flatnonzero(np.diff(self._places[start : start + len(self.names) + 1]))
+        return np.flatnonzero(np.diff(self._places[start + 1 : start + len(self.names) + 1])) + 1
 
     def fingerprints(self) -> np.ndarray:
         """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""

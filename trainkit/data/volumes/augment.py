@@ -159,7 +159,7 @@ class VolumeAugment:
             flips[:, axes.index(world)] = draw.below(f"flip_{'xyz'.index(world)}", 0.5)
         if not self.swap:
             return {"flip": flips}
-        table = np.tile(np.arange(len(names), dtype=np.uint8), (draw.count, 1))
+        table = np.tile(np.arange(256, dtype=np.uint8), (draw.count, 1))  # IGNORED has an entry too
         mirrored = flips[:, axes.index("x")]
         for one, other in self.swap:
             i, j = list(names).index(one), list(names).index(other)

@@ -20,7 +20,7 @@ from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import channels, importer, label_names, residency
+from trainkit.data.volumes import channels, fingerprint, importer, label_names, residency
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.residency import Shelf
@@ -59,10 +59,12 @@ class Volumes:
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the fold that is excluded from training."""
     names: list[str] | None = None
-    """Names of the labels 1, 2, ... null: the names in the source."""
+    """Names of the labels 1, 2, ... null: the names in the source. A label called `ignore` is not a class: its voxels
+    are in no loss and no score."""
     labels: dict[str, Whole] | None = field(default=None, metadata={"hash": "set"})
     """Classes and their values, where label maps hold other values than 1, 2, ...; use it instead of `names`: {kidney:
-    205, tumour: 420}. Classes are numbered in this order; 0 is the background. null: as `names`."""
+    205, tumour: 420}. Classes are numbered in this order; 0 is the background, and `ignore: 255` stands for
+    unlabelled voxels. null: as `names`."""
     channels: list[str] | None = field(default=None, metadata={"hash": "set"})
     """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), of
     which you can select some, or names for numbered channels. null: all, as in the source."""
@@ -193,7 +195,7 @@ class Volumes:
         where = str(found.path)
         again = "import the files again with the recipe's settings, or use the files in the recipe"
         said = self.labels or self.names
-        if said is not None and label_names.named_labels(said, "data.names") != found.names:
+        if said is not None and label_names.classes_named(said, "data.names").names != found.names:
             key = "data.labels" if self.labels else "data.names"
             raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
         self._check_channels(found, where, again)
@@ -278,9 +280,12 @@ class Volumes:
                 f"volumes smaller than the patch of {_by(self.patch)}: {', '.join(along)}, of {len(train.cases)}; "
                 f"the rest of a patch is filled with the volume's lowest value"
             )
-        empty = [name for name, n in zip(packed.names[1:], (train.counts > 0).sum(0), strict=True) if not n]
-        if empty:
+        infos = train.infos
+        annotated = np.sum([info.volumes_mm3 for info in infos], 0)
+        if empty := [name for name, mm3 in zip(packed.names[1:], annotated[1:], strict=True) if not mm3]:
             yield f"no voxel of {few(empty, 20)} in any training case"
+        yield from fingerprint.lost_pieces(packed.names, infos)
+        yield from fingerprint.ignored_share(infos)
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:

@@ -15,11 +15,14 @@ from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo
+from trainkit.data.volumes import preprocess
 from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.errors import few, number_of
+from trainkit.interfaces import IGNORED
 from trainkit.terminal import aligned
 
 _FEW = 5
+_NAMED = 20
 _STRAY = 0.05
 """A piece of an organ below this share of its largest piece is a stray one, not the other side's organ."""
 _MARGIN = 4.0
@@ -54,13 +57,16 @@ def of(array: np.ndarray, header: Header) -> int:
 def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict[str, dict[str, float]]:
     """Measure each organ: slices that have it, pieces, voxels in stray ones, sides where it is cut, its grey.
 
-    Pieces hang together by faces, edges or corners. Grey is in deviations, on the prepared grid.
+    Pieces hang together by faces, edges or corners. Grey is in deviations, on the prepared grid. `lost` are pieces none
+    of whose voxels lies in a voxel of the prepared grid that has the organ.
     """
     from scipy import ndimage
 
     counts, sums = counted(label), counted(label, image)
+    # Of each voxel of the file, along each axis, the prepared voxel that it lies in.
+    places = [preprocess.nearest_voxels(new, old) for old, new in zip(truth.shape, label.shape, strict=True)]
     found = {}
-    for number, box in enumerate(ndimage.find_objects(truth), start=1):
+    for number, box in enumerate(ndimage.find_objects(truth, max_label=IGNORED - 1), start=1):
         if box is None:
             continue
         mask = truth[box] == number
@@ -74,12 +80,15 @@ def seen_organs(truth: np.ndarray, label: np.ndarray, image: np.ndarray) -> dict
             for side, at_border in ((0, box[axis].start == 0), (-1, box[axis].stop == truth.shape[axis]))
             if at_border
         )
+        kept = label[np.ix_(*(place[side] for place, side in zip(places, box, strict=True)))] == number
+        left = np.bincount(pieces[kept], minlength=len(sizes) + 1)[1:]
         seen = counts[number]
         found[str(number)] = {
             "slices": int(mask.any((1, 2)).sum()),
             "pieces": int((~small).sum()),
             "strays": int(small.sum()),
             "stray_voxels": int(sizes[small].sum()),
+            "lost": int((left == 0).sum()),
             "cut": int(cut),
             "grey": float(sums[number] / seen) if seen else 0.0,
         }
@@ -164,6 +173,7 @@ def describe(
     lines += ["", *aligned([head, *body])]
     lines.append("share of the voxels, slices and pieces: in the median; cut: cases where it reaches the border of the")
     lines.append("volume; grey: its intensity, in deviations from the mean of the volume, in the median")
+    lines += ignored_share(infos)
     if clinical := _clinical(infos):
         lines += ["", *clinical]
     return lines
@@ -194,7 +204,34 @@ def _clinical(infos: Sequence[CaseInfo]) -> list[str]:
 def oddities(names: Sequence[str], records: Sequence[Record]) -> list[str]:
     """Return sentences about what is odd but usable in a set: doubles, strange grids, scanners, missing organs."""
     infos = [record.info for record in records]
-    return [*_odd_cases(records), *_odd_grids(infos), *_odd_intensities(infos), *_odd_organs(names, infos)]
+    odd = [*_odd_cases(records), *_odd_grids(infos), *_odd_intensities(infos), *_odd_organs(names, infos)]
+    return [*odd, *lost_pieces(names, infos)]
+
+
+def lost_pieces(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
+    """Return sentences about pieces of organs that were annotated and have no voxel left on the prepared grid."""
+    notes = []
+    for label in range(1, len(names)):
+        seen = [(info, organ) for info in infos if (organ := _organ(info, label))]
+        pieces = {info.id: (organ["pieces"] + organ["strays"], organ["lost"]) for info, organ in seen}
+        lost = sorted((-gone, id) for id, (_, gone) in pieces.items() if gone)
+        if not lost:
+            continue
+        each = few((f"{id} ({pieces[id][0]} -> {pieces[id][0] - pieces[id][1]})" for _, id in lost), _NAMED)
+        of = number_of(sum(before for before, _ in pieces.values()), "pieces")
+        nothing = sum(before == gone for before, gone in pieces.values())
+        notes.append(
+            f"{label} {names[label]}: {-sum(gone for gone, _ in lost)} of {of} lost by resampling, and in {nothing} of "
+            f"{number_of(len(pieces), 'cases')} all of it: {each}; a finer spacing keeps smaller ones"
+        )
+    return notes
+
+
+def ignored_share(infos: Sequence[CaseInfo]) -> list[str]:
+    """Return a sentence about voxels that are ignored, where there are any."""
+    shares = [info.facts["ignored"] for info in infos if "ignored" in info.facts]
+    said = f"ignored: {float(np.median(shares)):.1%} of the voxels in the median of" if shares else ""
+    return [f"{said} {number_of(len(shares), 'cases')} of {len(infos)}; in no loss and no score"] if shares else []
 
 
 def _listed(names: Iterable[str], noun: str, said: str) -> list[str]:

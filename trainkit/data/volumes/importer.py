@@ -9,7 +9,7 @@ import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -25,10 +25,12 @@ from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
+from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.residency import size
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, listing, number_of
+from trainkit.interfaces import IGNORED
 
 Damaged = Literal["fail", "skip"]
 Names = Sequence[str] | Mapping[str, int] | None
@@ -67,6 +69,8 @@ class VolumeReport:
     notes: list[str] = field(default_factory=list)
     """Sentences about what is odd but usable, and about what was left out."""
     table: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Those of `notes` that say what the preparation lost."""
 
     def lines(self) -> list[str]:
         """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
@@ -107,7 +111,7 @@ def import_volumes(
         if volume_store.is_packed(Path(source)) or image_store.is_packed(Path(source)):
             raise UserError(str(source), "is already imported", "NIfTI files", "use it directly")
         source = sources.open_volumes(source, patient=patient, clinical=clinical)
-    known, classes = known_names(source, names), classes_of(source, names)
+    classes = classes_of(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
         found = f"{number_of(len(unlabelled), 'images')} without a label map: {few(unlabelled)}"
         raise UserError(source.where, found, "a label map for each", "predict their labels with trainkit predict")
@@ -119,19 +123,21 @@ def import_volumes(
         _check_space(out, pairs, how)
         unknown: list[UserError] = []
         records = _write(source, pairs, classes, writer, bad, damaged, on_progress, unknown)
-        offer = _offered(source, known) if unknown and damaged == "fail" else ""
+        offer = _offered(source, classes) if unknown and damaged == "fail" else ""
         _check_bad(source, bad, most, len(records), offer)
         data = writer.finish(
-            names=known or numbered_names(source, records),
+            names=classes.names or numbered_names(source, records),
             channels=channel_names(source, pairs),
             made_from=f"{source.kind} {Path(source.where).name}",
         )
     records = records_of(data)
-    notes = [*_capped("left out", [*bad, *source.left_out]), *fingerprint.oddities(data.names, records)]
+    notes = [*_capped("left out", [*bad, *source.left_out]), *notes_of(source)]
+    notes += fingerprint.oddities(data.names, records)
     table = fingerprint.describe(data.names, records, data.preparation, data.channel_names)
     return VolumeReport(
-        out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table
-    )
+        out, source.kind, len(data), len(data.names), data.axes, data.spacing, data.bytes, data.digest, notes, table,
+        fingerprint.lost_pieces(data.names, [record.info for record in records]),
+    )  # fmt: skip
 
 
 def _write(
@@ -174,13 +180,12 @@ def pack_volumes_once(
     """
     cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
     asked = None if spacing is None else [float(mm) for mm in spacing]
-    named = None if (known := known_names(source, names)) is None else list(known)
+    classes = classes_of(source, names)
     versions = volume_store.FORMAT, volume_store.VERSION, preprocess.VERSION, volume_store.FOREGROUND_CAP
-    made = [*versions, source.kind, source.where, named, asked, axes, cases]
-    # Nothing for sets of one channel and labels 1, 2, ...: what was prepared before there were others is found again.
-    values, further = classes_of(source, names).values, [[str(file) for file in case.further] for case in source.cases]
-    if values or source.channels or source.incomplete or any(further):
-        made.append([values, source.channels, source.incomplete, further])
+    further = [[str(file) for file in case.further] for case in source.cases]
+    labels = [classes.names, classes.values, classes.ignored]
+    made = [*versions, source.kind, source.where, labels, asked, axes, cases]
+    made += [source.channels, source.incomplete, further]
     folder = cache.place(f"volumes-{cache.key(made, source.files)}")
 
     def make(on_progress: Progress) -> None:
@@ -189,9 +194,12 @@ def pack_volumes_once(
         strays = _capped("left out", source.left_out)
         for note in strays:
             _log.warning("%s: %s", source.where, note)
-        if odd := len(report.notes) - len(strays):
+        for note in report.lost:
+            _log.warning("%s: %s", source.where, note)
+        if odd := len(report.notes) - len(strays) - len(report.lost):
             said = number_of(odd, "things to look at")
-            _log.warning("%s: %s: `trainkit data verify %s`", source.where, said, source.where)
+            grid = "" if asked is None else f" --spacing {'x'.join(f'{mm:g}' for mm in asked)}"
+            _log.warning("%s: %s: `trainkit data verify %s%s`", source.where, said, source.where, grid)
 
     cache.make_once(folder, volume_store.is_packed, make, f"preparing {source.where}", "case")
     return PackedVolumes(folder)
@@ -235,16 +243,6 @@ class _Pair:
     case: Case
     image: Header
     label: Header | None
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Labels that label maps may hold."""
-
-    count: int | None = None
-    """With the background; None: any."""
-    values: tuple[int, ...] | None = None
-    """Of labels 1, 2, ... in label maps; None: 1, 2, ..."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +307,7 @@ def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
     case = pair.case
     if case.label is None or pair.label is None:
         raise UserError(str(case.image), "an image without a label map")
-    labels = reader.read_labels(case.label, pair.image, classes.count, classes.values)
+    labels = reader.read_labels(case.label, pair.image, classes)
     array, header = reader.read_image(case)
     if volume_grid.same_grid(pair.image, header) is not None:
         raise UserError(str(case.image), "changed while it was read")
@@ -319,7 +317,8 @@ def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
     del array
     truth = np.ascontiguousarray(ready.orientation.apply(labels))
     label = truth if how.spacing is None else preprocess.prepare_labels(labels, header, how)
-    volumes = np.trim_zeros(fingerprint.counted(truth), "b") * math.prod(ready.original_spacing)
+    voxels = fingerprint.counted(truth)
+    volumes = np.trim_zeros(voxels[:IGNORED], "b") * math.prod(ready.original_spacing)
     facts = {
         **ready.facts[0],
         **({"also": list(ready.facts[1:])} if len(ready.facts) > 1 else {}),
@@ -328,6 +327,7 @@ def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
         "stored": fingerprint.codes(header),
         "tilt": fingerprint.tilt(header),
         "notes": [*header.notes, *(f"label map: {note}" for note in pair.label.notes if note not in header.notes)],
+        **({"ignored": float(voxels[IGNORED] / truth.size)} if voxels[IGNORED] else {}),
         "organs": fingerprint.seen_organs(truth, label, ready.image[0]),
     }
     info = CaseInfo(
@@ -351,21 +351,29 @@ def records_of(data: PackedVolumes) -> list[Record]:
     return [Record(data.case(i), prints[i]) for i in range(len(data))]
 
 
-def known_names(source: VolumeSource, names: Names) -> tuple[str, ...] | None:
-    """Return names for labels 0, 1, ...: those that were asked for, else those of the source, if it has any."""
-    if names is None:
-        return source.names
-    known = label_names.named_labels(names, "names")
-    if len(known) > volume_store.LABEL_LIMIT:
-        raise UserError("names", f"{len(known) - 1} labels", f"at most {volume_store.LABEL_LIMIT - 1}")
-    return known
-
-
 def classes_of(source: VolumeSource, names: Names) -> Classes:
-    """Return what label maps may hold: values that were asked for, else those of the source."""
-    known = known_names(source, names)
-    values = tuple(names.values()) if isinstance(names, Mapping) else source.values if names is None else None
-    return Classes(None if known is None else len(known), values)
+    """Return what label maps may hold: classes that were asked for, else those of the source; it may ignore a value."""
+    if names is None:
+        return source.classes
+    asked, ignored = label_names.classes_named(names, "names"), source.classes.ignored
+    called = asked.names or ()
+    if len(called) > volume_store.LABEL_LIMIT:
+        raise UserError("names", f"{len(called) - 1} labels", f"at most {volume_store.LABEL_LIMIT - 1}")
+    if ignored is None or asked.ignored is not None:
+        return asked
+    if ignored in (values := asked.values or range(1, len(called))):
+        found = f"{called[1 + values.index(ignored)]!r} for label {ignored}, which {source.where} ignores"
+        raise UserError("names", found, "the classes alone", f"leave it out, or call it {label_names.IGNORE}")
+    return replace(asked, ignored=ignored)
+
+
+def notes_of(source: VolumeSource) -> list[str]:
+    """Return sentences about what is odd in the classes of a source."""
+    ignored, count = source.classes.ignored, source.classes.count or 1
+    top = max(source.classes.values or range(count))
+    if ignored is None or ignored > top:
+        return []
+    return [f"ignore is label {ignored} though labels go up to {top}; nnU-Net takes the highest value only"]
 
 
 def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...]:
@@ -377,11 +385,11 @@ def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str
         having = [record.info.id for record in records if len(record.info.volumes_mm3) > present[-1]]
         found = f"labels {few(map(str, present))}, which have no names; {present[-1]} is in {few(having)}"
         expected = "labels 1, 2, ... or names for all up to the largest"
-        raise UserError(source.where, found, expected, _write_mapping(label_names.mapping(present)))
+        raise UserError(source.where, found, expected, _write_mapping(label_names.mapping(present, Classes())))
     return (label_names.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
 
 
-def _offered(source: VolumeSource, names: Sequence[str] | None) -> str:
+def _offered(source: VolumeSource, classes: Classes) -> str:
     """Return the sentence with the mapping of values to classes for the label maps of a source, or none.
 
     Reads up to `_OFFERED_FROM` label maps. What has more values than classes are likely is an image, not a label map.
@@ -394,7 +402,7 @@ def _offered(source: VolumeSource, names: Sequence[str] | None) -> str:
     values = sorted(value for value in found if value > 0)
     if not values or len(values) > _OFFERED or min(found) < 0 or max(found) >= label_names.VALUE_LIMIT:
         return ""
-    return _write_mapping(label_names.mapping(values, () if names is None else names[1:]))
+    return _write_mapping(label_names.mapping(values, classes))
 
 
 def _write_mapping(mapping: str) -> str:

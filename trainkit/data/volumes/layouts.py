@@ -17,6 +17,7 @@ from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.sources import SPLITS
 from trainkit.data.volumes import channels, label_names
 from trainkit.data.volumes.clinical import text_of
+from trainkit.data.volumes.label_names import Classes
 from trainkit.errors import UserError, few
 
 IMAGE_FOLDERS = ("image", "images", "imagestr")
@@ -39,8 +40,7 @@ class Found:
 
     kind: str
     pairs: dict[str, tuple[tuple[Path, ...], Path | None]] = field(default_factory=dict)
-    names: tuple[str, ...] | None = None
-    values: tuple[int, ...] | None = None
+    classes: Classes = field(default_factory=Classes)
     channels: tuple[str, ...] = ()
     incomplete: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ def layout(root: Path, split: str | None, asked: Asked, where: str) -> Found:
     if (pair := _pair(folder, asked.labelled)) is not None:
         images, labels = pair
         found = _paired(folder, images, labels, asked)
-        found.names, found.made_of = _names_beside(folder, split)
+        found.classes, found.made_of = _names_beside(folder, split)
         return found
     if not asked.labelled and (files := images_in(folder)):
         found = Found("folder of volumes")
@@ -117,7 +117,7 @@ def layout(root: Path, split: str | None, asked: Asked, where: str) -> Found:
         either = " or ".join(f"{root}#{name}" for name in splits)
         raise UserError(str(root), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
     if (found := _side_by_side(folder, asked)) is not None:
-        found.names, found.made_of = _names_beside(folder, split)
+        found.classes, found.made_of = _names_beside(folder, split)
         return found
     wanted = "a folder `image` and a folder `label`, or dataset.json"
     there = few(entry.name for entry in _folders(folder))
@@ -280,17 +280,13 @@ def _put(found: Found, id: str, images: tuple[Path, ...], label: Path | None, wh
 def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
     """Read the layout of the Medical Segmentation Decathlon, and nnU-Net's, whose `dataset.json` lists no files."""
     file = root / "dataset.json"
-    said = _json(file)
-    if not isinstance(said, dict):
-        raise UserError(str(file), f"a {type(said).__name__}", "an object with `labels`")
-    names, values = label_names.of_json(said.get("labels"), str(file))
+    said, test = _dataset_json(file), split in ("test", "testing")
+    classes, listed = label_names.of_json(said.get("labels"), str(file)), said.get("test" if test else "training")
     called = _channels_of(said, str(file))
-    test = split in ("test", "testing")
     if split is not None and not test and split not in ("train", "training"):
         raise UserError(f"{root}#{split}", "no such split", "one of: #train, #test")
     ending = "Ts" if test else "Tr"
     images, labels = root / f"images{ending}", root / f"labels{ending}"
-    listed = said.get("test" if test else "training")
     if test and asked.labelled and not labels.is_dir():
         raise UserError(f"{root}#{split}", "its images have no label maps", "a split with label maps, such as #train")
     if not isinstance(listed, list) or (test and labels.is_dir()):
@@ -298,10 +294,10 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
             raise UserError(str(root), f"no folder {images.name}", "the images that dataset.json lists")
         found = _paired(root, images, labels if labels.is_dir() else None, asked, numbers=True, names=called)
         found.left_out = [text for text in found.left_out if not text.startswith(_of_other_split(ending))]
-        found.kind, found.names, found.values, found.made_of = "nnU-Net", names, values, [file]
+        found.kind, found.classes, found.made_of = "nnU-Net", classes, [file]
         found.channels = found.channels or called
         return found
-    found = Found("Decathlon", names=names, values=values, channels=called, made_of=[file])
+    found = Found("Decathlon", classes=classes, channels=called, made_of=[file])
     kept = {images, labels}
     seen: set[Path] = set()
     for number, entry in enumerate(listed):
@@ -334,6 +330,21 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
     strays = _strays(root, kept, "is not listed in dataset.json")
     found.left_out += [text for text in strays if not text.startswith(_of_other_split(ending))]
     return found
+
+
+def _dataset_json(file: Path) -> dict[str, Any]:
+    """Read `dataset.json`. Raises UserError for nnU-Net's lists of files by case, which are not read."""
+    said = _json(file)
+    if not isinstance(said, dict):
+        raise UserError(str(file), f"a {type(said).__name__}", "an object with `labels`")
+    if isinstance(said.get("dataset"), dict) and not isinstance(said.get("training"), list):
+        raise UserError(
+            str(file),
+            "the key `dataset`, which lists the files of each case",
+            "files in imagesTr and labelsTr",
+            "link them to imagesTr/<case>_0000.nii.gz and labelsTr/<case>.nii.gz, or list them in `training`",
+        )
+    return said
 
 
 def _of_other_split(ending: str) -> tuple[str, str]:
@@ -378,14 +389,14 @@ def _channels_of(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return found if len(set(found)) == len(found) else tuple(f"{name} {place}" for place, name in enumerate(found))
 
 
-def _names_beside(folder: Path, split: str | None) -> tuple[tuple[str, ...] | None, list[Path]]:
+def _names_beside(folder: Path, split: str | None) -> tuple[Classes, list[Path]]:
     for file in (folder / "names.json", *([folder.parent / "names.json"] if split else [])):
         if file.is_file():
             said = _json(file)
             if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
                 raise UserError(str(file), repr(said)[:100], 'a list such as ["background", "liver"]')
-            return label_names.named_labels(said, str(file)), [file]
-    return None, []
+            return label_names.classes_named(said, str(file)), [file]
+    return Classes(), []
 
 
 def _json(file: Path) -> Any:

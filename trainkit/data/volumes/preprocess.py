@@ -161,7 +161,7 @@ def resample(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -
         if length == new:
             continue
         if along[axis] == "nearest":
-            array = np.take(array, _nearest(length, new), axis)
+            array = np.take(array, nearest_voxels(length, new), axis)
         else:
             array = _summed(array, *_taps(length, new, along[axis]), axis)
     return array
@@ -170,6 +170,7 @@ def resample(array: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -
 def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Kernel]) -> np.ndarray:
     """Bring labels, uint8 of three axes, to `shape`: each class by the kernels, then the class with the largest share.
 
+    Voxels that are IGNORED are as a class of their own: what they fill most of is ignored.
     Where shares are equal the nearest voxel decides: were it the lower number, halving a volume would take half a voxel
     off many surfaces. Each class is resampled in the box that it fills, so time and memory hardly grow with classes.
     """
@@ -180,7 +181,7 @@ def resample_labels(labels: np.ndarray, shape: Sequence[int], along: Sequence[Ke
     taps = [_taps(n, m, kernel) for n, m, kernel in zip(labels.shape, shape, along, strict=True)]
     nearest = labels
     for axis, length in enumerate(shape):
-        nearest = np.take(nearest, _nearest(labels.shape[axis], length), axis)
+        nearest = np.take(nearest, nearest_voxels(labels.shape[axis], length), axis)
     result = np.zeros(tuple(shape), np.uint8)
     best, own = np.zeros(tuple(shape), np.float32), np.zeros(tuple(shape), np.float32)
     rest = np.ones(tuple(shape), np.float32)
@@ -264,7 +265,8 @@ def _summed(array: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: in
     return total
 
 
-def _nearest(length: int, new: int) -> np.ndarray:
+def nearest_voxels(length: int, new: int) -> np.ndarray:
+    """Return for each voxel of an axis of `new` voxels the one of `length` that its centre lies in, int64 (new,)."""
     # Whole numbers, so that halves always fall to the same side.
     return (2 * np.arange(new) + 1) * length // (2 * new)
 
@@ -272,7 +274,7 @@ def _nearest(length: int, new: int) -> np.ndarray:
 def _taps(length: int, new: int, kernel: Kernel) -> tuple[np.ndarray, np.ndarray]:
     """For every tap the places it reads (int64) and their weights (float32), each (taps, new)."""
     if length == new or kernel == "nearest":
-        return _nearest(length, new)[None], np.ones((1, new), np.float32)
+        return nearest_voxels(length, new)[None], np.ones((1, new), np.float32)
     scale = max(length / new, 1.0)
     reach = (2.0 if kernel == "cubic" else 1.0) * scale
     centre = (np.arange(new) + 0.5) * (length / new) - 0.5

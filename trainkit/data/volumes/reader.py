@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from trainkit.data.formats import dicom, nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.formats.volume_grid import Orientation
+from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.sources import Case
 from trainkit.errors import UserError
 
@@ -48,9 +48,9 @@ def read_label_header(label: Path, image: Header) -> Header:
     return header
 
 
-def read_labels(label: Path, image: Header, classes: int | None, values: Sequence[int] | None) -> np.ndarray:
+def read_labels(label: Path, image: Header, classes: Classes) -> np.ndarray:
     """Read a label map, uint8 in the axes of the image. Raises UserError as `nifti.read_labels` and the above."""
-    array, header = nifti.read_labels(label, classes, values)
+    array, header = nifti.read_labels(label, classes.count, classes.values, classes.ignored)
     return _turn(header, image, f"the grid of {image.path}").apply(array)
 
 

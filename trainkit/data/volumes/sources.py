@@ -30,6 +30,7 @@ from trainkit.data.volumes import channels as channel_files
 from trainkit.data.volumes import clinical as tables
 from trainkit.data.volumes import layouts
 from trainkit.data.volumes.clinical import Value
+from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.layouts import Asked, Found
 from trainkit.errors import UserError, few
 
@@ -67,18 +68,21 @@ class VolumeSource:
     where: str
     cases: tuple[Case, ...]
     """In the order of their ids."""
-    names: tuple[str, ...] | None
-    """Names of labels 0, 1, ..., where the source says so; the first is `background`."""
+    classes: Classes
+    """Labels of its label maps, where the source says so."""
     left_out: tuple[str, ...]
     """Sentences about what is there and not used, or odd."""
     files: tuple[Path, ...]
     """All files that it is made of, for noticing changes."""
-    values: tuple[int, ...] | None = None
-    """Values of labels 1, 2, ... in label maps, where they are others than these."""
     channels: tuple[str, ...] = ()
     """Names of the channels; empty where there is one, or files of 4 axes whose channels nothing names."""
     incomplete: tuple[str, ...] = ()
     """Sentences about cases that lack a channel, and are not among `cases`."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of labels 0, 1, ..., where the source says so; the first is `background`."""
+        return self.classes.names
 
 
 def open_volumes(
@@ -126,9 +130,8 @@ def open_volumes(
     if found.incomplete and not cases:
         raise UserError(where, few(found.incomplete, 3), "an image of each channel", _CHOOSE)
     return VolumeSource(
-        found.kind, where, tuple(cases), found.names, tuple(notes), tuple(files), found.values, names,
-        tuple(found.incomplete),
-    )  # fmt: skip
+        found.kind, where, tuple(cases), found.classes, tuple(notes), tuple(files), names, tuple(found.incomplete)
+    )
 
 
 def _found(path: Path | str, asked: Asked) -> tuple[Found, str]:

@@ -240,11 +240,15 @@ class PatchSplit(_Cases):
         starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
         chosen = draws[:, 0] < self.foreground if self.kind == "train" else rows % 2 == 0
         present = [np.flatnonzero(known) + 1 for known in self.counts]
-        for row in np.flatnonzero(chosen).tolist():
+        # Of a case with ignored voxels the others are centred on voxels that are not, of whatever label.
+        partly = np.asarray([len(self.packed.foreground(case, 0)) > 0 for case in self.cases.tolist()])
+        for row in np.flatnonzero(chosen | partly[cases]).tolist():
             case = int(cases[row])
-            if len(organs := present[case]) == 0:
+            organs, organ = present[case] if chosen[row] else present[case][:0], 0
+            if len(organs):
+                organ = int(organs[int(draws[row, 1] * len(organs))])
+            elif not partly[case]:
                 continue
-            organ = int(organs[int(draws[row, 1] * len(organs))])
             voxels = self.packed.foreground(int(self.cases[case]), organ)
             rest, x = divmod(int(voxels[int(draws[row, 2] * len(voxels))]), int(shapes[row, 2]))
             z, y = divmod(rest, int(shapes[row, 1]))

@@ -14,10 +14,11 @@ from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
 from trainkit.data.volumes.fingerprint import Record, by
-from trainkit.data.volumes.preprocess import PLANES, Preparation
+from trainkit.data.volumes.preprocess import PLANES, Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
+from trainkit.interfaces import IGNORED
 
 
 def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
@@ -49,6 +50,8 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
     }
     if source.names is not None:
         facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
+    if source.classes.ignored is not None:
+        facts["ignored"] = f"label {source.classes.ignored}"
     if pairs and (channels := importer.channel_names(source, pairs)):
         facts["channels"] = ", ".join(channels)
     if pairs:
@@ -81,6 +84,7 @@ def verify(
     against: Sequence[Path | str] = (),
     names: importer.Names = None,
     patient: str | None = None,
+    spacing: Sequence[float] | None = None,
     on_progress: Progress | None = None,
 ) -> list[str]:
     """Read everything in a set of volumes, packed or as files. Sentences; empty when all is well.
@@ -88,13 +92,13 @@ def verify(
     Damage in the packed form: files whose SHA-256 differs, cases that are not what was written. In files: whatever
     keeps a case from being imported (truncated, NaN, label map on another grid, labels out of range ...), by file. What
     is only odd begins with `warning: `, as do patients and volumes that are also in one of the sets `against`, packed
-    or not. `names` and `patient` as at import, for files. Of a folder of splits (TOM500's) every one is read, and
-    compared with the others.
+    or not. `names`, `patient` and `spacing` as at import, for files. Of a folder of splits (TOM500's) every one is
+    read, and compared with the others.
     """
     path = Path(path)
     splits = layouts.splits_below(path) if path.is_dir() and not _is_one(path, patient) else []
     if not splits:
-        return _verify(path, against, names, patient, on_progress)
+        return _verify(path, against, names, patient, spacing, on_progress)
     found: list[str] = []
     places, before, last = [f"{path}#{split}" for split in splits], 0, 0
 
@@ -105,7 +109,7 @@ def verify(
             on_progress(before + done, before + total)
 
     for number, place in enumerate(places):
-        for line in _verify(place, [*places[number + 1 :], *against], names, patient, shifted):
+        for line in _verify(place, [*places[number + 1 :], *against], names, patient, spacing, shifted):
             warns, note = line.startswith("warning: "), line.removeprefix("warning: ")
             found.append(f"warning: {splits[number]}: {note}" if warns else line)
         before += last
@@ -128,6 +132,7 @@ def _verify(
     against: Sequence[Path | str],
     names: importer.Names,
     patient: str | None,
+    spacing: Sequence[float] | None,
     on_progress: Progress | None,
 ) -> list[str]:
     others = [_opened(other, patient, labelled=False) for other in against]
@@ -147,8 +152,8 @@ def _verify(
     if isinstance(own, PackedVolumes):
         problems, named, records, odd = _verify_packed(own, step), own.names, importer.records_of(own), []
     else:
-        problems, named, records = _verify_files(own, names, step)
-        odd = [f"not used: {text}" for text in own.left_out]
+        problems, named, records = _verify_files(own, names, spacing, step)
+        odd = [*(f"not used: {text}" for text in own.left_out), *importer.notes_of(own)]
     odd += fingerprint.oddities(named, records) if records else []
     for other in others:
         odd += _shared(records, other, step)
@@ -179,8 +184,9 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
     label = data.label(i)
     if not np.isfinite(data.image(i)).all():
         yield "NaN or infinity in the prepared image"
-    if max(int(label.max()), int(data.truth(i).max())) >= len(data.names):
-        yield f"labels up to {max(label.max(), data.truth(i).max())}, named are {len(data.names) - 1}"
+    top = max(int(labels[labels != IGNORED].max(initial=0)) for labels in (label, data.truth(i)))
+    if top >= len(data.names):
+        yield f"labels up to {top}, named are {len(data.names) - 1}"
     for number in range(1, len(data.names)):
         places = data.foreground(i, number)
         if len(places) and (places.min() < 0 or places.max() >= label.size or (label.ravel()[places] != number).any()):
@@ -188,15 +194,16 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
 
 
 def _verify_files(
-    source: VolumeSource, asked: importer.Names, step: Callable[[], None]
+    source: VolumeSource, asked: importer.Names, spacing: Sequence[float] | None, step: Callable[[], None]
 ) -> tuple[list[str], tuple[str, ...], list[Record]]:
-    names, classes = importer.known_names(source, asked), importer.classes_of(source, asked)
+    classes = importer.classes_of(source, asked)
+    names = classes.names
     pairs, problems = importer.read_headers(source)
     for _ in problems:
         step()
     records: list[Record] = []
     if pairs:
-        how = Preparation(importer.order(pair.image for pair in pairs))
+        how = Preparation(importer.order(pair.image for pair in pairs), None if spacing is None else three(spacing))
         for found in importer.prepare_all(pairs, how, classes):
             if isinstance(found, UserError):
                 problems.append(str(found))

@@ -1,0 +1,88 @@
+"""Annotated pieces that a preparation loses are counted and named, at import, in verify and when a run opens them."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from organ_volumes import affine, put_case
+from scipy import ndimage
+
+from trainkit.cli import main
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes import fingerprint, importer, verify
+from trainkit.data.volumes.dataset import Volumes
+
+NAMES = ["liver", "lesion"]
+COARSE = (4.0, 4.0, 4.0)
+
+
+def tumours(root, cases: int = 6, lesions: int = 1):
+    """Volumes of 1 mm with a liver, and lesions of which the first is a single voxel and the others are large."""
+    for number in range(cases):
+        labels = np.zeros((32, 28, 24), np.uint8)
+        labels[4:28, 4:24, 4:20] = 1
+        labels[9 + number, 9, 9] = 2
+        for more in range(1, lesions):
+            labels[22:27, 6 * more : 6 * more + 5, 12:17] = 2
+        image = np.random.default_rng(number).normal(0, 1, labels.shape).astype(np.float32)
+        put_case(root, f"c{number}", image, labels, affine((1, 1, 1)))
+    return root
+
+
+def test_a_lesion_that_vanishes_is_counted_and_named(tmp_path):
+    root = tumours(tmp_path / "set")
+    report = importer.import_volumes(root, tmp_path / "out", names=NAMES, spacing=COARSE)
+    said = "2 lesion: 6 of 6 pieces lost by resampling, and in 6 of 6 cases all of it: c0 (1 -> 0), c1 (1 -> 0)"
+    (note,) = report.lost
+    assert note.startswith(said) and "c5 (1 -> 0)" in note and note in report.notes
+    assert f"warning: {note}" in verify.verify(tmp_path / "out")
+    assert f"warning: {note}" in verify.verify(root, names=NAMES, spacing=COARSE)
+    output = CliRunner().invoke(
+        main.main, ["data", "verify", str(root), "--spacing", "4x4x4", "--names", "liver,lesion"]
+    )
+    assert said in output.output.replace("\n", " ") and output.exit_code == 0
+    assert not any("lost" in line for line in verify.verify(root, names=NAMES))
+    notes = Volumes(train=str(root), names=NAMES, spacing=COARSE, patch=(4, 4, 4), cache="disk").open(0).notes
+    assert note in notes and not any("no voxel of" in line for line in notes)
+
+
+def test_what_no_case_was_annotated_with_is_said_as_before(tmp_path):
+    root = tumours(tmp_path / "set", 2)
+    block = Volumes(train=str(root), names=[*NAMES, "cyst"], patch=(4, 4, 4), cache="disk")
+    assert [line for line in block.open(0).notes if "no voxel" in line] == ["no voxel of cyst in any training case"]
+
+
+def test_pieces_beside_others_are_counted_one_by_one(tmp_path):
+    report = importer.import_volumes(tumours(tmp_path / "set", 2, 3), tmp_path / "out", names=NAMES, spacing=COARSE)
+    (note,) = report.lost
+    assert note.startswith(
+        "2 lesion: 2 of 6 pieces lost by resampling, and in 0 of 2 cases all of it: c0 (3 -> 2), c1 (3"
+    )
+    data = PackedVolumes(tmp_path / "out")
+    assert all((data.label(case) == 2).any() for case in range(2))
+
+
+@pytest.mark.parametrize("shape", [(6, 7, 8), (12, 7, 24), (3, 30, 9), (17, 19, 23)])
+def test_a_piece_is_kept_where_a_prepared_voxel_that_it_lies_in_has_its_label(shape):
+    rng = np.random.default_rng(sum(shape))
+    truth = (rng.random((12, 15, 16)) > 0.93).astype(np.uint8) * rng.integers(1, 3, (12, 15, 16)).astype(np.uint8)
+    label = (rng.random(shape) > 0.5).astype(np.uint8) * rng.integers(1, 3, shape).astype(np.uint8)
+    seen = fingerprint.seen_organs(truth, label, np.zeros(shape, np.float16))
+    for organ in (1, 2):
+        pieces, count = ndimage.label(truth == organ, np.ones((3, 3, 3)))
+        kept = set()
+        for place in np.argwhere(truth == organ):
+            cell = tuple(int((2 * i + 1) * m // (2 * n)) for i, m, n in zip(place, shape, truth.shape, strict=True))
+            kept |= {int(pieces[tuple(place)])} if label[cell] == organ else set()
+        assert seen[str(organ)]["pieces"] + seen[str(organ)]["strays"] == count
+        assert seen[str(organ)]["lost"] == count - len(kept)
+
+
+def test_real_volumes_lose_nothing_unless_resampled(shared, tmp_path):
+    root = tmp_path / "set"
+    for part in ("imagesTr", "labelsTr"):
+        (root / part).mkdir(parents=True)
+        for file in sorted((shared / "mri_hippocampus" / part).glob("*.nii.gz"))[:6]:
+            (root / part / file.name).symlink_to(file)
+    plain = importer.import_volumes(root, tmp_path / "plain", names=["front", "back"])
+    coarse = importer.import_volumes(root, tmp_path / "coarse", names=["front", "back"], spacing=(8.0, 8.0, 8.0))
+    assert not plain.lost and all((PackedVolumes(coarse.out).label(case) > 0).any() for case in range(6))
