@@ -18,7 +18,7 @@ ROW, COLUMN = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
 ORIGIN = np.array([-20.0, 30.0, 40.0])
 
 
-def write_series(folder, array, gap=3.0, series="1.2.3", **changes):
+def write_series(folder, array, gap=3.0, series="1.2.3", tilt=0.0, **changes):
     """Slices of an array (columns, rows, slices), numbered against their order; voxels are stored * 2 - 10."""
     pydicom = pytest.importorskip("pydicom")
     from pydicom.dataset import FileMetaDataset
@@ -28,7 +28,9 @@ def write_series(folder, array, gap=3.0, series="1.2.3", **changes):
         one = pydicom.Dataset()
         one.SeriesInstanceUID, one.SeriesDescription = series, f"series {series}"
         one.SOPClassUID, one.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.4", f"{series}.{number + 1}"
-        one.ImagePositionPatient = (ORIGIN + np.cross(ROW, COLUMN) * gap * number).tolist()
+        one.ImagePositionPatient = (
+            ORIGIN + (np.cross(ROW, COLUMN) + tilt * np.asarray(COLUMN)) * gap * number
+        ).tolist()
         one.ImageOrientationPatient = [*ROW, *COLUMN]
         one.PixelSpacing, one.SliceThickness = [1.5, 0.5], gap  # between rows, between columns
         one.Columns, one.Rows = array.shape[:2]
@@ -89,6 +91,11 @@ def test_what_is_no_even_grid_of_one_series_is_named(tmp_path):
     assert "two slices at the same position" in refused(folder)
     assert "expected 3 numbers" in refused(write_series(tmp_path / "lost", STORED, ImagePositionPatient=None))
     assert "several colours" in refused(write_series(tmp_path / "colours", STORED, SamplesPerPixel=3))
+    write_series(tmp_path / "straight", STORED, tilt=3e-4)
+    assert dicom.read_header(tmp_path / "straight").shape == (4, 3, 5)
+    assert "sheared grid of slices: its axes j and k are 75 degrees" in refused(
+        write_series(tmp_path / "gantry", STORED, tilt=np.tan(np.radians(15)))
+    )
     assert "7 frames in one file" in refused(write_series(tmp_path / "frames", STORED, NumberOfFrames=7))
     folder = write_series(tmp_path / "damaged", STORED)
     (folder / "097.dcm").write_bytes((folder / "097.dcm").read_bytes()[:-4])
