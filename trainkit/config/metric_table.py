@@ -109,8 +109,8 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "time/checkpoint_share": Metric("Share of training time for checkpoints."),
         "time/log_share": Metric("Share of training time for logging."),
         "time/setup_share": Metric(
-            "Share of training time for start-up; that of the whole run begins with the command, and so has imports and "
-            "the packing of data in it. All shares add up to 1."
+            "Share of training time for start-up; that of the whole run begins with the command, and so has "
+            "imports and the packing of data in it. All shares add up to 1."
         ),
     },
     "Cost": {
