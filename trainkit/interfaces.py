@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor, nn
@@ -458,6 +458,18 @@ class NormalisesBatch(Protocol):
     def batch_norm_least(self) -> int:
         """Smallest number of samples that must be normalised together; 1 before `build`."""
         ...
+
+
+@runtime_checkable
+class DeclaresDirections(Protocol):
+    """A task of a plug-in that declares which values of its metrics are better; those of shipped tasks are in a table.
+
+    `best`, `stop_when`, `promote`, `compare` and others then need no mode for them.
+    """
+
+    directions: ClassVar[dict[str, Literal["higher", "lower"]]]
+    """Names of `Scores.metrics`, with `*` for anything: `{"off": "lower", "off.*": "lower"}`. A name that is in
+    docs/reference/metrics.md keeps its direction."""
 
 
 @runtime_checkable

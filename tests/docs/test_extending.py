@@ -8,10 +8,12 @@ import pytest
 from PIL import Image
 from runs import ROOT, Ran, newest, stop_after
 
+from trainkit.analysis.compare import compare
 from trainkit.config.run_request import RunRequest
 from trainkit.data import kinds
 from trainkit.experiments.launch import launch
 from trainkit.inference.predict import predict
+from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")
 PAGE = (ROOT / "docs" / "how-to" / "extend.md").read_text(encoding="utf-8")
@@ -37,6 +39,11 @@ def test_the_plugin_of_the_page_learns(dots):
     ran = trained(dots, "log={system_every: null}")
     assert ran.code == 0 and ran.folder.info().status == "FINISHED"
     assert ran.series("val/off")[-1] < 0.6 * ran.series("val/off_usual")[-1]
+    assert ran.last.state["best"][0]["value"] == min(ran.series("val/off")), "its task declares that lower is better"
+    other = trained(dots, "seed=1", "train.length=1 epochs", "log={system_every: null}")
+    (pair,) = compare(Store.locate(), [ran.folder, other.folder]).pairs
+    found = {score.metric: (score.lower_is_better, score.verdict) for score in pair.scores if score.primary}
+    assert found == {"off": (True, "worse")}
 
 
 def test_a_shipped_task_learns_from_its_data(dots):

@@ -33,6 +33,16 @@ def contradictions(recipe: Recipe) -> list[tuple[KeyPath, str, str]]:
     ]
 
 
+def corrections(recipe: Recipe) -> list[str]:
+    """Return a sentence for each contradicting mode of a stored recipe, of which the metric counts instead."""
+    words = {"max": ("lower", "higher"), "min": ("higher", "lower")}
+    return [
+        f"{dotted(path)} of this run is {mode}, as in older versions by default, but {words[mode][0]} {metric} is "
+        f"better: now {words[mode][0]} values count; an older version took {words[mode][1]} ones"
+        for path, mode, metric in contradictions(recipe)
+    ]
+
+
 def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
     """Yield the errors in directions, modes and evaluations of the metrics of a recipe that was read from `source`."""
     declared, known = metric_table.declared_by(recipe.task), set()
