@@ -429,7 +429,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class DeclaresMetrics(Protocol):
-    """A task that names its metrics before it evaluates; those of others are learned from a trial."""
+    """A task that names its metrics before it evaluates; those of others are found by a trial."""
 
     def measures(self, split: Split) -> Collection[str] | None:
         """Return the names of all metrics that `score` may return for a set; None if unknown. Raises UserError."""
