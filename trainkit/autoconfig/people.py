@@ -67,6 +67,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.measure(fitted, records if fitted.get("data.sampler.epoch") == "records" else persons * each, block)
     kinds = ", ".join(f"{name} {count}" for name, count in zip(MODALITIES, counts.tolist(), strict=True) if count)
     fitted.seen.append(f"{train}: {len(index)} records of {len(there)} people ({kinds})")
+    fitted.seen += [f"{train}: {said}" for said in index.left_out]
 
 
 def _derived(text: str) -> str:

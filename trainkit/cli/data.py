@@ -215,8 +215,8 @@ def _size(text: str | None) -> tuple[int, int] | None:
 def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     """Describe the data at PATH: sizes, classes, counts.
 
-    PATH is a packed data set, a folder of NIfTI files (their headers are read), images with masks (a list, a folder, or
-    a recipe that names them), for which the share of pixels of each class is reported too.
+    PATH is a packed data set, a folder of NIfTI files (their headers are read), a set of people, images with masks (a
+    list, a folder, or a recipe that names them), for which the share of pixels of each class is reported too.
 
     Example: trainkit data info photos-packed
     """
@@ -283,9 +283,9 @@ def verify(
 ) -> int:
     """Read all data at PATH and report damaged or unusual files.
 
-    PATH is a packed data set, NIfTI files, or images with masks. Splits in a folder, such as train and val, are also
-    compared with each other. With a recipe of images with masks, each of its data sets is read, and its crop and scales
-    are checked against the images. Damage is exit code 2.
+    PATH is a packed data set, NIfTI files, a set of people, or images with masks. Splits in a folder, such as train and
+    val, are also compared with each other. With a recipe of images with masks, each of its data sets is read, and its
+    crop and scales are checked against the images. Damage is exit code 2.
 
     Example: trainkit data verify photos-packed --against test-packed
     """

@@ -88,6 +88,17 @@ KINDS: dict[str, Kind] = {
             sample="case",
         ),
         Kind(
+            name="people",
+            open=TABLES["data"]["people"],
+            holds="trainkit.data.people.verify:holds_people",
+            info="trainkit.data.people.verify:described",
+            verify="trainkit.data.people.verify:verify",
+            configure="trainkit.autoconfig.people:people",
+            predict="trainkit.inference.people:predict",
+            predictor="trainkit.inference.people:predictor",
+            export="trainkit.export.images:exporter",
+        ),
+        Kind(
             name="scenes",
             open=TABLES["data"]["scenes"],
             holds="trainkit.data.scenes.verify:holds_scenes",
@@ -97,14 +108,6 @@ KINDS: dict[str, Kind] = {
             predict="trainkit.inference.scenes:predict",
             predictor="trainkit.inference.scenes:predictor",
             export="trainkit.export.scenes:exporter",
-        ),
-        Kind(
-            name="people",
-            open=TABLES["data"]["people"],
-            configure="trainkit.autoconfig.people:people",
-            predict="trainkit.inference.people:predict",
-            predictor="trainkit.inference.people:predictor",
-            export="trainkit.export.images:exporter",
         ),
     )
 }

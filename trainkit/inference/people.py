@@ -54,6 +54,8 @@ class _Found:
     files: tuple[Path, ...]
     labelled: bool
     """True if the set has an identity for each record."""
+    notes: tuple[str, ...] = ()
+    """What of the set is left out."""
 
 
 def predict(asked: Request) -> Predicted:
@@ -68,7 +70,7 @@ def predict(asked: Request) -> Predicted:
     known = asked.meta.modalities or (MODALITIES[RGB],)
     found = _records(asked.source)
     every = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
-    notes = _left_out(found.entries, known)
+    notes = [*found.notes, *_left_out(found.entries, known)]
     if not every:
         found_here = "; ".join(notes) or "no records"
         raise UserError(asked.source, found_here, f"records of {', '.join(known)}", "name another source")
@@ -212,7 +214,7 @@ def _set(text: str) -> _Found:
 
     every = list(entries())
     files = (*layout.annotations, *(entry.file for entry in every if entry.modality != TEXT))
-    return _Found(layout.where, every, files, labelled=True)
+    return _Found(layout.where, every, files, labelled=True, notes=tuple(rows.losses()))
 
 
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:

@@ -215,7 +215,8 @@ def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
     ).open(0)
     assert list(some.evaluations["test"].protocol.queries) == ["nir", "sk"]
     assert some.meta.modalities == ("rgb", "nir", "sk") and some.meta.vocabulary == 0
-    assert some.notes[-1] == "test: its records of cp, text are left out, since the training set has none"
+    assert "left out: 4 of cp, 4 of text" in some.notes[-2]
+    assert some.notes[-1] == "test: 20 of 28 listed queries are left out, for records that take no part"
     assert set(np.unique(some.evaluations["test"].modality).tolist()) == {0, 1, 3}
 
 

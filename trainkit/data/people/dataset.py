@@ -134,7 +134,7 @@ class People:
         known = self._known(whole)
         kept, held = self._divided(whole, np.flatnonzero(np.isin(whole.modality, known)), seed)
         coder = self.text.make() if TEXT in known else None
-        kept = kept[whole.person[kept] >= 0]
+        nobody, kept = int((whole.person[kept] < 0).sum()), kept[whole.person[kept] >= 0]
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
         names = tuple(whole.persons[number] for number in numbers.tolist())
         # All is found, and the sampler tried, before the first image is packed: an error should not show after that.
@@ -144,15 +144,14 @@ class People:
         places = evaluated(self.evaluate, self.hold_out is not None)
         asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
         told = [f"captions: {self.text.describe()}"] if coder else []
+        told += [f"train: {said}" for said in _left_out(whole, np.arange(len(whole)), known, None)]
+        told += [f"train: {nobody:,} distractors are left out"] if nobody else []
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
             rows = held if place == HELD_OUT else np.arange(len(index))
             every = searches(index, rows, known, key(name), self.rerank_strict, self.same_camera)
             asked[name] = index, every
-            told.append(f"{name}: {every[''][1].rule}")
-            if strange := sorted(set(np.unique(index.modality[rows]).tolist()) - set(known)):
-                words = ", ".join(MODALITIES[m] for m in strange)
-                told.append(f"{name}: its records of {words} are left out, since the training set has none")
+            told += [f"{name}: {said}" for said in (every[""][1].rule, *_left_out(index, rows, known, every[""][1]))]
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}
         for name, (index, every) in asked.items():
@@ -482,3 +481,15 @@ class PeopleSplit(TrainSplit):
             asked = np.where(stays, asked, -1)
         place = np.append(np.where(part == 0, np.cumsum(part == 0) - 1, -1), -1)  # and -1 stays -1
         return place[asked[part[asked.max(1)] == 0]]
+
+
+def _left_out(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], search: Search | None) -> list[str]:
+    """Return sentences about records of a set that take no part: in training, or in a `search` of it."""
+    told = list(index.left_out)
+    counts = np.bincount(index.modality[rows], minlength=len(MODALITIES))
+    if strange := [f"{counts[m]:,} of {MODALITIES[m]}" for m in range(len(MODALITIES)) if counts[m] and m not in known]:
+        told.append(f"records of modalities that are not trained on are left out: {', '.join(strange)}")
+    listed = sum(map(len, index.lists().values())) if search is not None else 0
+    if listed and search is not None and (asked := sum(map(len, search.queries.values()))) < listed:
+        told.append(f"{listed - asked:,} of {listed:,} listed queries are left out, for records that take no part")
+    return told

@@ -92,6 +92,8 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
         aside.rename(noted)
         found[:] = [folder]
         _log.info("scanned %s in %.2f s, once: %d records", layout.where, time.perf_counter() - begin, len(rows))
+        for sentence in rows.losses():
+            _log.warning("%s: %s", layout.where, sentence)
 
     cache.make_once(noted, is_there, make, f"scanning {layout.where}")
     return PeopleIndex(found[0])
@@ -163,6 +165,11 @@ class PeopleIndex(HashedFolder):
     def memory(self) -> int:
         """Bytes of its arrays when all are in memory, without ids and texts."""
         return sum(getattr(self, name).nbytes for name in _ARRAYS) + self._queries.nbytes
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return sentences about what was found in the set and not taken; none of an index that did not note it."""
+        return self.manifest.get("left_out", [])
 
     @property
     def persons(self) -> tuple[str, ...]:
@@ -298,6 +305,7 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         manifest |= {"by_person": rows.by_person, "trials": rows.trials}
         manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
+        manifest["left_out"] = rows.losses()
         manifest["seconds"] = time.perf_counter() - begin
         writer.publish(PeopleIndex, manifest)
 

@@ -6,7 +6,6 @@ are, or as file names call them, never by the numbers of an annotation: those be
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -20,8 +19,6 @@ from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
-
-_log = logging.getLogger(__name__)
 
 JSON_LIMIT = 1 << 30
 """Largest annotation file that is read, in bytes; ORBench's are some 20 MB."""
@@ -101,8 +98,7 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
         for text in captions:
             rows.caption(where, f"{path}#text", text, person, of=row)
     bare = [f"vis/{p}/{n}" for p in numbers for n in _pictures(rows, f"vis/{p}") if f"vis/{p}/{n}" not in rows.number]
-    if bare:
-        _log.warning("%s: left out %d images that have no entry: %s", file, len(bare), few(bare))
+    rows.leave_out("images of vis that have no entry", bare)
     for modality, folder in enumerate(MODALITIES[:TEXT]):
         if modality == RGB:
             continue
@@ -278,6 +274,7 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
             raise UserError(where, f"the name {name!r}"[:200], "person and camera, as in 0002_c1s1_000451_03.jpg")
         person, camera = found.groups()
         if person == "-1":
+            rows.leave_out("images of no person (-1, which Market-1501 calls junk)", [f"{folder}/{name}"])
             continue
         if int(person) == 0 and role != GALLERY:
             raise UserError(where, "a distractor outside of the gallery", "a person in queries")
@@ -332,14 +329,16 @@ def _read_llcm_train(rows: Rows, lists: tuple[Path, ...]) -> None:
 def _read_llcm_test(rows: Rows, file: Path) -> None:
     persons = sorted(_numbers(file))
     for folder, modality, role in (("test_vis", RGB, GALLERY), ("test_nir", NIR, QUERY)):
-        found = 0
+        found, there = 0, set[str]()
         for camera in sorted(name for name in rows.names(folder) if re.fullmatch(r"cam[0-9]{1,4}", name)):
             rows.places[camera] = int(camera[3:])
             for person in persons:
                 if person in rows.names(f"{folder}/{camera}"):
+                    there.add(person)
                     found += _whole_folder(rows, f"{folder}/{camera}/{person}", person, modality, camera, role)
         if not found:
             raise UserError(str(rows.root / folder), "no images", f"{folder}/cam1/0001/<image>, and so on")
+        rows.leave_out(f"people of {file.name} without images in {folder}", sorted(set(persons) - there))
     rows.by_person, rows.trials = True, "sysu"
 
 
@@ -355,9 +354,16 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
-    """Return names of the images of a folder, in their order; hidden files and those of other kinds are left out."""
-    names = sorted(rows.names(folder))
-    return [n for n in names if os.path.splitext(n)[1].lower() in image_decode.SUFFIXES and not is_hidden(n)]
+    """Return names of the images of a folder, in their order; those of other kinds are left out."""
+    names = sorted(_visible(rows, folder))
+    pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
+    rows.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
+    return pictures
+
+
+def _visible(rows: Rows, folder: str) -> set[str]:
+    """Return names in a folder that are not hidden."""
+    return {name for name in rows.names(folder) if not is_hidden(name)}
 
 
 def _folder_of(where: str, path: str) -> str:

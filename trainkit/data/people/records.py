@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,6 +79,8 @@ class Rows:
     trials: str = "none"
     number: dict[str, int] = field(default_factory=dict)
     """The record of each id."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """What the reader found and does not take, by what it is: `images that have no entry`."""
 
     def __post_init__(self):
         self.stamps: dict[str, str] = {}
@@ -146,6 +148,14 @@ class Rows:
         self.of.append(of)
         self.text.append(text)
         return row
+
+    def losses(self) -> list[str]:
+        """Return a sentence for each kind of what is left out."""
+        return [f"left out {len(names):,} {what}: {few(names)}" for what, names in self.left_out.items() if names]
+
+    def leave_out(self, what: str, names: Iterable[str]) -> None:
+        """Note what is found and not taken."""
+        self.left_out.setdefault(what, []).extend(names)
 
     def names(self, folder: str) -> frozenset[str]:
         """Return names in a folder below the root, listed once; none where it is not there."""

@@ -217,6 +217,11 @@ def _camera_rule(
     return _CameraRule(place, said + left * bool(lost))
 
 
+def loses(rule: str) -> bool:
+    """Return True for the sentence of a rule that leaves out queries, or that the cameras of a set do not allow."""
+    return "in no mean" in rule or rule.startswith("every match")
+
+
 def _cameras(index: PeopleIndex) -> np.ndarray:
     """Number the cameras of the records, int64 (records,): -1 for captions and where none is known.
 

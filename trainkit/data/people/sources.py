@@ -79,6 +79,17 @@ def index_in(folder: Path) -> Path | None:
     return next((file for suffix in _TABLES if (file := folder / f"index{suffix}").is_file()), None)
 
 
+def is_index(file: Path) -> bool:
+    """Return whether a file is a table of records, by its columns."""
+    if file.suffix.lower() not in _TABLES:
+        return False
+    try:
+        header, _ = (_csv if file.suffix.lower() in (".csv", ".tsv") else _arrow)(file, {})
+    except UserError:
+        return False
+    return {"person", "modality"} <= {*header}
+
+
 def missing(text: str) -> str | None:
     """Return a sentence about a set that a recipe names and that is not there yet."""
     if text.startswith("sample:"):
@@ -150,8 +161,10 @@ def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> 
                 found = f"a caption beside an image of modality {interfaces.MODALITIES[modality]}"
                 remedy = "write it in a row of its own, with modality text"
                 raise UserError(where, found, "captions beside rgb images", remedy)
-            if who is not None:
-                rows.caption(where, f"{path}#text", text, who, camera, role, row)
+            if who is None:
+                rows.leave_out("captions of distractors", [path])
+                continue
+            rows.caption(where, f"{path}#text", text, who, camera, role, row)
     for where, text, person, camera, of, role in captions:
         if not of:
             rows.caption(where, where.removeprefix(f"{file.parent}{os.sep}"), text, person, camera, role)

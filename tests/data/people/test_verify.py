@@ -1,0 +1,74 @@
+"""Sets of people described and verified: every image is read, and what a training leaves out is counted."""
+
+from __future__ import annotations
+
+import people_sets
+import pytest
+from click.testing import CliRunner
+
+from trainkit.cli import main
+from trainkit.data import kinds
+from trainkit.data.people import verify
+from trainkit.data.people.index import indexed
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def ask(*words, code=0) -> str:
+    done = CliRunner().invoke(main.main, ["data", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_records_that_are_left_out_are_counted_at_every_opening(tmp_path):
+    people_sets.market(tmp_path, train=2, test=2, cameras=2)
+    (tmp_path / "bounding_box_test" / "0004_c1s1_000001_01.gif.part").write_bytes(b"x")
+    told = [
+        "left out 1 images of no person (-1, which Market-1501 calls junk): bounding_box_test/-1_c1s1_000401_03.jpg",
+        "left out 1 files that are not images: bounding_box_test/0004_c1s1_000001_01.gif.part",
+    ]
+    for _ in range(2):
+        assert sorted(indexed(f"{tmp_path}#test").left_out) == sorted(told)
+    out = ask("verify", f"{tmp_path}#test")
+    assert all(f"warning: {tmp_path}#test: {said}" in out for said in told) and "0 problems, 2 to look at" in out
+    assert "1 are distractors" in ask("info", f"{tmp_path}#test")
+
+
+def test_damage_captions_cameras_and_shared_people_are_found(tmp_path):
+    rows = people_sets.index_rows(tmp_path, ["a", "b"], (3, 1, 0, 0, 2))
+    rows = [(*row[:2], "1" if row[2] else "", row[3], "wearsaredcoat" if row[4] else "", row[5]) for row in rows]
+    rows += [("rgb/nobody.png", "-1", "", "rgb", "a red coat", "")]
+    people_sets.picture(tmp_path / "rgb" / "nobody.png", 99)
+    file = people_sets.write_csv(tmp_path / "index.csv", rows)
+    (tmp_path / "nir" / "a" / "0.png").write_bytes(b"no image")
+    found = verify.verify(file, against=[file])
+    assert [said.startswith("warning: ") for said in found] == [False, True, True, True, True]
+    parts = ("nir/a/0.png", "captions of distractors", "4 of 4 captions are one token", "in no mean", "2 of its people")
+    assert all(part in said for part, said in zip(parts, found, strict=True))
+    assert "1 problem, 4 to look at" in ask("verify", tmp_path, "--against", tmp_path, code=2)
+
+
+def test_a_set_of_one_camera_is_to_be_looked_at(tmp_path):
+    rows = [(f"{n}.png", "ab"[n % 2], "1", "rgb", "", "") for n in range(4)]
+    for n in range(4):
+        people_sets.picture(tmp_path / f"{n}.png", n)
+    people_sets.write_csv(tmp_path / "index.csv", rows)
+    assert "every match is from the camera of its query" in ask("verify", tmp_path)
+
+
+def test_only_sets_of_people_are_of_this_kind(tmp_path):
+    people_sets.index(tmp_path / "set", 2)
+    people_sets.sysu(tmp_path / "sysu")
+    for place in (tmp_path / "set", tmp_path / "set" / "index.csv", tmp_path / "sysu", f"{tmp_path}/sysu#test"):
+        assert kinds.at(place).name == "people"
+    (tmp_path / "list.csv").write_text("a.png,b.png\n")
+    (tmp_path / "classes" / "x").mkdir(parents=True)
+    people_sets.picture(tmp_path / "classes" / "x" / "0.png")
+    for place in (tmp_path / "list.csv", tmp_path / "classes", tmp_path / "nothing"):
+        assert kinds.at(place).name != "people"
+
+
+def test_an_index_with_errors_is_a_problem_in_a_sentence(tmp_path):
+    people_sets.write_csv(tmp_path / "index.csv", [("a.png", "a", "", "rgb", "", "")])
+    (said,) = verify.verify(tmp_path)
+    assert "a.png is not in" in said

@@ -1,0 +1,106 @@
+"""Describe and verify sets of people: every image is read, and what a training would leave out is counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data import hub, sources
+from trainkit.data.formats import image_decode
+from trainkit.data.people import index as people_index
+from trainkit.data.people import layouts, searches, tokenizer
+from trainkit.data.people import sources as people_sources
+from trainkit.data.people.index import PeopleIndex
+from trainkit.data.people.tokenizer import Captions
+from trainkit.data.storage.import_images import threads
+from trainkit.data.storage.map_store import each
+from trainkit.errors import UserError, few, number_of
+from trainkit.interfaces import MODALITIES, TEXT
+
+_CHUNK = 64
+_WARNING = "warning: "
+
+
+def holds_people(path: Path | str) -> bool:
+    """Return whether `path` is an index of people, a folder with one, or a published layout."""
+    if str(path).startswith("sample:") or hub.is_hub(path):
+        return str(path) == people_sources.SAMPLE
+    try:
+        place, split = sources.split_of(path)
+        if place.is_file():
+            return people_sources.is_index(place)
+        index = people_sources.index_in(place)
+        return people_sources.is_index(index) if index is not None else layouts.recognise(place, split) is not None
+    except UserError:
+        return False
+
+
+def described(path: Path | str) -> list[str]:
+    """Describe the set at `path` in lines. Raises UserError where it cannot be read."""
+    index = people_index.indexed(str(path), "val")
+    counts = np.bincount(index.modality, minlength=len(MODALITIES)).tolist()
+    kinds = ", ".join(f"{name} {count:,}" for name, count in zip(MODALITIES, counts, strict=True) if count)
+    distractors = int((index.person < 0).sum())
+    lines = [
+        f"{index.where}: {index.kind}, {len(index):,} records of {number_of(len(index.persons), 'people', 'person')}",
+        f"records: {kinds}" + f"; {distractors:,} are distractors" * bool(distractors),
+        f"cameras: {few(index.cameras) or 'not known'}",
+    ]
+    if counts[TEXT]:
+        lines.append(f"captions: {Captions().describe()}")
+    return [*lines, *_search(index), *index.left_out]
+
+
+def verify(
+    path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Callable[[int, int], None] | None = None
+) -> list[str]:
+    """Read the set at `path` and every image of it. Returns sentences; empty when all is well.
+
+    Damage, which a training refuses: errors of the index, images that cannot be decoded. What begins with `warning: `
+    is only odd: records that are left out, captions without words, queries without a match, and people who are also in
+    one of the sets `against`.
+    """
+    try:
+        index, others = (people_index.indexed(str(path), "val"), [people_index.indexed(str(o), "val") for o in against])
+    except UserError as error:
+        return [str(error)]
+    ids = [id for id, row in zip(index.ids(), index.picture.tolist(), strict=True) if row >= 0]
+
+    def read(first: int) -> list[str]:
+        return [said for id in ids[first : first + _CHUNK] if (said := _damage(os.path.join(index.root, id)))]
+
+    problems: list[str] = []
+    for chunk, found in enumerate(each(read, range(0, len(ids), _CHUNK), threads()), start=1):
+        problems += found
+        if on_progress:
+            on_progress(min(chunk * _CHUNK, len(ids)), len(ids))
+    odd = [*index.left_out, *_captions(index), *(said for said in _search(index) if searches.loses(said))]
+    for other in others:
+        if both := sorted(set(index.persons) & set(other.persons)):
+            odd.append(f"{len(both)} of its people are also in {other.where}: {few(both)}")
+    return problems + [f"{_WARNING}{index.where}: {said}" for said in odd]
+
+
+def _damage(file: str) -> str:
+    try:
+        image_decode.decode(image_decode.read(Path(file), file), file)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _captions(index: PeopleIndex) -> list[str]:
+    texts, tokens = [text for text in index.texts() if text], Captions().make()
+    return tokenizer.odd(tokens, texts, tokenizer.table(tokens, texts)) if texts else []
+
+
+def _search(index: PeopleIndex) -> list[str]:
+    """Return the rule of cameras of the set as an evaluation set; why it is none, where it is not."""
+    try:
+        found = searches.searches(index, np.arange(len(index)), tuple(np.unique(index.modality)), index.where, False)
+    except UserError as error:
+        return [f"no evaluation set: {error}"]
+    return [found[""][1].rule]
