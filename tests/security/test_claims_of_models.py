@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from tests.security.test_decompression_bombs import MEMORY, measured
 from trainkit.checkpoint import safe_load
 from trainkit.checkpoint.build_limit import no_larger_than
 from trainkit.errors import UserError
+from trainkit.export import export
+from trainkit.export.files import TENSORS
 from trainkit.inference.predictor import Predictor
 from trainkit.tracking.logged_model import ABOUT
 
@@ -95,6 +100,27 @@ def test_a_description_of_other_types_is_a_user_error(tmp_path):
             Predictor.from_folder(tmp_path)
 
 
+def test_a_folder_of_somebody_elses_export_is_a_user_error(tmp_path):
+    save_file({"a": torch.zeros(4)}, tmp_path / TENSORS)
+    meta = META | {"classes": 10**9, "shape": [3, 112, 112]}
+    digest = {TENSORS: hashlib.sha256((tmp_path / TENSORS).read_bytes()).hexdigest()}
+    about = {"recipe": face("name: mobilefacenet"), "sha256": digest, "meta": meta, "outputs": {"embedding": ""}}
+    for changes in (
+        {}, {"recipe": ["x"]}, {"recipe": None}, {"sha256": []}, {"sha256": {TENSORS: 5}}, {"meta": 5}, {"outputs": []},
+        {"meta": {"classes": []}}, {"outputs": {"evil": 1}}, {"outputs": "x"},
+        {"recipe": recipe(f"model: {VIT}, args: {{depth: 100000}}")},
+    ):  # fmt: skip
+        (tmp_path / "model.json").write_text(json.dumps(about | changes))
+        for read in (export.load, export.trained):
+            with pytest.raises(UserError) as caught:
+                read(tmp_path)
+            assert changes or "does not fit" in caught.value.found, "class centres are no part of an export"
+    for text in ("[]", "5", '"x"', "[" * 100_000, ""):
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(UserError):
+            export.load(tmp_path)
+
+
 def test_parts_that_a_builder_drops_do_not_count_against_a_network(tmp_path):
     held = {"weight": torch.zeros(100, 100)}
     with no_larger_than(held, "w"):
@@ -116,9 +142,6 @@ def test_parts_that_a_builder_drops_do_not_count_against_a_network(tmp_path):
 
 
 def test_tables_of_contents_are_bounded(tmp_path):
-    import struct
-    import zipfile
-
     file = tmp_path / "w.safetensors"
     entry = '"%05d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
     table = ("{" + ",".join(entry % n for n in range(safe_load.MAX_TENSORS + 1)) + "}").encode()

@@ -560,7 +560,8 @@ DOORS: dict[str, set[str]] = {
                           "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
                           "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
                           "data/formats/arrow_tables.py json.loads"},
-    "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile"},
+    "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile",
+                            "data/people/sources.py json.loads"},
     "people by JSON": {"data/folders.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
     "templates.load_npz": {"data/formats/ijb.py zipfile.ZipFile", "data/formats/ijb.py numpy.load"},
@@ -573,9 +574,9 @@ DOORS: dict[str, set[str]] = {
     "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/verification.py json.loads"},
-    "an export": {"export/export.py json.loads"},
-    "a run": {"tracking/run_folder.py json.loads", "inference/trained_model.py json.loads",
-              "inference/output_folder.py json.loads", "tracking/journal.py json.loads"},
+    "an export": {"data/folders.py json.loads"},
+    "a run": {"tracking/run_folder.py json.loads", "inference/output_folder.py json.loads",
+              "tracking/journal.py json.loads"},
     "store.Store.prepare": {"tracking/mlflow_database.py sqlite3.connect"},
     "projector._read": {"analysis/projector.py pyarrow.parquet.read_table", "analysis/projector.py numpy.frombuffer"},
     # Recipes, and configs of launchers
@@ -588,6 +589,9 @@ REASONS = {
         "autoconfig/archive.py zipfile.ZipFile", "autoconfig/archive.py tarfile.open",
         "autoconfig/archive.py gzip.GzipFile", "autoconfig/archive.py bz2.BZ2File",
         "autoconfig/archive.py lzma.LZMAFile",
+    },
+    "the first 540 bytes of a volume of a request; its reader reads the rest": {
+        "inference/served_requests.py zlib.decompressobj",
     },
     "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
     "memory of this program's own processes, and what they tell each other": {
