@@ -137,7 +137,7 @@ def inside(root: Path, name: str, where: str) -> Path:
 def read_text(file: Path, most: int, expected: str) -> str:
     """Read a text file in UTF-8 of at most so many bytes. Raises UserError where it cannot be read."""
     try:
-        if (size := file.stat().st_size) > most:
+        if (size := size_of(file, str(file), expected)) > most:
             raise UserError(str(file), f"{size} bytes", f"at most {most}: {expected}")
         return file.read_text("utf-8-sig")
     except (OSError, ValueError) as error:

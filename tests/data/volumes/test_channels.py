@@ -83,20 +83,11 @@ def test_lists_of_dataset_json_may_have_a_file_for_each_channel(tmp_path):
     assert files(open_volumes(tmp_path)) == NUMBERED
 
 
-@pytest.mark.parametrize(
-    ("images", "labels"),
-    [
-        ("images/sub-{id}_{word}.nii.gz", "labels/sub-{id}_dseg.nii.gz"),
-        ("sub-{id}/anat/sub-{id}_{word}.nii.gz", "derivatives/drawn/sub-{id}/anat/sub-{id}_desc-x_dseg.nii.gz"),
-        ("sub-{id}/sub-{id}_{word}.nii.gz", "sub-{id}/sub-{id}_seg.nii.gz"),
-        ("sub-{id}_{word}.nii.gz", "sub-{id}_mask.nii.gz"),
-        ("sub-{id}/{word}.nii.gz", "sub-{id}/seg.nii.gz"),
-        ("train/sub-{id}/scan_{word}.nii.gz", "train/sub-{id}/scan_seg.nii.gz"),
-    ],
-)
-def test_words_at_the_end_of_names_are_channels(tmp_path, images, labels):
-    write(tmp_path, images, labels=labels)
-    place = f"{tmp_path}#train" if images.startswith("train") else tmp_path
+@pytest.mark.parametrize("split", ["", "train"])
+@pytest.mark.parametrize("labels", ["sub-{id}", "sub-{id}_dseg", "sub-{id}_mask"])
+def test_words_at_the_end_of_names_are_channels(tmp_path, split, labels):
+    write(tmp_path / split, "images/sub-{id}_{word}.nii.gz", labels=f"labels/{labels}.nii.gz")
+    place = f"{tmp_path}#train" if split else tmp_path
     source = open_volumes(place)
     assert source.channels == ("FLAIR", "T1w") and [case.id for case in source.cases] == ["sub-a", "sub-b"]
     for case in source.cases:
@@ -110,10 +101,9 @@ def test_words_at_the_end_of_names_are_channels(tmp_path, images, labels):
         open_volumes(place, channels=("T1w", "T2w"))
 
 
-@pytest.mark.parametrize("name", ["{id}_{word}.nii.gz", "{id}/{id}_{word}.nii.gz", "{id}/{word}.nii.gz"])
 @pytest.mark.parametrize("drawn", [False, True])
-def test_new_volumes_with_words_are_found_with_or_without_label_maps(tmp_path, name, drawn):
-    write(tmp_path, name, labels=name.replace("{word}", "seg"))
+def test_new_volumes_with_words_are_found_with_or_without_label_maps(tmp_path, drawn):
+    write(tmp_path, "{id}_{word}.nii.gz", labels="{id}_seg.nii.gz")
     if not drawn:
         for file in tmp_path.rglob("*seg.nii.gz"):
             file.unlink()
@@ -182,11 +172,11 @@ def test_files_of_each_layout_give_one_digest(packed, tmp_path):
     write(tmp_path / "nnunet", "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
     dataset_json(tmp_path / "nnunet", channel_names={"0": "T1w", "1": "FLAIR"})
     again = importer.import_volumes(tmp_path / "nnunet", tmp_path / "a")
-    write(tmp_path / "bids", "{id}/{id}_{word}.nii.gz", labels="{id}/{id}_seg.nii.gz")
-    source = open_volumes(tmp_path / "bids", channels=("T1w", "FLAIR"))
+    write(tmp_path / "words", "images/{id}_{word}.nii.gz", labels="labels/{id}_seg.nii.gz")
+    source = open_volumes(tmp_path / "words", channels=("T1w", "FLAIR"))
     third = importer.import_volumes(source, tmp_path / "b", names=["left", "right"])
     assert again.digest == third.digest == packed.digest
-    turned = open_volumes(tmp_path / "bids", channels=("FLAIR", "T1w"))
+    turned = open_volumes(tmp_path / "words", channels=("FLAIR", "T1w"))
     assert importer.import_volumes(turned, tmp_path / "c", names=["left", "right"]).digest != packed.digest
 
 

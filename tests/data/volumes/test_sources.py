@@ -7,9 +7,11 @@ import os
 import nibabel
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainkit.cli import main
 from trainkit.data.volumes.label_names import named_labels
 from trainkit.data.volumes.sources import open_volumes
 from trainkit.errors import UserError
@@ -188,6 +190,38 @@ def test_nothing_to_take_is_said_with_what_was_there(tmp_path, labels):
         assert "no labelled volumes; label/a.nii: a label map without an image" in refused(tmp_path)
     else:
         assert "no volumes in a layout that is known" in refused(tmp_path)
+
+
+SERIES = [("a.dcm",), ("p1/1.2.840", "p1/1.2.841", "DICOMDIR"), ("images/p1/IM0001", "labels/p1.nii.gz"), ("x/y.IMA",)]
+
+
+@pytest.mark.parametrize("names", SERIES)
+def test_dicom_is_refused_with_the_program_that_converts_it(tmp_path, names):
+    root, labelled = tmp_path / "scans", names[-1].endswith(".nii.gz")
+    for name in names:
+        file = volume(root / name)
+        if file.suffix != ".gz":
+            file.write_bytes(bytes(128) + b"DICM" + bytes(40))
+    for place in (root, tmp_path, root / names[0]):
+        for asked in (True, False):
+            said = refused(place, labelled=asked)
+            assert "DICOM" in said and "dcm2niix" in said and "\n" not in said
+    commands = [["data", "import", root, tmp_path / "out", "--volumes"], ["cp", "hippocampus", tmp_path / "a.yaml"]]
+    commands += (
+        [] if labelled else [["data", "import", root, tmp_path / "out"], ["cp", "convnext", tmp_path / "a.yaml"]]
+    )
+    for words in commands:
+        words += ["--data", root] if words[0] == "cp" else []
+        result = CliRunner().invoke(main.main, [str(word) for word in words])
+        assert result.exit_code == 2 and "dcm2niix" in result.output, result.output
+
+
+@pytest.mark.parametrize("images", ["{id}_T1w", "{id}/scan", "{id}/anat/{id}_T1w"])
+def test_label_maps_beside_their_images_belong_in_a_folder_of_their_own(tmp_path, images):
+    for id in ("a", "b"):
+        for word in ("", "_seg"):
+            volume(tmp_path / f"{images.format(id=id)}{word}.nii.gz")
+    assert "a folder `image` and a folder `label`" in refused(tmp_path)
 
 
 # To predict

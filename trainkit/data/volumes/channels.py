@@ -1,6 +1,6 @@
 """Channels of volumes in files of their own: which files are those of one case.
 
-nnU-Net numbers them at the end of the name (`case_0000`, `case_0001`); BIDS and others have a word there (`sub-01_T1w`,
+nnU-Net numbers them at the end of the name (`case_0000`, `case_0001`); others have a word there (`sub-01_T1w`,
 `sub-01_FLAIR`).
 """
 

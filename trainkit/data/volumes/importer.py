@@ -23,7 +23,7 @@ from trainkit.data.sources import split_of
 from trainkit.data.storage import cache, image_store, volume_store
 from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
-from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources
+from trainkit.data.volumes import channels, fingerprint, label_names, layouts, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.preprocess import Preparation, three
@@ -216,23 +216,29 @@ def holds_volumes(path: Path | str) -> bool:
 
 
 def a_volume(path: Path | str) -> Path | None:
-    """Find the packed volumes that `path` (or `path#split`) is, or the first NIfTI file in it; else None."""
+    """Find the packed volumes that `path` (or `path#split`) is, or the first NIfTI file in it; else None.
+
+    Raises UserError for a folder that holds DICOM in their place.
+    """
     folder, split = split_of(path)
     if split is None and volume_store.is_packed(folder):
         return folder
     if not folder.is_dir() or image_store.is_packed(folder):
         return folder if nifti.is_nifti(folder) and folder.is_file() else None
-    seen = 0
+    seen, first = 0, []
     for place, folders, files in os.walk(folder):
         folders[:] = [inner for inner in folders if not is_hidden(inner)]
         if found := sorted(file for file in files if nifti.is_nifti(file) and not is_hidden(file)):
             return Path(place, found[0])
+        first += [Path(place, name) for name in files if not is_hidden(name)][:1]
         # A folder of something else may hold a million files, and the volumes of a set are never that far down.
         seen += len(files) + len(folders)
         if seen > _LOOKED_AT:
-            return None
+            break
         if len(Path(place).relative_to(folder).parts) >= 3:
             folders.clear()
+    if first and all(layouts.is_dicom(file) for file in first):
+        layouts.refuse_dicom(folder)
     return None
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -12,11 +11,9 @@ from typing import Any
 
 from trainkit.data import folders
 from trainkit.data.folders import is_hidden
-from trainkit.data.formats import dicom
 from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.sources import SPLITS
 from trainkit.data.volumes import channels, label_names
-from trainkit.data.volumes.clinical import text_of
 from trainkit.data.volumes.label_names import Classes
 from trainkit.errors import UserError, few
 
@@ -31,7 +28,7 @@ FILES = "volumes (.nii.gz or .nii)"
 
 _DEPTH = 4
 _LOOKED_AT = 20_000
-_ENTITY = re.compile(r"_(desc|label)-[A-Za-z0-9]+")
+_JSON_LIMIT = 64 << 20
 
 
 @dataclass
@@ -60,8 +57,8 @@ class Asked:
 def single(path: Path, split: str | None, labelled: bool) -> Found:
     """Return the one volume that a file is. Raises UserError for another file, and where label maps are wanted."""
     if split is not None or not is_nifti(path):
-        found = "a file of unknown kind" if split is None else "a file has no splits"
-        raise UserError(str(path), "a slice of a series" if dicom.is_dicom(path) else found, FILES)
+        refuse_dicom(path)
+        raise UserError(str(path), "a file of unknown kind" if split is None else "a file has no splits", FILES)
     if labelled:
         raise UserError(str(path), "a single volume, without a label map", "a folder of images and one of labels")
     return Found("file", {stem(path): ((path,), None)})
@@ -80,9 +77,9 @@ def root_of(folder: Path) -> Path:
             return place
         inner = _folders(place)
         sets = [one for one in inner if _is_set(one)]
-        if len(sets) == 1 and sets[0].name.lower() not in SPLITS and not _volumes(place):
+        if len(sets) == 1 and sets[0].name.lower() not in SPLITS and not volumes_in(place):
             return sets[0]
-        if len(inner) != 1 or sets or _volumes(place):
+        if len(inner) != 1 or sets or volumes_in(place):
             break
         place = inner[0]
     return folder
@@ -107,18 +104,16 @@ def layout(root: Path, split: str | None, asked: Asked, where: str) -> Found:
         found = _paired(folder, images, labels, asked)
         found.classes, found.made_of = _names_beside(folder, split)
         return found
-    if not asked.labelled and (files := images_in(folder)):
+    if not asked.labelled and (files := volumes_in(folder)):
         found = Found("folder of volumes")
-        found.left_out += _strays(folder, {folder}, "in a folder below") if not files[0].is_dir() else []
+        found.left_out += _strays(folder, {folder}, "in a folder below")
         parts = [(*channels.parted(stem(file), (), loose=False, numbers=len(asked.channels) > 1,
                                    wanted=asked.channels), file) for file in files]  # fmt: skip
         return _filled(found, folder, channels.grouped(parts, str(folder), wanted=asked.channels), {})
     if splits := splits_below(root) if split is None else []:
         either = " or ".join(f"{root}#{name}" for name in splits)
         raise UserError(str(root), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
-    if (found := _side_by_side(folder, asked)) is not None:
-        found.classes, found.made_of = _names_beside(folder, split)
-        return found
+    refuse_dicom(folder)
     wanted = "a folder `image` and a folder `label`, or dataset.json"
     there = few(entry.name for entry in _folders(folder))
     found = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
@@ -153,7 +148,7 @@ def _paired(
     With `numbers` images are called `<id>_0000`, as nnU-Net has it, and `names` are those of the channels.
     """
     found = Found("pair of folders" if labels is not None else "folder of images")
-    files, maps = images_in(images), _volumes(labels) if labels is not None else []
+    files, maps = volumes_in(images), volumes_in(labels) if labels is not None else []
     loose = not {stem(file) for file in files} & {stem(file) for file in maps}
     by_id: dict[str, Path] = {}
     for file in maps:
@@ -176,9 +171,8 @@ def _paired(
     _filled(found, folder, grouped, by_id)
     found.left_out += [f"{_below(folder, by_id[id])}: a label map without an image" for id in by_id if id not in named]
     kept = {images} | ({labels} if labels is not None else set())
-    if not (files and files[0].is_dir()):
-        found.left_out += _others(folder, kept)
-        found.left_out += _strays(folder, kept, f"not in {images.name}" + (f" or {labels.name}" if labels else ""))
+    found.left_out += _others(folder, kept)
+    found.left_out += _strays(folder, kept, f"not in {images.name}" + (f" or {labels.name}" if labels else ""))
     return found
 
 
@@ -192,81 +186,26 @@ def _filled(found: Found, folder: Path, grouped: channels.Grouped, labels: Mappi
     return found
 
 
-def _side_by_side(folder: Path, asked: Asked) -> Found | None:
-    """Find images with label maps beside them: `<id>_<channel>` and `<id>_seg`, in one folder or one for each case.
-
-    A folder of DICOM slices is an image; its label map lies in it or beside it. None where there are no such.
-    """
-    if len(splits := [entry.name for entry in _folders(folder) if entry.name.lower() in SPLITS]) > 1:
-        either = " or ".join(f"{folder}#{name}" for name in splits)
-        raise UserError(str(folder), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
-    files = _walked(folder)
-    series = [entry for entry in _folders(folder) if dicom.is_series(entry)]
-    if series:
-        labels = {}
-        for one in series:
-            own = [file for file in files if one in file.parents]
-            beside = [file for file in files if file.parent == folder and _is_label_of(stem(file), one.name)]
-            if len(own or beside) == 1:
-                labels[one.name] = (own or beside)[0]
-        parts = [(one.name, "", one) for one in series if one.name in labels or not asked.labelled]
-        found = _filled(Found("folders of DICOM"), folder, channels.grouped(parts, str(folder)), labels)
-        lost = [one.name for one in series if one.name not in labels] if asked.labelled else []
-        found.left_out += [f"{name}: a series without one label map in it or beside it" for name in lost]
-        return found
-    for naming in (_by_name, _by_folder):
-        labels, parts = naming(folder, files, asked.channels)
-        ids = {id for id, _, _ in parts}
-        distinct = len({part[:2] for part in parts}) == len(parts)
-        wanted = labels.keys() & ids if asked.labelled else {word for _, word, _ in parts} & set(asked.channels)
-        if not distinct or not wanted:
-            continue
-        found = Found("images and label maps side by side")
-        used = [part for part in parts if not asked.labelled or part[0] in labels]
-        unused = [part[2] for part in parts if asked.labelled and part[0] not in labels]
-        found.left_out += [f"{_below(folder, file)}: an image without a label map" for file in unused]
-        found.left_out += [f"{_below(folder, labels[id])}: a label map without an image" for id in labels.keys() - ids]
-        return _filled(found, folder, channels.grouped(used, str(folder), wanted=asked.channels), labels)
-    return None
+def refuse_dicom(place: Path) -> None:
+    """Raise UserError where a path is a file of DICOM, or a folder in which some lie, however deep."""
+    below = (Path(place, folder, name) for folder, _, names in folders.walk(place) for name in names)
+    for file in [place] if place.is_file() else itertools.islice(below, _LOOKED_AT):
+        if is_dicom(file):
+            raise UserError(str(file), "a file of DICOM", FILES, "convert DICOM with dcm2niix, which writes NIfTI")
 
 
-_Named = tuple[dict[str, Path], list[tuple[str, str, Path]]]
-"""Label maps by id; images with id and channel."""
-
-
-def _by_name(folder: Path, files: Sequence[Path], wanted: Sequence[str]) -> _Named:
-    """Divide volumes by their names: `<id>_seg` is a label map, `<id>_<channel>` an image."""
-    labels: dict[str, Path] = {}
-    images: list[Path] = []
-    for file in files:
-        name = _ENTITY.sub("", stem(file))  # of BIDS: what a label map shows is no part of the id
-        tail = channels.LABEL_TAIL.fullmatch(name)
-        if tail is None or tail[1] in labels:
-            images.append(file)
-        else:
-            labels[tail[1]] = file
-    return labels, [(*channels.parted(stem(file), labels, loose=True, wanted=wanted), file) for file in images]
-
-
-def _by_folder(folder: Path, files: Sequence[Path], wanted: Sequence[str]) -> _Named:
-    """Divide volumes by their folders: each is a case, and the last word of a name says what is in it."""
-    labels: dict[str, Path] = {}
-    parts: list[tuple[str, str, Path]] = []
-    for file in files:
-        id, *inner = file.relative_to(folder).parts
-        word = re.split("[_-]", stem(file))[-1]
-        if not inner:
-            continue
-        if channels.LABEL_WORD.fullmatch(word) and id not in labels:
-            labels[id] = file
-        else:
-            parts.append((id, word, file))
-    return labels, parts
-
-
-def _is_label_of(name: str, id: str) -> bool:
-    tail = channels.LABEL_TAIL.fullmatch(name)
-    return name == id or (tail is not None and tail[1] == id)
+def is_dicom(file: Path) -> bool:
+    """Return whether a file is of DICOM: by its suffix; where that is none or a number, by the mark in the file."""
+    suffix = file.suffix.lower()
+    if suffix in (".dcm", ".dicom", ".ima"):
+        return True
+    if (suffix and not suffix[1:].isdigit()) or not file.is_file():
+        return False
+    try:
+        with file.open("rb") as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
 
 
 def _put(found: Found, id: str, images: tuple[Path, ...], label: Path | None, where: str) -> None:
@@ -323,7 +262,7 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
         if label is not None and label.is_file() and not there:
             found.left_out.append(f"{_below(root, label)}: a label map without an image")
     for folder in sorted(kept):
-        for stray in _volumes(folder) if folder.is_dir() and folder != root else []:
+        for stray in volumes_in(folder) if folder.is_dir() and folder != root else []:
             if stray not in seen:
                 found.left_out.append(f"{_below(root, stray)}: is not listed in dataset.json")
     found.left_out += _others(root, kept)
@@ -334,7 +273,7 @@ def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
 
 def _dataset_json(file: Path) -> dict[str, Any]:
     """Read `dataset.json`. Raises UserError for nnU-Net's lists of files by case, which are not read."""
-    said = _json(file)
+    said = folders.read_json(file, _JSON_LIMIT, "JSON")
     if not isinstance(said, dict):
         raise UserError(str(file), f"a {type(said).__name__}", "an object with `labels`")
     if isinstance(said.get("dataset"), dict) and not isinstance(said.get("training"), list):
@@ -392,18 +331,11 @@ def _channels_of(said: Mapping[str, Any], where: str) -> tuple[str, ...]:
 def _names_beside(folder: Path, split: str | None) -> tuple[Classes, list[Path]]:
     for file in (folder / "names.json", *([folder.parent / "names.json"] if split else [])):
         if file.is_file():
-            said = _json(file)
+            said = folders.read_json(file, _JSON_LIMIT, "JSON")
             if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
                 raise UserError(str(file), repr(said)[:100], 'a list such as ["background", "liver"]')
             return label_names.classes_named(said, str(file)), [file]
     return Classes(), []
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(text_of(file, "JSON"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(str(file), f"cannot be read ({error})"[:300], "JSON") from None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -418,32 +350,7 @@ def _folders(folder: Path) -> list[Path]:
     return [folder / entry.name for entry in _entries(folder) if not is_hidden(entry.name) and entry.is_dir()]
 
 
-def images_in(folder: Path) -> list[Path]:
-    """List the images in a folder: NIfTI files, or where there are none the folders of DICOM slices, or itself."""
-    if found := _volumes(folder):
-        return found
-    if folder.is_dir() and any(dicom.is_dicom(file) for file in _files(folder)[:8]):
-        return [folder]
-    return [entry for entry in _folders(folder) if dicom.is_series(entry)] if folder.is_dir() else []
-
-
-def _files(folder: Path) -> list[Path]:
-    return [folder / entry.name for entry in _entries(folder) if not is_hidden(entry.name) and entry.is_file()]
-
-
-def _walked(root: Path) -> list[Path]:
-    """List NIfTI files in a folder and those below it, hidden ones left out."""
-    found, places, looked_at = [], [(root, 0)], 0
-    while places:
-        folder, depth = places.pop(0)
-        found += _volumes(folder)
-        inner = _folders(folder) if depth < _DEPTH else []
-        looked_at += len(inner) + 1
-        places += [(one, depth + 1) for one in inner if looked_at < _LOOKED_AT and not one.is_symlink()]
-    return sorted(found)
-
-
-def _volumes(folder: Path) -> list[Path]:
+def volumes_in(folder: Path) -> list[Path]:
     """List NIfTI files in a folder itself, without hidden ones."""
     entries = _entries(folder) if folder.is_dir() else []
     return [folder / e.name for e in entries if not is_hidden(e.name) and is_nifti(e.name) and e.is_file()]

@@ -1,4 +1,4 @@
-"""Images and label maps of cases: NIfTI of one or several channels, a file for each channel, or a DICOM series."""
+"""Images and label maps of cases: NIfTI of one or several channels, or a file for each channel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.formats import dicom, nifti, volume_grid
+from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.formats.volume_grid import Orientation
 from trainkit.data.volumes.label_names import Classes
@@ -20,7 +20,7 @@ def read_header(case: Case) -> Header:
 
     Raises UserError naming the file that cannot be read, or does not lie on the grid of the first channel.
     """
-    first, *others = (_header(file) for file in case.images)
+    first, *others = (nifti.read_header(file, channels=True) for file in case.images)
     for other in others:
         if both := [one for one in (first, other) if one.channels > 1]:
             found = f"{both[0].channels} volumes along its 4th axis, beside files of other channels"
@@ -32,11 +32,11 @@ def read_header(case: Case) -> Header:
 def read_image(case: Case) -> tuple[np.ndarray, Header]:
     """Read an image, float32 (channels, *axes of its first file), and its header. Raises UserError as `read_header`."""
     if len(case.images) == 1:
-        return _image(case.image)
+        return nifti.read_channels(case.image)
     header = read_header(case)
     array = np.empty((header.channels, *header.shape), np.float32)
     for place, file in enumerate(case.images):
-        one, read = _image(file)
+        one, read = nifti.read_channels(file)
         array[place] = _turn(read, header, f"the grid of {header.path}, the first channel").apply(one[0])
     return array, header
 
@@ -61,14 +61,3 @@ def _turn(header: Header, onto: Header, expected: str) -> Orientation:
         again = "" if turn.order == (0, 1, 2) else ", its axes being turned"
         raise UserError(str(header.path), f"{differs}{again}", expected)
     return turn
-
-
-def _header(file: Path) -> Header:
-    return dicom.read_header(file) if file.is_dir() else nifti.read_header(file, channels=True)
-
-
-def _image(file: Path) -> tuple[np.ndarray, Header]:
-    if file.is_dir():
-        array, header = dicom.read_image(file)
-        return array[None], header
-    return nifti.read_channels(file)

@@ -6,10 +6,9 @@
 | `dataset.json`, `imagesTr`, `labelsTr`          | the Decathlon's; `#test` for `imagesTs`  | `dataset.json`       |
 | the same without lists of files                 | nnU-Net's, `<id>_0000`; likewise         | `dataset.json`       |
 | a folder of images and one of labels            | none                                     | `names.json`, if any |
-| `<id>_<channel>` beside `<id>_seg`, in folders   | any folder                               | `names.json`, if any |
 | files, or one file: to predict for, no labels   | folders                                  | none                 |
 
-A case is a file, of several channels where it has a 4th axis; or a file for each channel; or a folder of DICOM slices.
+A case is a file, of several channels where it has a 4th axis; or a file for each channel.
 
 `names.json` beside the folders of images and labels, or one folder above, is the list of the names of labels 0, 1, ...
 
@@ -24,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainkit.data import folders
-from trainkit.data.formats import dicom
 from trainkit.data.sources import finding, split_of
 from trainkit.data.volumes import channels as channel_files
 from trainkit.data.volumes import clinical as tables
@@ -45,7 +43,7 @@ class Case:
     """The name of its image without folder and suffix; no two of a source are alike."""
     patient: str
     image: Path
-    """Its first file, or the folder of a DICOM series."""
+    """Its first file."""
     label: Path | None
     """None where only images are there."""
     clinical: Mapping[str, Value] = field(default_factory=dict, hash=False)
@@ -109,6 +107,7 @@ def open_volumes(
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
     if not found.pairs and not found.incomplete:
+        layouts.refuse_dicom(split_of(path)[0])
         said = f"; {few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else layouts.FILES
         raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
@@ -119,8 +118,7 @@ def open_volumes(
     ]
     files, notes = list(found.made_of), list(found.left_out)
     for case in cases:
-        files += [file for image in case.images for file in (dicom.slices(image) if image.is_dir() else [image])]
-        files += [] if case.label is None else [case.label]
+        files += [*case.images, *([] if case.label is None else [case.label])]
     if clinical is not None:
         rows, said = tables.rows_of([case.patient for case in cases], Path(clinical))
         cases = [replace(case, clinical=row) for case, row in zip(cases, rows, strict=True)]
@@ -144,7 +142,7 @@ def _found(path: Path | str, asked: Asked) -> tuple[Found, str]:
         return layouts.single(path, split, asked.labelled), where
     folder = path.parent if path.is_file() else path
     # To predict for, `imagesTs` is what it says; with label maps it is a part of the set above.
-    root = layouts.root_of(folder) if asked.labelled or not layouts.images_in(folder) else folder
+    root = layouts.root_of(folder) if asked.labelled or not layouts.volumes_in(folder) else folder
     if split is None and root == folder.parent and folder.name.lower().endswith("ts"):
         split = "test"
     found = layouts.layout(root, split, asked, where)
