@@ -67,6 +67,8 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or _guessed(some)
     looked = verify.audit_files(NamedSet(train, some, labels), decode=False)
+    if error := looked.error(train=False):  # of a sample: what it lost of a class the whole set may have
+        raise error
     if looked.damage:
         found = looked.damage[0]
         found += "\n" if "\n" in found else ""

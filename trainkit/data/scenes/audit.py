@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainkit.data import leakage
+from trainkit.data.scenes.lost_objects import Objects
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.mask_store import PackedMasks
-from trainkit.errors import few
+from trainkit.errors import UserError, few
 
 MUCH = 0.5
 """Share of pixels without a class from which a set is odd."""
@@ -37,12 +38,19 @@ class Audit:
     """Sentences about what cannot be used, one for each kind of error."""
     turned: tuple[str, ...] = ()
     """Names of images that an EXIF orientation turns or mirrors without a change of their size."""
+    objects: Objects = field(default_factory=Objects)
+    """What was in the masks, and what is left of it."""
+
+    def error(self, *, train: bool) -> UserError | None:
+        """Return what makes the set useless though each of its masks can be read; see `Objects.error`."""
+        return self.objects.error(self.words, self.names, self.counts[:, :-1].sum(0), train)
 
 
 def audit_packed(words: str, masks: PackedMasks, pictures: Packed, shapes: np.ndarray) -> Audit:
     """Return the audit of a packed set of images of `shapes`, without reading one: for `oddities` and `shared`."""
     contents, prints = np.asarray(pictures.contents()), np.asarray(masks.fingerprints)
-    return Audit(words, masks.names, tuple(masks.ids()), shapes, np.asarray(masks.counts), contents, prints, ())
+    counts, ids = np.asarray(masks.counts), tuple(masks.ids())
+    return Audit(words, masks.names, ids, shapes, counts, contents, prints, (), objects=masks.objects)
 
 
 def oddities(seen: Audit) -> list[str]:
@@ -58,6 +66,7 @@ def oddities(seen: Audit) -> list[str]:
     if len(single := np.flatnonzero(there == 1)):
         listed = few(f"{ids[i]} ({seen.names[int(labelled[i].argmax())]})" for i in single)
         notes.append(f"{len(single)} of {len(ids)} images have only one class: {listed}")
+    notes += seen.objects.lost
     if seen.turned:
         notes.append(
             f"{len(seen.turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "

@@ -19,11 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from trainkit.data.formats.image_decode import SUFFIXES
 from trainkit.data.scenes import composed, files
-from trainkit.data.scenes.composed import Region
+from trainkit.data.scenes.composed import Painted, Region
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import CLASS_LIMIT
 from trainkit.errors import UserError
@@ -51,8 +49,8 @@ class ClassFilesMask:
         _, file = self.classes[0]
         return files.picture_shape(Scene(self.where, file, None, str(file)))
 
-    def read(self) -> np.ndarray:
-        """Return classes, uint8 (height, width). Raises UserError for what cannot be read, and for several sizes."""
+    def painted(self) -> Painted:
+        """Return classes and objects. Raises UserError for what cannot be read, and for several sizes."""
         size = self.shape()
         return composed.paint(size, self._regions(size), self.empty, self.where)
 
@@ -62,7 +60,9 @@ class ClassFilesMask:
             if values.shape[:2] != size:
                 found = "{1} x {0} pixels, and {2} {4} x {3}".format(*values.shape[:2], self.classes[0][1].name, *size)
                 raise UserError(str(file), found, "one size for all classes of an image")
-            yield Region.of(number, (values if values.ndim == 2 else values.max(2)) > 0)
+            region = Region.covering(number, (values if values.ndim == 2 else values.max(2)) > 0)
+            if region.area:  # a black file says that the class is not there
+                yield region
 
 
 def recognise(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ import numpy as np
 from trainkit.data import folders
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes import composed
-from trainkit.data.scenes.composed import Region
+from trainkit.data.scenes.composed import Painted, Region
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.listed_paths import FileListing
+from trainkit.data.scenes.lost_objects import BOX, OUTSIDE, SMALL, THIN
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 
@@ -36,6 +37,20 @@ FAR = 1e6
 
 CROSSINGS = 1 << 20
 """Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
+
+POINTS = 1 << 20
+"""Most points of the outline of an object."""
+
+_TEXT = 7
+"""Most characters of a run length: an image has less than 2^30 pixels."""
+
+_BLOCK = 1 << 20
+"""Run lengths, or characters of them, that are decoded at a time; an even number."""
+
+_NO_AREA = 1e-9
+
+_FEW = 8
+"""Pixels of the shorter side up to which coordinates from 0 to 1 may be pixels."""
 
 _LONGEST = 1 << 16
 """Longest side of an image, in pixels."""
@@ -53,6 +68,9 @@ class Outline:
     """One object of an image: polygons, run lengths, or for lack of both a box."""
 
     number: int
+    """Class of its pixels; `IGNORED` for none."""
+    of: int
+    """Class of the object; `IGNORED` for what encloses several."""
     polygons: tuple[np.ndarray, ...] = ()
     """float64 (n, 2) each, x and y in pixels."""
     runs: str | np.ndarray | None = None
@@ -80,20 +98,24 @@ class CocoMask:
         """Return height and width as the file says them."""
         return self.size
 
-    def read(self) -> np.ndarray:
-        """Return classes, uint8 (height, width). Raises UserError for run lengths that do not fit the image."""
-        regions = (region for outline in self.outlines if (region := self._region(outline)) is not None)
-        return composed.paint(self.size, regions, self.empty, self.where)
+    def painted(self) -> Painted:
+        """Return classes and objects. Raises UserError for run lengths that do not fit the image."""
+        return composed.paint(self.size, map(self._region, self.outlines), self.empty, self.where)
 
-    def _region(self, outline: Outline) -> Region | None:
+    def _region(self, outline: Outline) -> Region:
         try:
             if outline.runs is not None:
-                return Region.of(outline.number, decode_runs(outline.runs, self.size))
-            polygons = outline.polygons
+                region = Region.covering(outline.number, decode_runs(outline.runs, self.size))
+                return replace(region, of=outline.of, fate="" if region.area else THIN)
+            polygons, fate = outline.polygons, ""
             if outline.box is not None:
                 x, y, width, height = outline.box
                 polygons = (np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]]),)
-            return _filled(outline.number, polygons, self.size)
+                fate = BOX
+            region = _filled(outline.number, polygons, self.size) if polygons else None
+            if region is None:
+                return Region.lost(outline.of, fate or _reason(polygons, self.size))
+            return replace(region, of=outline.of, fate=fate)
         except ValueError as error:
             raise UserError(self.where, str(error), "an outline of the image's size") from None
 
@@ -228,9 +250,12 @@ def _categories(some: list[Any], annotations: list[Any]) -> dict[int | str, str]
 def _outlines(
     some: list[Any], pictures: Mapping[int | str, Any], classes: Mapping[int | str, int]
 ) -> tuple[dict[int | str, list[Outline]], tuple[str, ...]]:
-    """Return the objects of each image, and sentences about those that cover nothing or have only a box."""
+    """Return the objects of each image, and sentences about those that have only a box.
+
+    Raises ValueError where none has an outline, and where most have coordinates from 0 to 1.
+    """
     found: dict[int | str, list[Outline]] = {}
-    boxes = thin = drawn = 0
+    boxes = drawn = polygons = shares = 0
     for where, entry in _entries(some, "annotations"):
         image, category = _id(entry, "image_id", where), _id(entry, "category_id", where)
         if image not in pictures or category not in classes:
@@ -239,37 +264,50 @@ def _outlines(
         if entry.get("iscrowd", 0) not in (0, 1, None):
             raise ValueError(f"{where}.iscrowd is neither 0 nor 1")
         number = IGNORED if entry.get("iscrowd") else classes[category]
-        outline = _outline(entry, number, where)
-        if outline is None:
-            thin += 1
-            continue
-        boxes, drawn = boxes + (outline.box is not None), drawn + (outline.box is None)
+        _, size = pictures[image]
+        outline = _outline(entry, number, size, where)
+        boxes += outline.box is not None
+        drawn += outline.runs is not None or bool(outline.polygons)
+        polygons += bool(outline.polygons)
+        shares += bool(outline.polygons) and min(size) > _FEW and all(map(_is_of_shares, outline.polygons))
         found.setdefault(image, []).append(outline)
     if boxes and not drawn:
         raise ValueError(f"{number_of(boxes, 'objects')} with a box, and none with an outline (`segmentation`)")
-    said = []
-    if boxes:
-        said.append(f"{number_of(boxes, 'objects')} with a box but no outline: their pixels have no class")
-    if thin:
-        said.append(f"{number_of(thin, 'objects')} whose outline covers no pixel")
-    return found, tuple(said)
+    if 2 * shares > polygons:
+        raise ValueError(
+            f"{shares} of {number_of(polygons, 'outlines')} with coordinates from 0 to 1; pixels are needed: multiply "
+            "them by the width and height of their image"
+        )
+    boxed = f"{number_of(boxes, 'objects')} with a box but no outline: their pixels have no class"
+    return found, (boxed,) if boxes else ()
 
 
-def _outline(entry: Mapping[str, Any], number: int, where: str) -> Outline | None:
+def _is_of_shares(polygon: np.ndarray) -> bool:
+    return bool((polygon >= 0).all() and (polygon <= 1).all())
+
+
+def _outline(entry: Mapping[str, Any], number: int, size: tuple[int, int], where: str) -> Outline:
     shape = entry.get("segmentation")
     if isinstance(shape, dict):
-        return Outline(number, runs=_runs(shape.get("counts"), f"{where}.segmentation.counts"))
+        said = shape.get("size", list(size))
+        if said != list(size):
+            found = f"{where}.segmentation.size is {said!r}"[:150]
+            raise ValueError(f"{found}; its image has [{size[0]}, {size[1]}], height and width")
+        return Outline(number, number, runs=_runs(shape.get("counts"), size, f"{where}.segmentation.counts"))
     if shape in (None, []):
         box = entry.get("bbox")
         if box in (None, []):
-            return None
+            return Outline(number, number)
         left, top, width, height = _numbers(box, 4, f"{where}.bbox").tolist()
-        return Outline(IGNORED, box=(left, top, width, height)) if width > 0 and height > 0 else None
+        if width <= 0 or height <= 0:
+            return Outline(number, number)
+        return Outline(IGNORED, number, box=(left, top, width, height))
     if not isinstance(shape, list) or not all(isinstance(one, list) for one in shape):
         raise ValueError(f"{where}.segmentation is neither polygons nor run lengths")
+    if (points := sum(map(len, shape)) // 2) > POINTS:
+        raise ValueError(f"{where}.segmentation has {points} points; {POINTS} at most are allowed")
     polygons = [_numbers(one, 0, f"{where}.segmentation") for one in shape]
-    polygons = [one.reshape(-1, 2) for one in polygons if len(one) >= 6]
-    return Outline(number, tuple(polygons)) if polygons else None
+    return Outline(number, number, tuple(one.reshape(-1, 2) for one in polygons if len(one) >= 6))
 
 
 def _numbers(some: Any, count: int, where: str) -> np.ndarray:
@@ -282,50 +320,83 @@ def _numbers(some: Any, count: int, where: str) -> np.ndarray:
     return values
 
 
-def _runs(counts: Any, where: str) -> str | np.ndarray:
+def _runs(counts: Any, size: tuple[int, int], where: str) -> str | np.ndarray:
+    pixels = size[0] * size[1]
+    if isinstance(counts, str | list) and len(counts) > (most := _TEXT * (pixels + 2)):
+        raise ValueError(f"{where} has a length of {len(counts)}; {most} at most for {size[1]} x {size[0]} pixels")
     if isinstance(counts, str):
         if not re.fullmatch("[0-o]+", counts):
             raise ValueError(f"{where} holds characters that no run lengths have")
         return counts
     if not isinstance(counts, list) or not all(type(one) is int and 0 <= one <= PIXEL_CAP for one in counts):
         raise ValueError(f"{where} is neither a text nor a list of lengths")
-    return np.array(counts, np.int64)
+    return np.array(counts, np.int32)
 
 
 def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Decode run lengths, compressed or int64, to bool of `size` (height, width).
+    """Decode run lengths, compressed or whole numbers, to bool of `size` (height, width).
 
     Raises ValueError where they do not make up so many pixels, or that is more than any image has.
     """
-    if size[0] * size[1] > PIXEL_CAP:
+    pixels = size[0] * size[1]
+    if pixels > PIXEL_CAP:
         raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are allowed")
-    lengths = _unpacked(runs) if isinstance(runs, str) else runs
-    if (lengths < 0).any() or int(lengths.sum()) != size[0] * size[1]:
-        raise ValueError(f"run lengths of {int(lengths.sum())} pixels for {size[1]} x {size[0]}")
-    inside = np.arange(len(lengths)) % 2 == 1
-    return np.repeat(inside, lengths).reshape(size[1], size[0]).T
+    made, done, odd = np.empty(pixels, bool), 0, 0
+    for lengths in _unpacked(runs) if isinstance(runs, str) else _blocks(runs):
+        total = int(lengths.sum())
+        if (lengths < 0).any() or done + total > pixels:
+            raise ValueError(f"run lengths below 0, or of more pixels than {size[1]} x {size[0]}")
+        made[done : done + total] = np.repeat((np.arange(len(lengths)) + odd) % 2 == 1, lengths)
+        done, odd = done + total, (odd + len(lengths)) % 2
+    if done != pixels:
+        raise ValueError(f"run lengths of {done} pixels for {size[1]} x {size[0]}")
+    return made.reshape(size[1], size[0]).T
 
 
-def _unpacked(text: str) -> np.ndarray:
-    """Unpack lengths from a text: 5 bits a character, the sixth says that more follow; each after the third is told by
-    its difference from the last but one."""
-    lengths: list[int] = []
-    value = bits = 0
-    for code in text.encode():
-        code -= 48
-        value |= (code & 31) << bits
-        bits += 5
-        if bits > 50:
+def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    return (values[first : first + _BLOCK].astype(np.int64) for first in range(0, len(values), _BLOCK))
+
+
+def _unpacked(text: str) -> Iterator[np.ndarray]:
+    """Unpack lengths from a text, some at a time: 5 bits a character, the sixth says that more follow; each after the
+    third is told by its difference from the last but one."""
+    codes = np.frombuffer(text.encode("ascii"), np.uint8)
+    last, begin, first, more = np.zeros(2, np.int64), 0, 0, 0
+    while begin < len(codes):
+        some = codes[begin : begin + _BLOCK] - np.uint8(48)
+        ends = np.flatnonzero(some & 32 == 0)
+        if begin + len(some) < len(codes):
+            ends = ends[: len(ends) // 2 * 2]
+        elif 0 < (more := len(some) - 1 - int(ends[-1] if len(ends) else -1)) < _TEXT:
+            raise ValueError("truncated run lengths")
+        begins = np.append(0, ends[:-1] + 1)
+        if not len(ends) or int((ends - begins).max()) >= _TEXT or more >= _TEXT:
             raise ValueError("impossible run lengths")
-        if code & 32:
-            continue
-        if code & 16:
-            value -= 1 << bits
-        lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
-        value = bits = 0
-    if bits:
-        raise ValueError("truncated run lengths")
-    return np.clip(np.array(lengths, np.int64), -1, 2 * PIXEL_CAP)
+        some = some[: int(ends[-1]) + 1].astype(np.int64)
+        place = np.arange(len(some)) - np.repeat(begins, ends - begins + 1)
+        values = np.add.reduceat((some & 31) << 5 * place, begins)
+        values -= np.where(some[ends] & 16, 1 << 5 * (ends - begins + 1), 0)
+        if int(np.abs(values).max()) > PIXEL_CAP:
+            raise ValueError("impossible run lengths")
+        yield _summed(values, last, first)
+        begin, first = begin + len(some), first + len(ends)
+
+
+def _summed(values: np.ndarray, last: np.ndarray, first: int) -> np.ndarray:
+    """Return lengths of differences from the last but one; `last` are the two before, and are set to the last two.
+
+    The first three of all, from `first` 0 on, are lengths themselves.
+    """
+    for parity in (0, 1):
+        own = values[parity::2]
+        if first == 0 and parity == 0:
+            own[1:].cumsum(out=own[1:])
+        else:
+            own[:1] += last[parity]
+            own.cumsum(out=own)
+        if len(own) > (first == 0 and parity == 0):
+            last[parity] = own[-1]
+    return values
 
 
 def _filled(number: int, polygons: Sequence[np.ndarray], size: tuple[int, int]) -> Region | None:
@@ -339,7 +410,17 @@ def _filled(number: int, polygons: Sequence[np.ndarray], size: tuple[int, int]) 
     covered = np.zeros((height, width), bool)
     for polygon in polygons:
         covered |= fill(polygon - low, (height, width))
-    return Region.of(number, covered, int(low[1]), int(low[0])) if covered.any() else None
+    return Region.covering(number, covered, int(low[1]), int(low[0])) if covered.any() else None
+
+
+def _reason(polygons: Sequence[np.ndarray], size: tuple[int, int]) -> str:
+    """Return why polygons cover no pixel of an image of `size` (height, width)."""
+    areas = (np.dot(p[:, 0], np.roll(p[:, 1], -1)) - np.dot(p[:, 1], np.roll(p[:, 0], -1)) for p in polygons)
+    if all(abs(area) < _NO_AREA for area in areas):
+        return THIN
+    points = np.concatenate(polygons)
+    outside = (points.max(0) <= 0).any() or (points.min(0) >= size[::-1]).any()
+    return OUTSIDE if outside else SMALL
 
 
 def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -361,9 +442,11 @@ def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     slope = (x_end - x)[edge] / (y_end - y)[edge]
     column = np.ceil(x[edge] + (row + 0.5 - y[edge]) * slope - 0.5)
     column = np.clip(column, 0, width).astype(np.int64)
-    turns = np.zeros((height, width + 1), np.int32)
-    np.add.at(turns, (row, column), 1)
-    return (np.cumsum(turns[:, :width], 1) & 1).astype(bool)
+    turns = np.zeros((height, width + 1), np.uint8)
+    np.add.at(turns.reshape(-1), row * (width + 1) + column, 1)  # beyond 255 it goes on from 0, which is even too
+    np.bitwise_xor.accumulate(turns, 1, out=turns)
+    turns &= 1
+    return turns[:, :width].view(bool)
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:

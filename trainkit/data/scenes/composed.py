@@ -8,7 +8,7 @@ the set has a class called so have no class.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -45,8 +45,8 @@ class ComposedMask(Protocol):
         """Return height and width. Raises UserError where the first of its files has no header."""
         ...
 
-    def read(self) -> np.ndarray:
-        """Return classes, uint8 (height, width). Raises UserError for what cannot be read or painted."""
+    def painted(self) -> Painted:
+        """Return classes and objects. Raises UserError for what cannot be read or painted."""
         ...
 
 
@@ -63,16 +63,37 @@ class Region:
     size: tuple[int, int]
     bits: np.ndarray
     """uint8, 8 pixels a byte."""
+    of: int
+    """Class of the object; `IGNORED` for what encloses several. Not `number` where that is in no class."""
+    fate: str = ""
+    """Why it is not seen as what it is, whatever lies on it; see `lost_objects`."""
 
     @classmethod
-    def of(cls, number: int, covered: np.ndarray, top: int = 0, left: int = 0) -> Region:
+    def covering(cls, number: int, covered: np.ndarray, top: int = 0, left: int = 0) -> Region:
         """Make a region of the pixels `covered`, bool (h, w), whose first is at `top` and `left`."""
         size = (covered.shape[0], covered.shape[1])
-        return cls(number, top, left, int(covered.sum()), size, np.packbits(covered))
+        return cls(number, top, left, int(np.count_nonzero(covered)), size, np.packbits(covered), number)
+
+    @classmethod
+    def lost(cls, of: int, fate: str) -> Region:
+        """Make a region without a pixel, of an object of a class."""
+        return cls(IGNORED, 0, 0, 0, (0, 0), np.empty(0, np.uint8), of, fate)
 
 
-def paint(size: tuple[int, int], regions: Iterable[Region], empty: int, where: str) -> np.ndarray:
-    """Return classes, uint8 of `size` (height, width), `empty` where no region is.
+@dataclass(frozen=True, eq=False)
+class Painted:
+    """A mask, and what it was painted from."""
+
+    classes: np.ndarray
+    """uint8 (height, width)."""
+    on_top: np.ndarray
+    """Place, from 1 on, of the region that is seen at each pixel, and 0 where there is none: (height, width)."""
+    regions: tuple[Region, ...]
+    """In the order in which they were painted, without their pixels."""
+
+
+def paint(size: tuple[int, int], regions: Iterable[Region], empty: int, where: str) -> Painted:
+    """Paint regions on a mask of `size` (height, width), of class `empty` where no region is.
 
     Raises UserError where the regions take more than `MEMORY`.
     """
@@ -83,12 +104,16 @@ def paint(size: tuple[int, int], regions: Iterable[Region], empty: int, where: s
         if used > MEMORY:
             raise UserError(where, f"more than {MEMORY >> 20} MB of regions in one mask", "fewer or smaller ones")
         kept.append(region)
-    made = np.full(size, empty, np.uint8)
-    for region in sorted(kept, key=lambda region: (region.number != IGNORED, -region.area)):
+    kept.sort(key=lambda region: (region.number != IGNORED, -region.area))
+    classes, on_top = np.full(size, empty, np.uint8), np.zeros(size, np.min_scalar_type(len(kept)))
+    for place, region in enumerate(kept, start=1):
         height, width = region.size
         covered = np.unpackbits(region.bits, count=height * width).reshape(height, width).astype(bool)
-        made[region.top : region.top + height, region.left : region.left + width][covered] = region.number
-    return made
+        rows, columns = slice(region.top, region.top + height), slice(region.left, region.left + width)
+        classes[rows, columns][covered] = region.number
+        on_top[rows, columns][covered] = place
+    none = np.empty(0, np.uint8)
+    return Painted(classes, on_top, tuple(replace(region, bits=none) for region in kept))
 
 
 def numbering(classes: Sequence[str]) -> tuple[dict[str, int], int, Labels]:

@@ -216,6 +216,9 @@ class Scenes:
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
         # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
+        pixels, place = np.asarray(masks.counts).sum(0)[:-1], f"{key(name)} ({source.where})"
+        if error := masks.objects.error(place, masks.names, pixels, train=name == "train"):
+            raise error
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
             size = tuple(masks.shapes[0].tolist())

@@ -21,7 +21,7 @@ from trainkit.data.scenes.label_maps import Labels
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
-    from trainkit.data.scenes.composed import ComposedMask
+    from trainkit.data.scenes.composed import ComposedMask, Painted
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
@@ -53,7 +53,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     if scene.mask is None:
         raise UserError(where, "no mask", "one for each image")
     if not isinstance(scene.mask, Path | bytes):
-        return scene.mask.read()
+        return scene.mask.painted().classes
     data = _bytes(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
         found = "a JPEG or WebP file, whose compression changes values"
@@ -77,6 +77,14 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         if values.ndim != 2 or values.dtype.kind not in "ui" or values.min() < 0 or values.max() > 0xFFFF:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a pixel")
         return values.astype(np.uint16)
+
+
+def read_objects(scene: Scene, coloured: bool = False) -> tuple[np.ndarray, Painted | None]:
+    """Read a mask as `read_mask` does, and with it what it was painted from, where it is put together of several."""
+    if scene.mask is None or isinstance(scene.mask, Path | bytes):
+        return read_mask(scene, coloured), None
+    painted = scene.mask.painted()
+    return painted.classes, painted
 
 
 def classes_of(scene: Scene, labels: Labels) -> np.ndarray:

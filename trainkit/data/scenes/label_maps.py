@@ -90,6 +90,10 @@ class Labels:
         """All that masks made with it depend on, for the names of caches."""
         return (self.names, self.colours, self.values, self.palette)
 
+    def drops_white(self, mask: np.ndarray) -> bool:
+        """Return whether a mask as it is in its file has the value 255, and that stands for no class."""
+        return not self.coloured and bool(self._table[IGNORED] == IGNORED and (mask == IGNORED).any())
+
     def classes(self, mask: np.ndarray, where: str) -> np.ndarray:
         """Return the classes of a mask as it is in its file: numbers (h, w), uint8 or uint16, or RGB uint8 (h, w, 3).
 
@@ -230,11 +234,14 @@ def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
 def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
     """Make labels where nothing else is known: each value or colour `found` by `codes_in`, but 255, is a class.
 
-    Names are the values or colours. Raises ValueError where these are not 2 to 255.
+    Of masks of 0 and 255 alone, black and white, white is the second class. Names are the
+    values or colours. Raises ValueError where these are not 2 to 255.
     """
     # Grey that is stored in colour is numbers.
     coloured = any(len(set(code)) > 1 for code in found)
     codes = sorted({code * 3 if len(code) == 1 else code for code in found} if coloured else {c[:1] for c in found})
+    if codes == [(0,), (IGNORED,)]:
+        return from_palette({str([value] * 3): [value] * 3 for (value,) in codes})
     codes = [code for code in codes if code != (IGNORED,)]
     if not 2 <= len(codes) <= CLASS_LIMIT:
         many = number_of(len(codes), "colours" if coloured else "values")

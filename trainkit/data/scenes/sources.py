@@ -104,6 +104,13 @@ class SceneSource:
     def __len__(self) -> int:
         return len(self.scenes)
 
+    @property
+    def is_painted(self) -> bool:
+        """True where masks are put together of several outlines or files."""
+        if isinstance(self.scenes, Rows):
+            return False
+        return any(not isinstance(scene.mask, Path | bytes | None) for scene in self.scenes)
+
     def ids(self) -> list[str]:
         """Return the name of each scene, without reading any."""
         return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]

@@ -23,6 +23,7 @@ from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.scenes.lost_objects import Fates, Tally, fates
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store, map_store, mask_store
@@ -52,6 +53,8 @@ class NamedSet:
     source: SceneSource
     labels: Labels
     """Content of its masks."""
+    size: tuple[int, int] | None = None
+    """Height and width to which a recipe brings masks; None for as they are."""
 
     @property
     def words(self) -> str:
@@ -102,6 +105,8 @@ def verify(
         said += [f"{seen.words}: {text}" for text in seen.damage]
         if len(seen.ids) and not seen.counts[:, :-1].any():
             said.append(f"{seen.words}: no labelled pixel; expected some labelled pixels")
+        elif len(seen.ids) and (error := seen.error(train=not recipe or one.name == TRAIN)):
+            said.append(str(error))
         odd = [f"{len(one.source.left_out)} left out: {few(one.source.left_out)}"] if one.source.left_out else []
         said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *audit.oddities(seen))]
     if data is None:
@@ -165,9 +170,12 @@ def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], Non
     """Read all images and masks of a set; without `decode`, of images only the headers."""
     bad: dict[str, list[_Mistake]] = {}
     good: list[_Seen] = []
-    for seen in map_store.each(partial(_see, labels=one.labels, decode=decode), one.source.scenes, threads()):
+    tally = Tally(len(one.labels.names), one.source.is_painted)
+    see = partial(_see, labels=one.labels, decode=decode, size=one.size)
+    for seen in map_store.each(see, one.source.scenes, threads()):
         if isinstance(seen, _Seen):
             good.append(seen)
+            tally.add(seen.id, seen.fates, seen.white)
         else:
             bad.setdefault(seen.what, []).append(seen)
         if on_seen is not None:
@@ -183,6 +191,7 @@ def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], Non
         np.asarray([seen.mask for seen in good], np.uint64),
         tuple(_told(what, mistakes, total) for what, mistakes in bad.items()),
         tuple(seen.id for seen in good if seen.turned),
+        tally.objects(one.labels.names),
     )
 
 
@@ -196,6 +205,8 @@ class _Seen:
     picture: int
     mask: int
     turned: bool
+    fates: Fates
+    white: bool
 
 
 @dataclass(frozen=True)
@@ -223,7 +234,7 @@ def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
     return f"{len(mistakes)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
 
 
-def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
+def _see(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen | _Mistake:
     try:
         shape, picture = _picture(scene, decode)
         # By a quarter (5 to 8) shows in the size, unless that is square.
@@ -231,7 +242,7 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
     except UserError as error:
         return _Mistake("images cannot be used", f"{error.where}: {error.found}")
     try:
-        mask = files.read_mask(scene, labels.coloured)
+        mask, painted = files.read_objects(scene, labels.coloured)
     except UserError as error:
         return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
     if mask.shape[:2] != shape:
@@ -244,7 +255,9 @@ def _see(scene: Scene, labels: Labels, decode: bool) -> _Seen | _Mistake:
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
         return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
     counts = mask_store.counted(classes, len(labels.names))
-    return _Seen(scene.id, shape, counts, picture, mask_store.fingerprint(classes), turned)
+    white = painted is None and labels.drops_white(mask) and int((counts[:-1] > 0).sum()) == 1
+    found = fates(classes, painted, size)
+    return _Seen(scene.id, shape, counts, picture, mask_store.fingerprint(classes), turned, found, white)
 
 
 def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
@@ -323,7 +336,7 @@ def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
             lost.append(str(error))
         if labels is not None:
             first = first or labels
-            sets.append(NamedSet(key, source, labels))
+            sets.append(NamedSet(key, source, labels, data.size))
     return sets, lost
 
 

@@ -14,18 +14,19 @@ names of classes, and the classes of all pixels before masks were resized.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trainkit.data.scenes import files
-from trainkit.data.scenes.augment import nearest
+from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
 from trainkit.data.storage import cache, map_store
 from trainkit.data.storage.hashed_folder import Form
 from trainkit.data.storage.image_store import is_packed
@@ -46,6 +47,9 @@ FORMAT = "trainkit-masks"
 VERSION = 1
 """Raised with any change to how masks are read, so that older ones are not taken for new ones."""
 
+PREPARATION = 2
+"""Raised where the same masks are judged otherwise, so that sets packed before are packed again, of the same digest."""
+
 _NAMED = 20
 
 
@@ -60,14 +64,6 @@ def counted(mask: np.ndarray, classes: int) -> np.ndarray:
     """Count the pixels of each class of a mask, and last those without a label: int64 (classes + 1,)."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
     return np.append(counts[:classes], counts[IGNORED])
-
-
-def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize a mask to `size` (height, width): every pixel has the class of the one that its centre lies in."""
-    if mask.shape == tuple(size):
-        return mask
-    rows, columns = map(nearest, mask.shape, size)
-    return mask[rows[:, None], columns]
 
 
 def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]:
@@ -122,6 +118,11 @@ class PackedMasks(CompressedMaps):
         return None if size is None else (size[0], size[1])
 
     @property
+    def objects(self) -> Objects:
+        """What was in the masks and what is left of it; nothing of a set that was packed without it."""
+        return Objects.read(self.manifest["objects"]) if "objects" in self.manifest else Objects()
+
+    @property
     def originals(self) -> str | None:
         """SHA-256 of names, classes and masks before they were resized; None of a set that was packed without it."""
         found = self.manifest.get("originals")
@@ -159,6 +160,7 @@ class PackedMasks(CompressedMaps):
             or len(colours) not in (0, len(names))
             or not all(_is_numbers(colour, 3, 255) for colour in colours),
             "size": size is not None and not _is_numbers(size, 2, 1 << 24),
+            "objects": "objects" in manifest and not _holds_objects(manifest["objects"]),
         }
         self.refuse_entries(manifest, wrong)
         return [*map_store.FILES, "counts.npy", "fingerprints.npy", "ids.txt"]
@@ -176,7 +178,7 @@ def pack_masks_once(
     Raises UserError naming all that is wrong, and how many: masks of another size than their images, before any is
     read; files that cannot be read; values or colours that stand for no class.
     """
-    made = [FORMAT, VERSION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
+    made = [FORMAT, VERSION, PREPARATION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
     made += [source.columns] if source.columns else []
     folder = cache.place(cache.key(made, source.files))
 
@@ -187,6 +189,20 @@ def pack_masks_once(
 
     cache.make_once(folder, is_packed, make, f"packing the masks of {source.where}", "mask")
     return PackedMasks(folder)
+
+
+class _Row(NamedTuple):
+    """The mask of an image, prepared."""
+
+    id: str
+    original: bytes
+    """SHA-256 before it was resized."""
+    shape: tuple[int, int]
+    stream: bytes
+    counts: np.ndarray
+    mark: int
+    fates: Fates
+    white: bool
 
 
 def _write(
@@ -200,32 +216,38 @@ def _write(
     pictures, bad = compared(source.scenes)
     refuse(source.where, bad, "masks that do not match their images", "mask that does not match its image")
 
-    def one(numbered: tuple[int, Scene]) -> tuple[str, bytes, tuple[int, int], bytes, np.ndarray, int] | UserError:
+    def one(numbered: tuple[int, Scene]) -> _Row | UserError:
         row, scene = numbered
         try:
-            mask = files.classes_of(scene, labels)
+            stored, painted = files.read_objects(scene, labels.coloured)
+            mask = labels.classes(stored, files.mask_where(scene))
         except UserError as error:
             return error
         # The header of a mask that says it is to be turned.
         if mask.shape != pictures[row]:
             return UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
         original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
+        found = fates(mask, painted, size)
         mask = mask if size is None else resized(mask, size)
-        return scene.id, original, mask.shape, map_store.compress(mask), counted(mask, classes), fingerprint(mask)
+        counts = counted(mask, classes)
+        white = painted is None and labels.drops_white(stored) and int((counts[:-1] > 0).sum()) == 1
+        stream = map_store.compress(mask)
+        return _Row(scene.id, original, mask.shape, stream, counts, fingerprint(mask), found, white)
 
     ids, originals, counts, prints = [], [], [], []
+    tally = Tally(classes, source.is_painted)
     with map_store.Writer(folder) as writer:
         for done, found in enumerate(map_store.each(one, enumerate(source.scenes), threads()), start=1):
             on_progress(done, len(source.scenes))
             if isinstance(found, UserError):
                 bad.append(str(found))
                 continue
-            id, original, shape, stream, own, mark = found
-            writer.add(shape, stream)
-            ids.append(id)
-            originals.append(original)
-            counts.append(own)
-            prints.append(mark)
+            writer.add(found.shape, found.stream)
+            ids.append(found.id)
+            originals.append(found.original)
+            counts.append(found.counts)
+            prints.append(found.mark)
+            tally.add(found.id, found.fates, found.white)
         refuse(source.where, bad, "masks that cannot be used")
         writer.save("counts.npy", np.asarray(counts, np.int64).reshape(-1, classes + 1))
         writer.save("fingerprints.npy", np.asarray(prints, np.uint64))
@@ -234,6 +256,7 @@ def _write(
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
+            "objects": dataclasses.asdict(tally.objects(labels.names)),
             "made_from": f"{source.kind} {Path(source.where).name}",
             "originals": hashlib.sha256(json.dumps([ids, labels.names]).encode() + b"".join(originals)).hexdigest(),
         }
@@ -245,6 +268,13 @@ def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
     if bad:
         remedy = "`trainkit data verify` lists all of them"
         raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
+
+
+def _holds_objects(value: Json) -> bool:
+    try:
+        return Objects.read(value) is not None
+    except ValueError:
+        return False
 
 
 def _is_numbers(value: object, length: int, most: int) -> bool:
