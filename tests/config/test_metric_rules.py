@@ -89,17 +89,17 @@ def test_the_best_value_is_kept_waited_for_and_reached(name, metric, lower):
 def test_settings_and_curves_are_ranked_in_the_same_direction(name, metric, lower):
     recipe = loaded(name, *blocks(metric))
     trials = [Trial(str(value), {}, value=value) for value in (0.4, 0.2, math.nan, 0.3)]
-    order = [trial.title for trial in sweep._ranked(trials, sweep._best(recipe).lower)]
+    order = [trial.title for trial in sweep._ranked(trials, sweep._best(recipe).better)]
     assert order == (["0.2", "0.3", "0.4", "nan"] if lower else ["0.4", "0.3", "0.2", "nan"])
     said = findings.best(metric, ([1.0, 2.0, 3.0, 4.0], [0.5, 0.2, 0.7, 0.4]))
     assert f"{'0.2 at step 2' if lower else '0.7 at step 3'}" in said
 
 
-@pytest.mark.parametrize("lower", [True, False])
-def test_optuna_is_told_the_direction(lower):
+@pytest.mark.parametrize("metric, direction", [("val/nll", "MINIMIZE"), ("val/ema/top1", "MAXIMIZE")])
+def test_optuna_is_told_the_direction(metric, direction):
     pytest.importorskip("optuna")
-    study = optuna_search.Study([], Sweep(tpe=2, pruner="median"), lower)
-    assert study._study.direction.name == ("MINIMIZE" if lower else "MAXIMIZE")
+    rule = sweep._best(loaded("convnext", *blocks(metric)))
+    assert optuna_search.Study([], Sweep(tpe=2, pruner="median"), rule.better)._study.direction.name == direction
 
 
 @pytest.mark.parametrize("key, block", [(word.partition("=")[0], word) for word in blocks("val/nll")[:3]])

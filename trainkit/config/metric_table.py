@@ -176,6 +176,8 @@ CUSTOMARY = Group(
 )
 """Names of metrics with one meaning in the field."""
 
+SIGNS: dict[Mode, int] = {"max": 1, "min": -1}
+"""Factor by which values are turned so that higher is better."""
 MODES: dict[Direction | None, Mode] = {"higher": "max", "lower": "min"}
 
 

@@ -28,6 +28,11 @@ class Best:
     def __post_init__(self) -> None:
         self.mode, self.lower = metric_table.settled(self.metric, self.mode)
 
+    @property
+    def better(self) -> Mode:
+        """The mode by which values are compared: that of the metric, also where an older run has another."""
+        return "min" if self.lower else "max"
+
 
 @dataclass(kw_only=True)
 class StopWhen:

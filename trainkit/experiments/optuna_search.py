@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit import rng
+from trainkit.config.metric_table import Mode
 from trainkit.config.run_request import Sweep
 from trainkit.errors import UserError
 
@@ -34,7 +35,7 @@ def require() -> None:
 class Study:
     """Optuna's study of one sweep, one trial at a time."""
 
-    def __init__(self, axes: Sequence[Axis], how: Sweep, lower: bool):
+    def __init__(self, axes: Sequence[Axis], how: Sweep, mode: Mode):
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -46,7 +47,7 @@ class Study:
         self._optuna, self._axes, self._how = optuna, axes, how
         self._study = optuna.create_study(
             study_name="sweep",
-            direction="minimize" if lower else "maximize",
+            direction=optuna.study.StudyDirection[f"{mode}imize".upper()],
             sampler=optuna.samplers.RandomSampler(seed=0),
             pruner=pruners[how.pruner],
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import loader
+from trainkit.config.metric_table import SIGNS, Mode
 from trainkit.config.run_request import RunRequest, Sweep
 from trainkit.config.schema import Best, Recipe
 from trainkit.errors import UserError
@@ -130,7 +131,7 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
     for one in children:  # what is wrong with the data of the last shows now
         group.child_key(one, digests)
     with_study = how.tpe is not None or how.pruner is not None
-    study = optuna_search.Study(axes, how, _best(recipe).lower) if with_study and runtime.main else None
+    study = optuna_search.Study(axes, how, _best(recipe).better) if with_study and runtime.main else None
     said = [word for word in request.overrides if word not in fixed]
     keys, size = [axis.key for axis in axes], how.tpe or len(children)
     digest = group.group_digest(children, *said, repr(how))
@@ -257,14 +258,13 @@ def _setting(child: Child, keys: Sequence[str]) -> Setting:
     return {key: words[key] for key in keys}
 
 
-def _ranked(trials: Sequence[Trial], lower: bool) -> list[Trial]:
+def _ranked(trials: Sequence[Trial], mode: Mode) -> list[Trial]:
     """Sort trials, the best first; after those that finished come the pruned, then the failed."""
-    sign = 1 if lower else -1
     request = {"finished": 0, "pruned": 1, "failed": 2}
 
     def place(trial: Trial) -> tuple[int, bool, float]:
         lost = math.isnan(trial.value)
-        return request[trial.state], lost, 0.0 if lost else sign * trial.value
+        return request[trial.state], lost, 0.0 if lost else -SIGNS[mode] * trial.value
 
     return sorted(trials, key=place)
 
@@ -273,7 +273,7 @@ def _log(trials: Sequence[Trial], recipe: Recipe, tracker: Tracker | Silent) -> 
     """Log the newest setting's score and the best so far; the step is the setting's number."""
     metric, newest = _best(recipe).metric, trials[-1]
     scores = {} if math.isnan(newest.value) else {f"sweep/{metric}": newest.value}
-    leader = _ranked(trials, _best(recipe).lower)[0]
+    leader = _ranked(trials, _best(recipe).better)[0]
     if leader.state == "finished" and not math.isnan(leader.value):
         scores[f"sweep/best/{metric}"] = leader.value
     if scores:
@@ -285,7 +285,7 @@ def _conclude(
 ) -> None:
     """Name the best setting, and keep and print the scores of all."""
     recipe = parent.group.recipe
-    ranked = _ranked(trials, _best(recipe).lower)
+    ranked = _ranked(trials, _best(recipe).better)
     best = ranked[0]
     parent.tracker.tags({"trainkit.best": best.run, "trainkit.best_setting": " ".join(words_of((), best.setting))})
     parent.tracker.adopt(best.run, {"trainkit.best_of": parent.folder.name})
