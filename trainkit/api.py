@@ -310,8 +310,11 @@ def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Mode
     if word.startswith("models:/"):
         made = predictor.Predictor.from_folder(Store.locate().model_file(word).parent, plugins=words)
         return Model(word, made.scores, made)
-    if not os.path.exists(path := Path(word)):  # nor can be, as of a name that is too long
-        return _of_run(Store.locate().find(word), words)
+    path = Path(word)
+    if isinstance(source, str) or not os.path.exists(path):
+        named = Store.locate().find_or_path(word)
+        if isinstance(named, RunFolder):
+            return _of_run(named, words)
     if (path / files.ABOUT).is_file():
         made = predictor.Predictor(*export.trained(path))
         return Model(word, made.scores, made)
@@ -320,9 +323,8 @@ def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Mode
         return Model(word, made.scores, made)
     if (path / "run.json").is_file():
         return _of_run(RunFolder(path.absolute()), words)
-    if path.is_dir():
-        raise UserError(word, "a folder without a model", "a run, a folder of `trainkit export`, or models:/...")
-    return _of_run(Store.locate().find(word), words)
+    found = f"a {'folder' if path.is_dir() else 'file'} without a model"
+    raise UserError(word, found, "a run, a folder of `trainkit export`, or models:/...")
 
 
 def _of_run(folder: RunFolder, plugins: tuple[str, ...]) -> Model:

@@ -46,6 +46,7 @@ def asked(monkeypatch, tmp_path, store):
     monkeypatch.setattr(download, "download", lambda *words: [])
     monkeypatch.setattr(evaluate_run, "request_for", lambda *words: None)
     monkeypatch.setattr(evaluate_run, "evaluate", lambda *words: {})
+    monkeypatch.setattr(evaluate_run, "names_run", lambda word: word == "a")
     predicted = SimpleNamespace(notes=[], damaged=[], columns=["top1"], rows=1, weights="best")
     monkeypatch.setattr(predict, "predict", lambda *words, **more: predicted)
     exported = SimpleNamespace(notes=[], written=[], agreements={}, latency=None)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from runs import PLUGIN, TOY
 
+import trainkit
+from trainkit.cli import main
 from trainkit.errors import UserError
+from trainkit.inference import evaluate_run
 from trainkit.tracking import run_names
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
+from trainkit.training import dependencies
 
 
 @pytest.fixture
@@ -111,6 +118,49 @@ def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
 def test_a_folder_of_the_store_is_its_run(store):
     run = made(store, "faces", "KILLED", 1)
     assert store.find(f"{run.path}/") == store.find(f"{run.name}/") == store.find("id1") == run
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize(
+    "words",
+    ["show {}", "cp {} new.yaml", "predict {} images out.csv", "evaluate {}", "export {} out", "projector {} out",
+     "compare {} other", "promote {}", "sync {}", "run --resume {}",
+     "run my.yaml --plugin toy --score {}", "run my.yaml --plugin toy --resume {}"],
+)  # fmt: skip
+def test_every_verb_takes_a_run_where_something_else_has_its_name_and_says_so(
+    store, words, kind, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(PLUGIN)
+    made(store, "other", "FINISHED", 1)
+    run = made(store, "flowers", "KILLED" if "--resume" in words else "FINISHED", 2)
+    (tmp_path / "my.yaml").write_text(TOY.read_text())
+    (tmp_path / "flowers").mkdir() if kind == "folder" else (tmp_path / "flowers").write_text("x")
+    for word, taken in (("flowers", True), (run.name, False), ("./flowers", False), (f"{tmp_path}/flowers", False)):
+        result = CliRunner().invoke(main.main, words.format(word).split())
+        assert ("flowers is taken for the run flowers-s0" in result.output) == taken, result.output
+        assert (run.name in result.output) == ("/" not in word), result.output
+        assert result.exit_code == 2 or "/" not in word
+
+
+def test_weights_models_and_checkpoints_are_found_by_the_same_rule(store, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    run = made(store, "flowers", "FINISHED", 1)
+    assert store.find_or_path("flowers") == run, "nothing else is there"
+    (tmp_path / "flowers").mkdir()
+    assert capfd.readouterr().err == ""
+    assert store.find_or_path("flowers") == store.find_or_path(str(run.path)) == store.find("flowers") == run
+    assert capfd.readouterr().err.count("taken for the run") == 1
+    for path in ("./flowers", "flowers/", str(tmp_path / "flowers")):
+        assert store.find_or_path(path) == Path(path)
+    (tmp_path / "trees").write_text("x")
+    assert store.find_or_path("trees") == Path("trees"), "no run has the name"
+    for find in (lambda w: dependencies.find(w, store, "x"), trainkit.load, lambda w: evaluate_run.find(w, store)):
+        with pytest.raises(UserError, match=run.name):
+            find("flowers")
+        with pytest.raises(UserError) as caught:
+            find("./flowers")
+        assert run.name not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def test_a_run_is_found_by_its_name_alone_by_a_beginning_and_by_its_folder(whole
         assert dependencies.find(word, store, WHERE) == best
         assert dependencies.missing(word, store, WHERE) == ""
     assert dependencies.find(str(checkpoint), store, WHERE) == checkpoint / "model.safetensors"
-    (tmp_path / name).write_bytes(b"")  # a file of that name comes first
-    assert dependencies.find(name, store, WHERE) == tmp_path / name
+    (tmp_path / name).write_bytes(b"")  # a run of that name comes first
+    assert dependencies.find(name, store, WHERE) == best
+    assert dependencies.find(f"./{name}", store, WHERE) == tmp_path / name
 
 
 def test_files_and_exported_folders_begin_at_the_folder_of_data(store, tmp_path, monkeypatch):

@@ -102,10 +102,10 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     recipe = recipe_file(words[0]) if words and "=" not in words[0] else None
     order = evaluate_run.request_for(what, recipe, words if recipe is None else words[1:], plugins)
     evaluate_run.evaluate(order, what, log)
-    if Path(what).exists():
-        next_step("ui", why="see the scores")
-    else:
+    if evaluate_run.names_run(what):
         next_step("predict", what, "IMAGES", "OUT.parquet", *plugin_words(plugins), why="predict your own data")
+    else:
+        next_step("ui", why="see the scores")
 
 
 @click.command("export")

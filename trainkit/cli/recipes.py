@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trainkit.tracking.run_folder import RunFolder
 
 
+_YAML = (".yaml", ".yml")
+
+
 @click.command()
 @click.option("--launch-configs", is_flag=True, help="List the files for `accelerate launch --config_file` instead.")
 def ls(launch_configs: bool) -> None:
@@ -51,7 +54,7 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
     Example: trainkit show last
     """
     path = recipe_file(what)
-    if path.is_file() or path.suffix in (".yaml", ".yml"):
+    if path.suffix in _YAML:
         from trainkit.config import loader
 
         resolved = loader.dump(loader.load(path, (), plugins))
@@ -59,14 +62,16 @@ def show(what: str, plugins: tuple[str, ...]) -> None:
         next_step("run", recipe_word(path), *plugin_words(plugins), why="train it", err=True)
         return
     from trainkit.checkpoint import verification
-
-    if path.is_dir() and (path / verification.MANIFEST).exists():
-        echo(verification.describe(path))
-        next_step("evaluate", os.path.relpath(path), why="evaluate these weights", err=True)
-        return
     from trainkit.tracking.store import Store
 
-    _show_run(Store.locate().find(what))
+    named = Store.locate().find_or_path(what)
+    if not isinstance(named, Path):
+        _show_run(named)
+        return
+    if not (named / verification.MANIFEST).exists():
+        raise UserError(what, "a path without a checkpoint", "a recipe, a run, or the folder of a checkpoint")
+    echo(verification.describe(named))
+    next_step("evaluate", os.path.relpath(named), why="evaluate these weights", err=True)
 
 
 def _show_run(folder: RunFolder) -> None:
@@ -162,7 +167,7 @@ def cp(
         raise UserError("--start, --weights", "given without --data", "--data FOLDER with your images")
 
     path, run = recipe_file(recipe), ""
-    if not path.is_file() and path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in _YAML:
         folder = _run(recipe)
         path, run = folder.recipe, folder.name
     copied = new_recipe.copy(path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights))

@@ -143,7 +143,7 @@ def _go_on(
     """Continue a run by its name alone. Raises UsageError where none is named, or `other` options are given."""
     if not run:
         raise click.UsageError("Missing argument 'RECIPE'" + ("" if run is None else ", or a run: --resume last"))
-    if recipe_file(run).is_file():
+    if (file := recipe_file(run)).is_file() and file.suffix in (".yaml", ".yml"):
         raise click.UsageError(f"--resume {run} names a recipe; put it before --resume")
     if other:
         raise click.UsageError("--resume RUN without RECIPE repeats the options of the run; leave out all others")

@@ -65,24 +65,29 @@ def find(word: str, store: Store) -> Subject:
 
     Raises UserError if there are none.
     """
-    path, run = Path(word), None
     if word.startswith(dependencies.MODEL):
         return Subject(store.model_file(word), 0, None)
-    if path.is_dir() and (path / STATE).is_file():
-        file = dependencies.in_folder(path)
-    elif path.is_file():
-        file = path
-    elif path.is_dir() and path.absolute().parent != (store.home / "runs").absolute():
+    named = store.find_or_path(word)
+    run = named if isinstance(named, RunFolder) else None
+    if isinstance(named, RunFolder):
+        file = best_weights(named.path)
+    elif named.is_dir() and (named / STATE).is_file():
+        file = dependencies.in_folder(named)
+    elif named.is_dir():
         expected = "a run, a checkpoint (.../checkpoints/step-000000120), a file of weights or models:/ID"
         raise UserError(word, f"a folder without {STATE}", expected, "check the name")
     else:
-        run = store.find(word)
-        file = best_weights(run.path)
+        file = named
     step = re.fullmatch(r"step-(\d+)", file.absolute().parent.name)
     home = file.absolute().parents[2] if step and len(file.absolute().parents) > 2 else None
     if run is None and home and (home / "run.json").is_file():
         run = RunFolder(home)
     return Subject(file, int(step[1]) if step else 0, run)
+
+
+def names_run(word: str) -> bool:
+    """Return True where weights were named by their run, and not as a file, a checkpoint or a logged model."""
+    return not word.startswith(dependencies.MODEL) and isinstance(Store.locate().find_or_path(word), RunFolder)
 
 
 def request_for(word: str, recipe: Path | None, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> RunRequest:

@@ -294,12 +294,43 @@ class Store:
 
         `best` is the finished run with the best primary metric of the experiment of the run `beside`, or of the last
         one; `best:RECIPE` that of the runs of a recipe. With `unfinished` names stand for runs to be continued. Raises
-        UserError naming the candidates, or the nearest.
+        UserError naming the candidates, or the nearest, and for the path of anything but a run of this store.
         """
+        if run_names.is_path(word) and os.path.exists(word) and not self._is_here(Path(word)):
+            found = f"a path that is there, and not in {self.home / 'runs'}"
+            raise UserError(f"run {word!r}", found, remedy="for the run of that name leave out the slash")
+        run = self._named(word, beside, unfinished)
+        run_names.tell_taken(word, run, Path(word))
+        return run
+
+    def find_or_path(self, word: str, root: Path = Path()) -> RunFolder | Path:
+        """Return the run that a word stands for, or the path that it is: for whatever takes both.
+
+        A word with a slash, or a dot at its beginning, is a path, but for that of a run of this store; another one is a
+        path, from `root`, where no run has the name. Where both are there, it is said which is taken. Raises UserError,
+        as `find` does, where there is neither.
+        """
+        path = root / os.path.expanduser(word)
+        there = os.path.exists(path)
+        if there and (path.suffix or run_names.is_path(word)) and not self._is_here(path):
+            return path
+        try:
+            run = self._named(word)
+        except UserError:
+            if there:
+                return path
+            raise
+        run_names.tell_taken(word, run, path)
+        return run
+
+    def _is_here(self, path: Path) -> bool:
+        return path.absolute().parent == (self.home / "runs").absolute()
+
+    def _named(self, word: str, beside: RunFolder | None = None, unfinished: bool = False) -> RunFolder:
         word, runs = word.rstrip("/"), self.home / "runs"
         if (recipe := run_names.best_of(word)) is not None:
             return self._best(word, recipe, beside)
-        if "/" in word and Path(word).absolute().parent == runs.absolute():
+        if "/" in word and self._is_here(Path(word)):
             word = Path(word).name
         if word not in ("", "..") and Path(word).name == word:
             with contextlib.suppress(UserError):  # of what cannot be read, as of what is not there, more is said below

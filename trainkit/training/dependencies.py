@@ -9,6 +9,8 @@ What `weights:` may say, `find` finds:
 | `models:/ID`, `models:/NAME@ALIAS`, `.../NAME/3` | a logged model, a version of the registry                    |
 | a folder                                       | of a run, a checkpoint, a logged model or `trainkit export`    |
 | a path                                         | that file; relative ones begin at TRAINKIT_DATA                |
+
+A word without a slash is a path where no run has the name.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.paths import locate, recipe_word
+from trainkit.paths import data_root, locate, recipe_word
 from trainkit.tracking.run_folder import RunFolder, run_key
+from trainkit.tracking.run_names import is_path
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 
@@ -110,18 +113,16 @@ def find(word: str, store: Store, where: str, recipe: str = "RECIPE") -> Path:
         return store.model_file(word)
     if word.startswith(timm_weights.PREFIX):
         return timm_weights.find(word, recipe=recipe)
-    path = locate(word)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        return in_folder(path)
-    if Path(word).name != word or Path(word).suffix:
-        raise UserError(where, f"{path} does not exist", _EXPECTED)
     try:
-        run = store.find(word)
+        named = store.find_or_path(word, data_root())
     except UserError as error:
-        raise UserError(where, f"{path} does not exist, and as a run {error.found}", _EXPECTED, error.remedy) from None
-    return best_weights(run.path)
+        found, as_path = f"{locate(word)} does not exist", is_path(word) or Path(word).suffix
+        if as_path:
+            raise UserError(where, found, _EXPECTED) from None
+        raise UserError(where, f"{found}, and as a run {error.found}", _EXPECTED, error.remedy) from None
+    if isinstance(named, RunFolder):
+        return best_weights(named.path)
+    return in_folder(named) if named.is_dir() else named
 
 
 def missing(word: str, store: Store, where: str, recipe: str = "RECIPE") -> str:
