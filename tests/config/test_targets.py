@@ -179,13 +179,13 @@ def test_what_is_recorded_once_is_recorded_once(store):
 
 
 def test_hours_are_counted_over_resumes_also_on_other_machines():
-    clock, rates = SimpleNamespace(elapsed=lambda: 1800.0), {"cost/core_hours": 8.0}
+    clock, rates = SimpleNamespace(elapsed=lambda: 1200.0, before=600.0), {"cost/core_hours": 8.0}
     new = object.__new__(TrainState)
     new.elapsed, new.spent = 0.0, {}
-    assert (new.total_elapsed(clock), new.total_spent(clock, rates)) == (1800.0, {"cost/core_hours": 4.0})
+    assert (new.total_elapsed(clock), new.total_spent(clock, rates)) == (1200.0, {"cost/core_hours": 4.0})
     resumed = object.__new__(TrainState)
     resumed.elapsed, resumed.spent = 7200.0, {"cost/core_hours": 3.0, "cost/gpu_hours": 2.5}
-    assert resumed.total_elapsed(clock) == 9000.0
+    assert resumed.total_elapsed(clock) == 8400.0
     assert resumed.total_spent(clock, rates) == {"cost/core_hours": 7.0, "cost/gpu_hours": 2.5}
 
 

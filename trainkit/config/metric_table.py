@@ -115,9 +115,9 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
     },
     "Cost": {
         "cost/core_hours": Metric(
-            "Duration of the training times the CPU cores that it may use, on all hosts.", "h", "lower"
+            "Duration of the run, start-up included, times the CPU cores that it may use, on all hosts.", "h", "lower"
         ),
-        "cost/gpu_hours": Metric("Duration of the training times its GPUs, busy or idle.", "h", "lower"),
+        "cost/gpu_hours": Metric("Duration of the run times its GPUs, busy or idle.", "h", "lower"),
     },
     "System": {
         "system/cpu_utilization_percentage": Metric("CPU utilization of the whole machine.", "%"),

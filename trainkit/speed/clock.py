@@ -94,7 +94,8 @@ class Clock:
         # The sums of earlier notes.
         self._phase, self._since = "setup", now()
         self._spent = [0.0] * _WIDE
-        self._before = self._spent[_COLUMN["setup"]] = 0.0 if began is None else self._since - began
+        self.before = self._spent[_COLUMN["setup"]] = 0.0 if began is None else self._since - began
+        """Seconds of start-up before this clock was made."""
         # `_spent` at the end of each step, nine numbers a row. 200 rows are read from an array in 8 us, from tuples in
         # 180.
         self._rows = array("d", self._spent)
@@ -148,7 +149,7 @@ class Clock:
 
     def elapsed(self) -> float:
         """Seconds of wall-clock from the making of this clock up to now."""
-        return self.total - self._before + self._now() - self._since
+        return self.total - self.before + self._now() - self._since
 
     def recent(self, many: int = KEPT) -> Steps:
         """Return the times of the last `many` steps, as far as they are kept."""

@@ -121,8 +121,8 @@ class TrainState:
         return self.trained + clock.training
 
     def total_spent(self, clock: Clock, rates: Mapping[str, float]) -> dict[str, float]:
-        """Return the cost of the training so far, including before a resume; `rates`: cost of an hour by metric."""
-        hours = clock.elapsed() / 3600
+        """Return the cost of the run so far, start-up and the time before a resume included; `rates`: of an hour."""
+        hours = (clock.before + clock.elapsed()) / 3600
         return {name: self.spent.get(name, 0.0) + rates.get(name, 0.0) * hours for name in {**self.spent, **rates}}
 
     def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
