@@ -1,11 +1,7 @@
 """The protocols between the training loop and tasks, data and splits, and the keys of batches.
 
-`Task`, `Data` and `Split` have the required methods. Optional features are protocols of their own, checked by
-`isinstance`: `DeclaresMetrics`, `ChecksMicroBatch`, `NormalisesBatch`, `ComparesSamples`, `CachesTeacher`,
-`TrainsOnFeatures`, `Exportable`, `HasBaselines`, `LabelsVolumes` and `LabelsImages` of tasks; `NamesTrainingSet`,
-`NamesEvaluationSets`, `CountsViews`, `ChecksLeakage`, `DividesIntoFolds`, `DrawsBlocks` and `CachesSamples` of data;
-`ThreadSafeFetch`, `DividesBlocks`, `LabelsWithoutImages`, `ComparableSplit`, `IdentifiesContent` and `ImageSplit` of
-splits. All of them are optional.
+`Task`, `Data` and `Split` have the required methods. Optional features of each are protocols of their own below, which
+are checked by `isinstance`.
 
 Batch keys, the same for every recipe (a batch is a dict of tensors whose first dimension is the sample):
 
@@ -121,17 +117,13 @@ class Split(Protocol):
     def order(self, epoch: int, batch_size: int) -> RowOrder:
         """Return the sample rows of one epoch in training order, int64, (steps, batch_size), the same on every rank.
 
-        Only `order[step, first:last]` is used, so the rows may be computed on access. It is a pure function of its
-        arguments and the seed. The loop divides each row into micro-batches and ranks, so the order does not depend on
-        the number of processes, and resuming or skipping steps costs nothing.
+        Only `order[step, first:last]` is used. It is a pure function of its arguments and the seed: the order does not
+        depend on the number of processes, and resuming or skipping steps costs nothing.
         """
         ...
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read the samples at `indices` as host tensors, with `index` and `view` among the keys.
-
-        `view` selects one version of each sample; None: the epoch decides.
-        """
+        """Read samples as host tensors, with `index` and `view`; `view` is the version of each, None of the epoch."""
         ...
 
     def on_device(self, batch: Batch) -> Batch:
@@ -462,14 +454,10 @@ class NormalisesBatch(Protocol):
 
 @runtime_checkable
 class DeclaresDirections(Protocol):
-    """A task of a plug-in that declares which values of its metrics are better; those of shipped tasks are in a table.
-
-    `best`, `stop_when`, `promote`, `compare` and others then need no mode for them.
-    """
+    """A task of a plug-in that declares which values of its metrics are better, so that no block needs a `mode`."""
 
     directions: ClassVar[dict[str, Literal["higher", "lower"]]]
-    """Names of `Scores.metrics`, with `*` for anything: `{"off": "lower", "off.*": "lower"}`. A name that is in
-    docs/reference/metrics.md keeps its direction."""
+    """Names of `Scores.metrics`, with `*` for anything. A name in docs/reference/metrics.md keeps its direction."""
 
 
 @runtime_checkable
