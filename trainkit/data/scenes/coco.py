@@ -21,12 +21,13 @@ import numpy as np
 
 from trainkit.data import folders
 from trainkit.data.formats.image_decode import PIXEL_CAP
-from trainkit.data.scenes import composed
+from trainkit.data.scenes import composed, json_lists
 from trainkit.data.scenes.composed import Painted, Region
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.listed_paths import FileListing
 from trainkit.data.scenes.lost_objects import BOX, OUTSIDE, SMALL, THIN
 from trainkit.errors import UserError, few, number_of
+from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 LIMIT = 512 << 20
@@ -60,7 +61,12 @@ _OTHERS = ("captions_", "person_keypoints_", "panoptic_", "image_info_")
 
 _SPLIT = re.compile(r"(?:.*[_.-])?(train|training|val|valid|validation|dev|test|testing)(?:\d{4})?", re.IGNORECASE)
 
-_KEYS = ("images", "annotations", "categories")
+_KEPT = {
+    "images": ("id", "file_name", "height", "width"),
+    "annotations": ("image_id", "category_id", "iscrowd", "segmentation", "bbox"),
+    "categories": ("id", "name", "supercategory"),
+}
+"""What is read of the entries of each list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +159,7 @@ def is_coco(file: Path) -> bool:
     size = folders.size_of(file, str(file), "COCO's JSON")
     if size > LIMIT:
         raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: masks in COCO's JSON")
-    wanted = [f'"{key}"'.encode() for key in _KEYS]
+    wanted = [f'"{key}"'.encode() for key in _KEPT]
     try:
         with file.open("rb") as stream:
             before = b""
@@ -170,10 +176,20 @@ def read(file: Path) -> Read:
 
     Raises UserError for what is not of COCO's form, with the first place, and where no object has an outline.
     """
-    said = folders.read_json(file, LIMIT, "masks in COCO's JSON")
-    if not isinstance(said, dict) or not all(isinstance(said.get(key), list) for key in _KEYS):
-        raise UserError(str(file), "no lists `images`, `annotations` and `categories`", "masks in COCO's JSON")
+    said: dict[str, list[dict[str, Any]]] = {key: [] for key in _KEPT}
+
+    def keep(key: str, where: str, entry: Json) -> None:
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where} is not an object")
+        said[key].append({name: entry[name] for name in _KEPT[key] if name in entry})
+        if key == "annotations":
+            _compact(said[key][-1], where)
+
     try:
+        if (size := folders.size_of(file, str(file), "COCO's JSON")) > LIMIT:
+            raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: masks in COCO's JSON")
+        if json_lists.read(file, _KEPT, keep, "masks in COCO's JSON") != set(_KEPT):
+            raise UserError(str(file), "no lists `images`, `annotations` and `categories`", "masks in COCO's JSON")
         pictures = _pictures(said["images"])
         names = _categories(said["categories"], said["annotations"])
         numbers, empty, labels = composed.numbering(list(names.values()))
@@ -191,12 +207,19 @@ def read(file: Path) -> Read:
     return Read(masks, labels, left_out)
 
 
-def _entries(some: list[Any], what: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    for place, entry in enumerate(some):
-        where = f"{what}[{place}]"
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where} is not an object")
-        yield where, entry
+def _entries(some: list[dict[str, Any]], what: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    return ((f"{what}[{place}]", entry) for place, entry in enumerate(some))
+
+
+def _compact(entry: dict[str, Any], where: str) -> None:
+    """Turn the polygons of an annotation into arrays: lists of numbers take four times as much."""
+    for key in ("image_id", "category_id"):
+        _id(entry, key, where)
+    if not isinstance(shape := entry.get("segmentation"), list) or not all(isinstance(one, list) for one in shape):
+        return
+    if (points := sum(map(len, shape)) // 2) > POINTS:
+        raise ValueError(f"{where}.segmentation has {points} points; {POINTS} at most are allowed")
+    entry["segmentation"] = [_numbers(one, 0, f"{where}.segmentation") for one in shape]
 
 
 def _id(entry: Mapping[str, Any], key: str, where: str) -> int | str:
@@ -302,12 +325,9 @@ def _outline(entry: Mapping[str, Any], number: int, size: tuple[int, int], where
         if width <= 0 or height <= 0:
             return Outline(number, number)
         return Outline(IGNORED, number, box=(left, top, width, height))
-    if not isinstance(shape, list) or not all(isinstance(one, list) for one in shape):
+    if not isinstance(shape, list) or not all(isinstance(one, np.ndarray) for one in shape):
         raise ValueError(f"{where}.segmentation is neither polygons nor run lengths")
-    if (points := sum(map(len, shape)) // 2) > POINTS:
-        raise ValueError(f"{where}.segmentation has {points} points; {POINTS} at most are allowed")
-    polygons = [_numbers(one, 0, f"{where}.segmentation") for one in shape]
-    return Outline(number, number, tuple(one.reshape(-1, 2) for one in polygons if len(one) >= 6))
+    return Outline(number, number, tuple(one.reshape(-1, 2) for one in shape if len(one) >= 6))
 
 
 def _numbers(some: Any, count: int, where: str) -> np.ndarray:
