@@ -15,6 +15,7 @@ import archive_bombs
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import scene_bombs
 
 from trainkit.autoconfig import archive
 from trainkit.data import sources
@@ -318,5 +319,6 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         tokenizer.read_merges,
     ),
     **{name: (_written(*given), _unpacked) for name, given in archive_bombs.ARCHIVES.items()},
+    **scene_bombs.BOMBS,
 }  # fmt: skip
 """What writes the file into a folder, and what reads it."""

@@ -10,7 +10,7 @@ import pytest
 import scene_sets
 from coco_sets import CATEGORIES, SIZE, annotation, box, content, written
 
-from trainkit.data.scenes import coco, files
+from trainkit.data.scenes import coco, files, json_lists
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.errors import UserError
 
@@ -223,3 +223,19 @@ def test_a_picture_behind_a_link_out_of_the_set_is_refused(tmp_path):
     (tmp_path / "set" / "p0.png").symlink_to(outside)
     with pytest.raises(UserError, match=r"1 link.? out of .*p0\.png"):
         open_scenes(str(file))
+
+
+@pytest.mark.parametrize("most", [80, 200, 5000])
+def test_a_file_is_the_same_in_windows_of_any_size(tmp_path, monkeypatch, most):
+    annotations = [annotation(n % 2 * 4 + 3, n % 3, segmentation=[box(n % 20, n % 9, 5, 5)]) for n in range(40)]
+    said = {"info": {"year": 2017, "ü": "é" * 20}, "licenses": [1.5, -3, None]} | content(annotations, images=3)
+    for indent in (None, 1):
+        file = written(tmp_path, json.dumps(said, indent=indent, ensure_ascii=False))
+        expected = masks(file)
+        monkeypatch.setattr(json_lists, "ENTRY", most)
+        if most == 80:
+            with pytest.raises(UserError, match="above 80 characters"):
+                masks(file)
+        else:
+            assert all(map(np.array_equal, masks(file), expected))
+        monkeypatch.undo()

@@ -20,6 +20,12 @@ PAGES = 10_000
 _ENTRIES = 512
 """Most tags of a directory; a photograph has some 20, a microscope's image some 60."""
 
+_VALUES = 1 << 20
+"""Most values of a tag: strips of an image of a million rows."""
+
+_SHARED = 16
+"""Most times that the pixels of a file may be named by its strips or tiles: each is read anew."""
+
 _TILE = 1 << 24
 """Most pixels of a tile, for which the decoder takes memory whatever the size of the image."""
 
@@ -123,6 +129,8 @@ def _check_pieces(directory: _Directory, size: int) -> None:
         raise directory.refused(f"{len(begins)} pieces of pixels and {len(lengths)} lengths", "one length for each")
     if max(begin + length for begin, length in zip(begins, lengths, strict=True)) > size:
         raise directory.refused("pixels beyond its end", "a whole file")
+    if sum(lengths) > _SHARED * size:
+        raise directory.refused(f"{len(lengths)} pieces of {sum(lengths)} bytes in {size}", "each with its own")
 
 
 class _Directory:
@@ -150,7 +158,7 @@ class _Directory:
         if tag not in self._entries:
             return ()
         kind, many, at = self._entries[tag]
-        if kind not in (3, 4) or not 1 <= many <= len(self._data):
+        if kind not in (3, 4) or not 1 <= many <= min(len(self._data), _VALUES):
             raise self.refused(f"{many} values of type {kind} for the tag {tag}", "whole numbers")
         try:
             place = at + 8

@@ -39,7 +39,7 @@ FAR = 1e6
 CROSSINGS = 1 << 20
 """Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
 
-POINTS = 1 << 20
+POINTS = 1 << 17
 """Most points of the outline of an object."""
 
 _TEXT = 7

@@ -11,8 +11,8 @@ from typing import TextIO
 from trainkit.errors import UserError
 from trainkit.files import Json
 
-ENTRY = 8 << 20
-"""Most characters of an entry, and of all else that the file holds: an outline of some 400,000 points."""
+ENTRY = 2 << 20
+"""Most characters of an entry, and of all else that the file holds: an outline of some 150,000 points."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -86,21 +86,19 @@ class _Text:
     def value(self) -> Json:
         """Read a value."""
         self._next()
-        for last in (False, True):
-            try:
-                found, end = self._decode(self._text, self._at)
-                if end < len(self._text) or self._whole:
-                    self._at = end
-                    return found
-            except json.JSONDecodeError as error:
-                if self._whole:
-                    raise _Unreadable(f"{error.msg}: char {self._before + error.pos}") from None
-            except (ValueError, RecursionError) as error:
-                raise _Unreadable(str(error)) from None
-            if last or len(self._text) - self._at >= ENTRY:
-                break
+        if len(self._text) - self._at < ENTRY and not self._whole:
             self._fill()
-        raise _Unreadable(f"no JSON, or an entry above {ENTRY} characters, at char {self._before + self._at}")
+        try:
+            found, end = self._decode(self._text, self._at)
+        except json.JSONDecodeError as error:
+            reason = error.msg if self._whole else f"an entry above {ENTRY} characters, or {error.msg}"
+            raise _Unreadable(f"{reason}: char {self._before + error.pos}") from None
+        except (ValueError, RecursionError) as error:
+            raise _Unreadable(str(error)) from None
+        if end == len(self._text) and not self._whole:  # the rest of a number may follow
+            self.refuse(f"at most {ENTRY} characters an entry")
+        self._at = end
+        return found
 
     def refuse(self, expected: str) -> None:
         """Raise _Unreadable for what is next."""

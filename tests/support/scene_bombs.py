@@ -1,0 +1,188 @@
+"""Small or plain files of scenes and images that would take much memory or time, each in the hands of its reader."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from trainkit.data.formats import heif, image_decode
+from trainkit.data.scenes import coco
+from trainkit.data.storage import import_images
+
+MB = 1 << 20
+READ = heif.is_installed()
+"""HEIC is read where pillow-heif is there, which the tests do not need."""
+
+
+def of_annotation(segmentation: str, side: int = 64, others: str = "") -> Callable[[Path], Path]:
+    """A file of COCO's form with one object, whose outline is JSON text."""
+
+    def make(folder: Path) -> Path:
+        image = {"id": 0, "file_name": "a.png", "height": side, "width": side}
+        head = json.dumps({"images": [image], "categories": [{"id": 1, "name": "a"}]})[:-1]
+        one = f'{{"image_id": 0, "category_id": 1, "segmentation": {segmentation}}}'
+        path = folder / "set.json"
+        path.write_text(f'{head}, {others} "annotations": [{one}]}}')
+        return path
+
+    return make
+
+
+def painted(path: Path) -> None:
+    for mask in coco.read(path).masks.values():
+        mask.painted()
+
+
+def counts(text: str) -> str:
+    return f'{{"counts": {text}}}'
+
+
+OUTLINES = {
+    "COCO counts of 20 MB": of_annotation(counts('"' + "1" * (20 * MB) + '"'), 7000),
+    "COCO counts of 1 MB for a small image": of_annotation(counts('"' + "1" * MB + '"')),
+    "COCO counts of 2 MB, all 0, for 49 megapixels": of_annotation(counts('"' + "0" * (2 * MB - 500) + '"'), 7000),
+    "COCO counts of 2 MB that add up beyond the image": of_annotation(counts('"' + "oooo?1" * (MB // 4) + '"'), 7000),
+    "COCO counts beyond int64": of_annotation(counts('"' + "oooooooooooooooooooooo7" * 9 + '"')),
+    "COCO counts whose sum passes int64": of_annotation(counts('"' + "oooo_1" * 200_000 + '"'), 7000),
+    "COCO counts as a list of 10 million": of_annotation(counts("[" + "0," * 10_000_000 + "1]"), 7000),
+    "COCO counts as numbers beyond int64": of_annotation(counts("[" + str(10**30) + "]")),
+    "COCO counts as a number of 5,000 digits": of_annotation(counts("[" + "9" * 5000 + "]")),
+    "an outline of 10 million points": of_annotation("[[" + "1.5,2.5," * 10_000_000 + "1,2]]"),
+    "an outline of 200,000 points": of_annotation("[[" + "1,2," * 200_000 + "1,2]]"),
+    "10 million empty polygons": of_annotation("[" + "[]," * 10_000_000 + "[]]"),
+    "an outline whose edges cross the image a million times": of_annotation(
+        "[[" + "0,0,7000,7000," * 1000 + "0,0]]", 7000
+    ),
+    "20 million numbers under another key": of_annotation("[]", others='"info": [' + "1," * 20_000_000 + "1],"),
+    "a million brackets under another key": of_annotation("[]", others='"info": ' + "[" * 1_000_000 + ","),
+}
+
+
+def png(*chunks: bytes, side: int = 8) -> bytes:
+    rows = zlib.compress(b"\0" * ((side + 1) * side))
+    every = (b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0), *chunks, b"IDAT" + rows, b"IEND")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in every
+    )
+
+
+def international(size: int) -> bytes:
+    return b"iTXt" + b"a\0\1\0\0\0" + zlib.compress(bytes(size), 1)
+
+
+def tiff(rows: int, strip: int, strips: int | None = None) -> bytes:
+    """Deflated grey rows: each is a strip of the same `strip` bytes."""
+    strips = rows if strips is None else strips
+    pixels = zlib.compress(bytes(64), 1).ljust(strip, b"\0")
+    lists = 8 + len(pixels)
+    plain = {256: 64, 257: rows, 258: 8, 259: 8, 262: 1, 277: 1, 278: 1}
+    entries = [(tag, 4, 1, value) for tag, value in plain.items()]
+    entries += [(273, 4, strips, lists), (279, 4, strips, lists + 4 * strips)]
+    listed = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    pixels += struct.pack("<I", 8) * strips + struct.pack("<I", strip) * strips
+    head = b"II*\0" + struct.pack("<I", 8 + len(pixels))
+    return head + pixels + struct.pack("<H", len(entries)) + listed + bytes(4)
+
+
+def heic(claimed: tuple[int, int] | None = None, cut: int | None = None, at: int = 0, to: bytes = b"") -> bytes:
+    """A photograph whose header claims another size, or that is cut short or overwritten."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 48), (200, 30, 60)).save(stream, "HEIF")
+    data = bytearray(stream.getvalue())
+    if claimed is not None:
+        struct.pack_into(">II", data, data.index(b"ispe") + 8, *claimed)
+    data[at : at + len(to)] = to
+    return bytes(data[:cut])
+
+
+def heic_box(kind: bytes, size: int) -> bytes:
+    """A photograph of which a box claims another size."""
+    place = heic().index(kind) - 4
+    return heic(at=place, to=struct.pack(">I", size))
+
+
+def heic_items(count: int) -> bytes:
+    """A photograph that claims so many items."""
+    data = heic()
+    place = data.index(b"iinf") + 8
+    return data[:place] + struct.pack(">H", count) + data[place + 2 :]
+
+
+PICTURES: dict[str, Callable[[], bytes]] = {
+    "PNG with 64 MB of compressed international text": lambda: png(international(64 * MB)),
+    "PNG with 100 texts of 1 MB": lambda: png(*[b"zTXt" + b"a\0\0" + zlib.compress(bytes(MB - 9), 1)] * 100),
+    "PNG with a chunk that claims 2 GB": lambda: png()[:33] + struct.pack(">I", 0x7FFFFFFF) + b"tEXt" + bytes(100),
+    "TIFF of 20 million strips": lambda: tiff(700_000, 64, 20_000_000),
+    "TIFF of 20,000 strips that are all the same 16 MB": lambda: tiff(20_000, 16 * MB),
+    "HEIC that claims 65,535 x 65,535": lambda: heic((65_535, 65_535)),
+    "HEIC that claims 7,000 x 7,000": lambda: heic((7000, 7000)),
+    "HEIC that claims 2^32-1": lambda: heic((0xFFFFFFFF, 0xFFFFFFFF)),
+    "HEIC that claims 0 x 0": lambda: heic((0, 0)),
+    "HEIC cut short": lambda: heic(cut=300),
+    "HEIC cut in its pixels": lambda: heic(cut=-20),
+    "HEIC whose boxes claim 4 GB": lambda: heic_box(b"meta", 0xFFFFFFFF),
+    "HEIC whose property claims 2 GB": lambda: heic_box(b"ispe", 0x7FFFFFFF),
+    "HEIC that claims 65,535 items": lambda: heic_items(65_535),
+}
+
+
+def parquet_of_pictures(data: Callable[[], bytes], rows: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        own = data()
+        table = pa.table({"image": [{"bytes": own, "path": None}] * rows, "label": [n % 2 for n in range(rows)]})
+        pq.write_table(table, folder / "train.parquet")
+        return folder / "train.parquet"
+
+    return make
+
+
+def imported(path: Path) -> None:
+    """As `trainkit data import --resize any` reads a table."""
+    import_images.import_faces(path, path.parent / "out", image_size=8, resize="any")
+
+
+def black(side: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("1", (side, side)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+TABLES = {
+    "a table of 40 images of 10,000 x 10,000, resized": parquet_of_pictures(lambda: black(10_000), 40),
+    "a table of 40 images that claim 60,000 x 60,000, resized": parquet_of_pictures(
+        lambda: png(side=8)[:16] + struct.pack(">II", 60_000, 60_000) + png(side=8)[24:], 40
+    ),
+}
+
+
+def _picture(path: Path) -> Any:
+    return image_decode.decode(image_decode.read(path, str(path)), str(path))
+
+
+def _file(content: Callable[[], bytes]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "a.img"
+        path.write_bytes(content())
+        return path
+
+    return make
+
+
+BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
+    **{name: (make, painted) for name, make in OUTLINES.items()},
+    **{name: (_file(content), _picture) for name, content in PICTURES.items() if READ or not name.startswith("HEIC")},
+    **{name: (make, imported) for name, make in TABLES.items()},
+}
