@@ -172,16 +172,12 @@ class Segmentation:
     """Name of each class, in the order of their numbers; class 0 is the background."""
     kind: Literal["whole", "patches", "overlays"]
     """Whole cases in millimetres; patches by voxels; or whole cases with images of some."""
-    clinical: Mapping[str, tuple] = field(default_factory=dict)
-    """Further columns of the table per case: name to a value (text, a number or None) per row."""
     shown: str = ""
     """Name of the channel in images; empty for a single channel."""
 
     def __post_init__(self):
-        columns = {"ids": self.ids, "patients": self.patients, **self.clinical}
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(f"Segmentation: lengths {lengths}; expected equal ones")
+        if len(self.ids) != len(self.patients):
+            raise ValueError(f"Segmentation: {len(self.ids)} ids, {len(self.patients)} patients; expected equal ones")
         if len(self.names) < 2:
             raise ValueError(f"Segmentation: names {self.names}; expected a background and at least one organ")
 

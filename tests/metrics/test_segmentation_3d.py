@@ -23,9 +23,9 @@ NAMES = ("background", "SR", "Optic nerve", "FAT")
 NAN = float("nan")
 
 
-def protocol(size: int, kind: str = "whole", patients=None, **clinical) -> Segmentation:
+def protocol(size: int, kind: str = "whole", patients=None) -> Segmentation:
     ids = tuple(f"case{k}" for k in range(size))
-    return Segmentation(ids, tuple(patients or ids), NAMES, kind, clinical)
+    return Segmentation(ids, tuple(patients or ids), NAMES, kind)
 
 
 def rows(size: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -120,15 +120,12 @@ def test_the_table_of_classes_says_what_each_organ_scored():
         assert table["dice_low"][organ] <= table["dice"][organ] <= table["dice_high"][organ]
 
 
-def test_each_case_has_its_row_beside_what_the_clinic_knows(tmp_path: Path):
+def test_each_case_has_its_row(tmp_path: Path):
     found = rows(4)
-    clinical = {"CAS": (1, None, 2.5, 3), "Sex": ("F", "M", None, "F"), "note": (1, "x", None, 2), "dice": (1, 2, 3, 4)}
-    scores = score_segmentation(found, protocol(4, patients=("a", "a", "b", "c"), **clinical))
+    scores = score_segmentation(found, protocol(4, patients=("a", "a", "b", "c")))
     _write_table(tmp_path / "rows.parquet", scores.rows)
     table = parquet.read_table(tmp_path / "rows.parquet").to_pydict()
     assert table["id"] == ["case0", "case1", "case2", "case3"] and table["patient"] == ["a", "a", "b", "c"]
-    assert table["Sex"] == ["F", "M", None, "F"] and table["note"] == ["1", "x", None, "2"]
-    assert table["CAS"][0] == 1 and math.isnan(table["CAS"][1]) and table["clinical_dice"] == [1, 2, 3, 4]
     for case in range(4):
         organs = [v for v in found["dice"][case].tolist() if v == v]
         assert table["dice"][case] == pytest.approx(sum(organs) / len(organs))
@@ -141,10 +138,10 @@ def test_each_case_has_its_row_beside_what_the_clinic_knows(tmp_path: Path):
 
 def test_the_table_of_cases_shows_overlap_and_distance_of_each_organ(tmp_path: Path):
     found = rows(4)
-    table = score_segmentation(found, protocol(4, age=(50, None, 61, 40))).tables["per_case"]
+    table = score_segmentation(found, protocol(4)).tables["per_case"]
     _write_table(tmp_path / "cases.csv", table)
     read = csv.read_csv(tmp_path / "cases.csv").to_pydict()
-    assert read["id"] == [f"case{k}" for k in range(4)] and read["age"][1] in (None, "") and read["age"][2] == 61
+    assert read["id"] == [f"case{k}" for k in range(4)] and read["patient"] == read["id"]
     assert {name for name in read if name[:4] in ("dice", "hd95")} == {"dice"} | {
         f"{score}_{organ}" for score in ("dice", "hd95_mm") for organ in metric_words(NAMES[1:])
     }
@@ -384,8 +381,6 @@ def test_beyond_the_volume_is_the_darkest():
 def test_a_protocol_has_one_of_each_for_each_row():
     with pytest.raises(ValueError, match="expected equal ones"):
         Segmentation(("a", "b"), ("a",), NAMES, "whole")
-    with pytest.raises(ValueError, match="expected equal ones"):
-        Segmentation(("a", "b"), ("a", "b"), NAMES, "whole", {"CAS": (1,)})
     with pytest.raises(ValueError, match="at least one organ"):
         Segmentation(("a",), ("a",), ("background",), "whole")
     assert len(protocol(3)) == 3

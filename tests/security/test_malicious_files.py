@@ -47,7 +47,6 @@ from trainkit.data.people.records import Rows
 from trainkit.data.scenes import coco, files, label_files
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
-from trainkit.data.volumes import clinical
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.environment import process
 from trainkit.errors import UserError
@@ -96,7 +95,6 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "coco.read": coco.read,
     "label_files.read": label_files.read,
     "volume_sources.open_volumes": volume_sources.open_volumes,
-    "clinical.read": clinical.read,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
     "tokens.read_merges": tokenizer.read_merges,
@@ -545,7 +543,6 @@ DOORS: dict[str, set[str]] = {
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
     "volumes of the Decathlon": {"data/folders.py json.loads"},
-    "clinical.read": {"data/volumes/clinical.py csv.reader"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer"},
     "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile"},
     "dataset_files.open_table": {"data/formats/dataset_files.py datasets.load_dataset_builder",

@@ -34,7 +34,7 @@ FOLDS = 5
 UNLIKE = 1.5
 """Factor between the spacings of the cases from which resampling is filled in."""
 
-_LOST = ("names", "labels", "channels", "spacing", "patient", "clinical", "fold", "folds")
+_LOST = ("names", "labels", "channels", "spacing", "patient", "fold", "folds")
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,6 @@ def data() -> None:
 @click.option("--spacing", metavar="DxHxW", help="Volumes: voxel size in mm to resample to, such as 3.85x0.5x0.5.")
 @click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
 @click.option("--patient", metavar="REGEX", help="Volumes: its (...) matches the patient in a file's name.")
-@click.option("--clinical", metavar="FILE", type=click.Path(path_type=Path), help="Volumes: CSV table of the patients.")
 @click.option(
     "--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: chosen by the slices]"
 )
@@ -93,7 +92,7 @@ def import_(
     if given["stream"] and not hub.is_hub(source):
         raise click.UsageError("--stream is for data sets of the hub, hf://owner/name")
     if volumes:
-        how = {key: given[key] for key in ("patient", "clinical", "axes")}
+        how = {key: given[key] for key in ("patient", "axes")}
         how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
         with bar("importing", "case") as on_progress:
             how |= {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
@@ -128,7 +127,7 @@ def import_(
 _FLAGS = {
     "faces": ("image_size", "align", "resize", "evaluation"),
     "images": ("size", "fit", "group"),
-    "volumes": ("spacing", "names", "patient", "clinical", "axes"),
+    "volumes": ("spacing", "names", "patient", "axes"),
     "tables": ("columns", "stream"),
 }
 """Kind of set to the options that it alone takes."""

@@ -61,6 +61,7 @@ def read(recipe: Path) -> dict[str, Tree]:
     except OSError as error:
         raise UserError(str(recipe), f"cannot be read: {error.strerror}") from None
     renamed_keys.translate(tree)
+    renamed_keys.drop(tree)
     return tree if isinstance(tree, dict) else {}
 
 

@@ -100,6 +100,8 @@ def parse(
     for old, new in (*renamed, *renamed_keys.translate(source.tree)):  # an override may be a whole block
         if old in source.places:
             source.places.setdefault(new, source.places.pop(old))
+    for path, instead in renamed_keys.drop(source.tree):
+        source.problems.append(Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path)))
     _refuse_secrets(source.tree, (), source)
     made = None
     try:

@@ -1,14 +1,24 @@
-"""Keys of recipes that were renamed: old names are read until 1.0, and digests of recipes are taken with them."""
+"""Keys of recipes that were renamed or dropped: recipes with them are read until 1.0, with equal digests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from trainkit.config.yaml_reader import KeyPath, Tree
 from trainkit.errors import hint_renamed
 
+T = TypeVar("T")
+
 OLD_KEYS = {("task", "adadistill"): {"products": "matmul_dtype"}}
 """(block, its `name`) to {key as it was: key as it is}."""
+
+DROPPED_KEYS: dict[tuple[str, str], dict[str, tuple[Tree, str]]] = {
+    ("data", "volumes"): {
+        "clinical": (None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient")
+    }
+}
+"""(block, its `name`) to {key that is no more: the default that it had, and what to use instead}."""
 
 
 def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
@@ -17,7 +27,7 @@ def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
     An old key beside its new name stays, to be refused as unknown.
     """
     done: list[tuple[KeyPath, KeyPath]] = []
-    for word, block, keys in _blocks(tree):
+    for word, block, keys in _blocks(tree, OLD_KEYS):
         for old, new in keys.items():
             if old in block and new not in block:
                 block[new] = block.pop(old)
@@ -26,9 +36,20 @@ def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
     return done
 
 
+def drop(tree: Tree) -> list[tuple[KeyPath, str]]:
+    """Take dropped keys out of a recipe's tree, in place. Return the paths of those that had another value than their
+    default, which nothing stands for now, and what to use instead."""
+    lost: list[tuple[KeyPath, str]] = []
+    for word, block, keys in _blocks(tree, DROPPED_KEYS):
+        for key, (default, instead) in keys.items():
+            if key in block and block.pop(key) != default:
+                lost.append(((word, key), instead))
+    return lost
+
+
 def current(parts: list[str], tree: Tree) -> list[str]:
     """Return the path of an override with an old key at its end replaced by the new one."""
-    for word, _, keys in _blocks(tree):
+    for word, _, keys in _blocks(tree, OLD_KEYS):
         if len(parts) == 2 and parts[0] == word and parts[1] in keys:
             hint_renamed(".".join(parts), f"{word}.{keys[parts[1]]}")
             return [word, keys[parts[1]]]
@@ -36,16 +57,18 @@ def current(parts: list[str], tree: Tree) -> list[str]:
 
 
 def restore(tree: Tree) -> Tree:
-    """Give keys of a resolved recipe's tree their old names, in place, so that its digest is that of before."""
-    for _, block, keys in _blocks(tree):
+    """Give a resolved recipe's tree its old names and dropped keys, in place, so that its digest is that of before."""
+    for _, block, dropped in _blocks(tree, DROPPED_KEYS):
+        block |= {key: default for key, (default, _) in dropped.items()}
+    for _, block, keys in _blocks(tree, OLD_KEYS):
         for old, new in keys.items():
             if new in block:
                 block[old] = block.pop(new)
     return tree
 
 
-def _blocks(tree: Tree) -> Iterator[tuple[str, dict[str, Tree], dict[str, str]]]:
-    for (word, name), keys in OLD_KEYS.items():
+def _blocks(tree: Tree, table: Mapping[tuple[str, str], T]) -> Iterator[tuple[str, dict[str, Tree], T]]:
+    for (word, name), keys in table.items():
         block = tree.get(word) if isinstance(tree, dict) else None
         if isinstance(block, dict) and block.get("name") == name:
             yield word, block, keys

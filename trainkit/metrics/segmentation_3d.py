@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -126,8 +125,6 @@ def _each_case(columns: Mapping[str, np.ndarray], dice: np.ndarray, protocol: Se
         scored |= {
             f"{name}{unit}_{word}": columns[name][:, k] for k, word in enumerate(metric_words(protocol.names[1:]))
         }
-    for name, column in protocol.clinical.items():
-        cases[f"clinical_{name}" if name in {**cases, **scored} else name] = _one_kind(column)
     return cases, scored
 
 
@@ -280,10 +277,3 @@ def _refuse_empty(actual: np.ndarray, where: str) -> None:
             "labels above 0",
             "check that these are the label maps of this set",
         )
-
-
-def _one_kind(column: Sequence[Any]) -> Any:
-    """A column that a table can hold: of numbers alone, float64 with nan for none; otherwise text."""
-    if all(value is None or isinstance(value, int | float) for value in column):
-        return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
-    return [None if value is None else str(value) for value in column]

@@ -42,7 +42,6 @@ def write(out, cases=3, spacing=None, names=NAMES):
                 original_spacing=(6.0, 1.0, 0.5),
                 floors=(float(image.min()),),
                 volumes_mm3=(10.0, 2.0, 1.5),
-                clinical={"Age": 50.0 + number, "Sex": None},
                 facts={"mean": 1.0},
             )
             writer.add(info, image[None], labels, truth, 2**63 + number)
@@ -76,7 +75,6 @@ def test_what_goes_in_comes_out(tmp_path, spacing):
             assert (opened.truth(number) == truth).all() and opened.truth(number).shape == truth.shape
             assert opened.case(number).floors == (image.min(),)
             assert opened.case(number).volumes_mm3 == (10.0, 2.0, 1.5, 0.0)
-            assert opened.case(number).clinical == {"Age": 50.0 + number, "Sex": None}
             for label in range(1, 4):
                 assert (opened.foreground(number, label) == np.flatnonzero(labels == label)).all()
             assert opened.foreground(number, 0).size == 0
@@ -199,7 +197,6 @@ def test_a_manifest_that_was_tampered_with_is_refused(copied, change, said):
         lambda cases: cases[0].update(floor="low"),
         lambda cases: cases[0].update(fingerprint="zz"),
         lambda cases: cases[0].update(fingerprint="1" * 40),
-        lambda cases: cases[0].update(clinical=[1]),
         lambda cases: cases[0].pop("crc"),
         lambda cases: cases[0].pop("id"),
         lambda cases: cases.__setitem__(0, None),

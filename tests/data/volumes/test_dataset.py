@@ -57,7 +57,6 @@ def pack(
     axes: str = "yzx",
     spacing: tuple[float, float, float] | None = None,
     organs: int = 3,
-    clinical: dict[str, dict] | None = None,
 ) -> Path:
     """An imported set of cases (id, shape); the patient is what stands before `_`. With `spacing` the grid of the
     files is twice as fine within slices as the prepared one."""
@@ -75,7 +74,6 @@ def pack(
                 original_spacing=original,
                 floors=(float(image.min()) - 0.1,),
                 volumes_mm3=tuple(float((label == k).sum()) for k in range(len(names))),
-                clinical=(clinical or {}).get(name.split("_")[0], {}),
             )
             writer.add(info, image[None], label, truth, first + number)
         writer.finish(names=names)
@@ -143,21 +141,14 @@ def test_files_are_imported_once_and_read_in_stored_order(tmp_path):
     root = tmp_path / "orbits"
     orbit(root, "train", ["7", "12", "33"], 0)
     orbit(root, "val", ["8", "21"], 1)
-    (tmp_path / "clinical.csv").write_text("Id,Age\n7,40\n8,50\n12,60\n21,\n33,70\n")
-    data = block(
-        f"{root}#train",
-        evaluate={"val": f"{root}#val"},
-        names=["nerve", "gland"],
-        patch=(4, 8, 8),
-        clinical=str(tmp_path / "clinical.csv"),
-    )
+    data = block(f"{root}#train", evaluate={"val": f"{root}#val"}, names=["nerve", "gland"], patch=(4, 8, 8))
     assert not data.missing()
     opened = data.open(0)
     meta = opened.meta
     assert meta.class_names == ("background", "nerve", "gland") and meta.axes == "yzx" and meta.resampled == ()
     assert np.allclose(meta.spacing, (4.0, 0.75, 0.5))
     split = opened.evaluations["val"]
-    assert split.protocol.ids == ("21", "8") and split.protocol.clinical == {"Age": (None, 50.0)}
+    assert split.protocol.ids == ("21", "8")
     batch = split.fetch(np.array([1]), 0)
     label = np.asarray(nibabel.load(root / "val/label/8.nii.gz").dataobj)
     # From (left, up, front) to (front, up, right).
@@ -200,12 +191,11 @@ def test_the_built_in_set_opens_by_its_name(tmp_path, monkeypatch):
 
     orbit(tmp_path, "train", ["7", "12"], 0)
     orbit(tmp_path, "val", ["8"], 1)
-    (tmp_path / "clinical.csv").write_text("Id,Age\n7,40\n8,50\n12,60\n")
     monkeypatch.setattr(orbits, "folder", lambda: tmp_path)
     opened = block("sample:orbits", evaluate={"val": "sample:orbits"}, patch=(4, 8, 8)).open(0)
     assert opened.meta.class_names == orbits.NAMES and opened.meta.axes == "yzx"
     assert opened.evaluations["train"].protocol.ids == ("12", "7")
-    assert opened.evaluations["val"].protocol.clinical == {"Age": (50.0,)}
+    assert opened.evaluations["val"].protocol.ids == ("8",)
     assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any training case" in note for note in opened.notes)
 
 
@@ -224,11 +214,8 @@ def test_real_volumes_are_divided_into_folds(shared):
 
 
 def test_missing_files_are_named(tmp_path, train):
-    data = block(train, evaluate={"val": str(tmp_path / "none#val")}, clinical=str(tmp_path / "table.csv"))
-    assert data.missing() == [
-        f"data.evaluate.val: {tmp_path / 'none'} does not exist",
-        f"data.clinical: {tmp_path / 'table.csv'} does not exist",
-    ]
+    data = block(train, evaluate={"val": str(tmp_path / "none#val")})
+    assert data.missing() == [f"data.evaluate.val: {tmp_path / 'none'} does not exist"]
     held = block(train, fold=0, folds=2, evaluate={"held": "held_out"})
     assert not held.missing() and not Volumes(train="sample:orbits", patch=(8, 8, 8)).missing()
 
@@ -278,8 +265,6 @@ def test_labels_axes_and_grids_that_differ_are_refused(tmp_path, train):
         block(train, spacing=(3.0, 2.0, 2.0)).open(0)
     with pytest.raises(UserError, match=r"case p0_1: patient 'p0'"):
         block(train, patient="(.*)").open(0)
-    with pytest.raises(UserError, match="clinical"):
-        block(train, clinical="table.csv").open(0)
     # What the import did already may be said again.
     block(train, names=["a", "b", "c"], patient=r"(p\d+)_").open(0)
     with pytest.raises(UserError, match="unknown label 'x'"):
@@ -569,10 +554,9 @@ def test_the_place_is_decided_by_what_is_free(monkeypatch):
 
 
 def test_whole_cases_are_read_one_by_one_on_the_grid_of_their_files(tmp_path, train):
-    clinical = {"q0": {"age": 41.0, "sex": "F"}, "q1": {"age": None, "sex": "M"}}
     names, grid = NAMES, (3.0, 2.0, 2.0)
     first = pack(tmp_path / "first", people(2), spacing=grid)
-    path = pack(tmp_path / "val", people(2, "q", (10, 20, 24)), first=40, spacing=grid, clinical=clinical)
+    path = pack(tmp_path / "val", people(2, "q", (10, 20, 24)), first=40, spacing=grid)
     evaluations = block(first, evaluate={"val": str(path)}, patches=3).open(0).evaluations
     split, packed = evaluations["val"], PackedVolumes(path)
     assert split.size == 2 and split.at_once == 1 and split.views == 1 and split.digest == packed.digest
@@ -586,7 +570,6 @@ def test_whole_cases_are_read_one_by_one_on_the_grid_of_their_files(tmp_path, tr
     assert batch["mirrors"].tolist() == [[False] * 3] and batch["index"].tolist() == [1]
     assert split.protocol.ids == ("q0_1", "q1_1") and split.protocol.patients == ("q0", "q1")
     assert split.protocol.names == names and split.protocol.kind == "whole"
-    assert split.protocol.clinical == {"age": (41.0, None), "sex": ("F", "M")}
     mirrored = evaluations["val.mirrored"]
     assert mirrored.fetch(np.array([0]), 0)["mirrors"].tolist() == [[True] * 3] and mirrored.protocol == split.protocol
     overlays = evaluations["val.overlays"].fetch(np.array([0]), 0)

@@ -261,18 +261,15 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
     assert any("no labelled voxel" in line for line in verify.verify(root))
 
 
-def test_patients_and_their_table_stand_beside_the_cases(tmp_path):
+def test_patients_stand_beside_the_cases(tmp_path):
     root = tmp_path / "scans"
     for number in range(4):
         put_case(root, f"p{number // 2}_scan{number}", *volume(number))
-    (tmp_path / "clinical.csv").write_text("Id,Age,Sex\np0,30,F\np1,,M\n")
-    report = importer.import_volumes(root, tmp_path / "set", patient=r"(p\d)_", clinical=tmp_path / "clinical.csv")
+    report = importer.import_volumes(root, tmp_path / "set", patient=r"(p\d)_")
     data = PackedVolumes(report.out)
     assert data.patients() == ["p0", "p0", "p1", "p1"]
-    assert data.case(3).clinical == {"Age": None, "Sex": "M"} and data.case(0).clinical["Age"] == 30
     text = "\n".join(report.lines())
     assert "4 cases of 2 patients" in text and "2 patients with more than one case: p0 (2), p1 (2)" in text
-    assert "Age  30 (1); unknown of 1" in text and "Sex  F (1), M (1)" in text
 
 
 def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_path):

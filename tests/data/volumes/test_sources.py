@@ -1,4 +1,4 @@
-"""Layouts of volumes: which image belongs to which label map, what is left out and said, names, patients, tables."""
+"""Layouts of volumes: which image belongs to which label map, what is left out and said, names, patients."""
 
 import gzip
 import json
@@ -362,28 +362,6 @@ def test_any_json_is_a_source_or_refused(tmp_path, labels, training, entry, spli
                 assert source.cases and all(case.image.is_file() for case in source.cases)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(alphabet=st.sampled_from('Id1,;\t"\n\r\0 .e\u2028x'), max_size=40))
-def test_any_text_is_a_table_or_refused(tmp_path, text):
-    volume(tmp_path / "image" / "1.nii")
-    volume(tmp_path / "label" / "1.nii")
-    file = tmp_path / "clinical.csv"
-    file.write_text("Id,x\n1," + text, newline="")
-    try:
-        (case,) = open_volumes(tmp_path, clinical=file).cases
-    except UserError as error:
-        assert error.where.startswith(str(file))
-    else:
-        assert list(case.clinical) == ["x"]
-
-
-def test_a_cell_of_several_lines_is_one_cell(tom500):
-    file = tom500 / "clinical.csv"
-    file.write_text('Id,note\n1,"a\nb"\n20,"c\u2028d"\n3,e\n', "utf-8")
-    notes = {case.id: case.clinical["note"] for case in open_volumes(f"{tom500}#train", clinical=file).cases}
-    assert notes == {"1": "a\nb", "20": "c\u2028d", "3": "e"}
-
-
 def test_volumes_whose_names_no_table_could_hold_are_refused(tom500):
     for part in ("image", "label"):
         volume(tom500 / "train" / part / os.fsdecode(b"\xff.nii"))
@@ -409,14 +387,11 @@ def test_label_0_is_the_background_whatever_it_is_called(decathlon):
     assert source.names == ("background", "Liver")
 
 
-def test_the_source_is_made_of_its_files(decathlon, tmp_path):
-    table = tmp_path / "t.csv"
-    table.write_text("Id,x\nliver_2,1\n")
-    files = {*decathlon.rglob("*Tr/*.gz"), decathlon / "dataset.json", table}
-    assert set(open_volumes(decathlon, clinical=table).files) == files
+def test_the_source_is_made_of_its_files(decathlon):
+    assert set(open_volumes(decathlon).files) == {*decathlon.rglob("*Tr/*.gz"), decathlon / "dataset.json"}
 
 
-# Patients and the clinical table
+# Patients
 
 
 def test_patients_are_found_by_an_expression(tmp_path):
@@ -432,69 +407,6 @@ def test_patients_are_found_by_an_expression(tmp_path):
         ("(" + "a" * 300 + ")", "302"),
     ):
         assert said in refused(tmp_path, patient=pattern)
-
-
-TABLE = "Sex,Id,Age,CAS,date\nF,1,47.5,2,2019-03-01\nM,20,,0,\nF,3,1e2,NA, x \nM,99,1,1,1\n"
-
-
-@pytest.mark.parametrize("comma", [",", ";", "\t"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_the_clinical_table_is_joined_by_patient(tom500, comma, mark):
-    file = tom500 / "clinical.csv"
-    file.write_text(mark + TABLE.replace(",", comma).replace("\n", "\r\n"), "utf-8", newline="")
-    source = open_volumes(f"{tom500}#train", clinical=file)
-    assert {case.id: dict(case.clinical) for case in source.cases} == {
-        "1": {"Sex": "F", "Age": 47.5, "CAS": 2.0, "date": "2019-03-01"},
-        "20": {"Sex": "M", "Age": None, "CAS": 0.0, "date": None},
-        "3": {"Sex": "F", "Age": 100.0, "CAS": None, "date": "x"},
-    }
-    assert source.left_out == () and file in source.files
-
-
-def test_the_column_of_patients_may_be_the_first_and_numbers_lose_zeros(tom500):
-    for path in list(tom500.rglob("train/*/1.nii.gz")):
-        path.rename(path.with_name("001.nii.gz"))
-    file = tom500 / "clinical.csv"
-    file.write_text("case,Age\n1,30\n3.0,40\n")
-    source = open_volumes(f"{tom500}#train", clinical=str(file))
-    assert {case.id: case.clinical["Age"] for case in source.cases} == {"001": 30, "20": None, "3": 40}
-    assert source.left_out == ("clinical.csv: no row of 1 patients: 20",)
-
-
-def test_zeros_are_not_ignored_where_two_rows_could_be_meant(tom500):
-    file = tom500 / "clinical.csv"
-    file.write_text("Id,Age\n1,30\n01,31\n020,32\n0020,33\n3,34\n")
-    ages = {case.id: case.clinical["Age"] for case in open_volumes(f"{tom500}#train", clinical=file).cases}
-    assert ages == {"1": 30, "20": None, "3": 34}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Id,Age\n8,1\n9,1\n", "no row of any of the 3 patients (1, 20, 3), but of 8, 9"),
-        ("Id,Age\n1,1\n1,2\n", "line 3: a second row of patient '1'"),
-        ("Id,Age\n1\n", "line 2: 1 columns; expected 2"),
-        ("Id,Age\n,5\n", "line 2: no Id"),
-        ("Id,Age,Age\n1,1,1\n", "line 1: Id,Age,Age"),
-        ("Id,\n1,1\n", "line 1: Id,"),
-        ("Id,Age\n", "no rows"),
-        ("", "line 1: nothing"),
-        ('Id,Age\n1,"a\n', "cannot be read"),
-    ],
-)
-def test_a_wrong_table_is_named_with_its_line(tom500, text, said):
-    file = tom500 / "clinical.csv"
-    file.write_text(text)
-    found = refused(f"{tom500}#train", clinical=file)
-    assert said in found and found.startswith(str(file))
-
-
-def test_tables_of_other_kinds_are_named(tom500):
-    file = tom500 / "clinical.csv"
-    file.write_bytes("Id,Ort\n1,Köln\n".encode("latin-1"))
-    assert "not UTF-8" in refused(f"{tom500}#train", clinical=file)
-    assert "a spreadsheet" in refused(f"{tom500}#train", clinical=file.with_suffix(".xlsx"))
-    assert "No such file" in refused(f"{tom500}#train", clinical=tom500 / "no.csv")
 
 
 def test_names_of_labels_get_their_background():

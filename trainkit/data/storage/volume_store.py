@@ -101,7 +101,6 @@ class CaseInfo:
     """Lowest value of each channel of the prepared image, which stands for what lies outside."""
     volumes_mm3: tuple[float, ...]
     """Of each label, 0 included, as annotated: voxels of the original grid times their volume."""
-    clinical: dict[str, Json] = field(default_factory=dict)
     facts: dict[str, Json] = field(default_factory=dict)
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more; those of the
     second and further channels are in the list `also`."""
@@ -317,7 +316,7 @@ class Writer(FolderWriter):
                 "fingerprint": f"{fingerprint:016x}",
                 "crc": crc,
                 "facts": case.facts,
-                "clinical": case.clinical,
+                "clinical": {},  # kept though it is empty: sets of before keep their digest
             }
         )
 
@@ -379,7 +378,6 @@ def _case(entry: Json, classes: int, channels: int) -> CaseInfo:
         original_spacing=_spacing(entry["original_spacing"]),
         floors=floors,
         volumes_mm3=volumes,
-        clinical=dict(entry["clinical"]),
         facts=dict(entry["facts"]),
     )
 

@@ -89,8 +89,6 @@ class Volumes:
     leakage: Literal["refuse", "allow"] = "refuse"
     """Action when a patient or a volume is in both training and evaluation data. `refuse`: end the run. `allow`:
     warn."""
-    clinical: str | None = None
-    """Table (CSV with a column of patients) whose columns are listed beside the scores of each case. null: none."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
     """Number of cases in NAME.few and NAME.overlays, spread over the sizes."""
     cache: Literal["auto", "disk", "ram", "device"] = "auto"
@@ -160,23 +158,20 @@ class Volumes:
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
-        absent = self.clinical is not None and not locate(self.clinical).is_file()
-        also = {"data.clinical": f"{locate(self.clinical or '')} does not exist" if absent else None}
-        return missing(self.train, self.evaluate, also=also)
+        return missing(self.train, self.evaluate)
 
     def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, importer.Names]:
         """Find what a path leads to: an imported set, or files and the names of their labels."""
-        clinical, names = None if self.clinical is None else locate(self.clinical), self.labels or self.names
+        names = self.labels or self.names
         if text.startswith(SAMPLE):
             drawn = _sample(text)
             path = f"{drawn.folder()}#{part}"
-            clinical, names = clinical or drawn.folder() / "clinical.csv", names or list(drawn.NAMES[1:])
+            names = names or list(drawn.NAMES[1:])
         else:
             path = locate(text)
             if volume_store.is_packed(path):
                 return PackedVolumes(path)
-        found = volume_sources.open_volumes(path, patient=self.patient, clinical=clinical, channels=self.channels)
-        return found, names
+        return volume_sources.open_volumes(path, patient=self.patient, channels=self.channels), names
 
     def _packed(
         self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
@@ -208,8 +203,6 @@ class Volumes:
             if matched is None or matched.group(1) != info.patient:
                 place = f"{where}, case {info.id}"
                 raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
-        if self.clinical is not None and not any(info.clinical for info in infos):
-            raise UserError(where, "was imported without a clinical table", "one (data.clinical)", again)
         return found
 
     def _check_channels(self, packed: PackedVolumes, where: str, remedy: str) -> None:

@@ -21,7 +21,6 @@ from trainkit.errors import few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.terminal import aligned
 
-_FEW = 5
 _NAMED = 20
 _STRAY = 0.05
 """A piece of an organ below this share of its largest piece is a stray one, not the other side's organ."""
@@ -174,31 +173,7 @@ def describe(
     lines.append("share of the voxels, slices and pieces: in the median; cut: cases where it reaches the border of the")
     lines.append("volume; grey: its intensity, in deviations from the mean of the volume, in the median")
     lines += ignored_share(infos)
-    if clinical := _clinical(infos):
-        lines += ["", *clinical]
     return lines
-
-
-def _clinical(infos: Sequence[CaseInfo]) -> list[str]:
-    """A line for each column of the clinical table, over patients: the range of numbers, the commonest words."""
-    patients = {info.patient: info.clinical for info in infos}
-    rows = []
-    for column in dict.fromkeys(name for row in patients.values() for name in row):
-        values = [row.get(column) for row in patients.values()]
-        known = [value for value in values if value is not None]
-        numbers = [value for value in known if isinstance(value, int | float)]
-        counts = Counter(f"{value:g}" if isinstance(value, int | float) else str(value) for value in known)
-        if numbers and len(numbers) == len(known) and len(counts) > _FEW:
-            least, middle, most = np.percentile(numbers, (0, 50, 100))
-            said = f"{least:g} to {most:g}, {middle:g} in the median"
-        elif len(counts) == len(known) and len(known) > _FEW:
-            said = f"{len(known)} different ones"
-        else:
-            said = few(f"{word} ({count})" for word, count in sorted(counts.items(), key=lambda item: -item[1]))
-        missing = len(values) - len(known)
-        rows.append([column, f"{said or 'nothing'}" + (f"; unknown of {missing}" if missing else "")])
-    width = max((len(column) for column, _ in rows), default=0)
-    return [f"{column.ljust(width)}  {said}" for column, said in rows]
 
 
 def oddities(names: Sequence[str], records: Sequence[Record]) -> list[str]:

@@ -87,7 +87,6 @@ def import_volumes(
     names: Names = None,
     spacing: Sequence[float] | None = None,
     patient: str | None = None,
-    clinical: Path | str | None = None,
     axes: str | None = None,
     damaged: Damaged = "fail",
     damaged_most: float = 1.0,
@@ -97,10 +96,10 @@ def import_volumes(
 
     `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
     None what the source says, or where it says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what
-    volumes are resampled to; None leaves them as they are. `patient` and `clinical` as `sources.open_volumes` takes
-    them. `axes` is the order in which axes are stored, None what fits the set: an evaluation set must be stored as the
-    training set.
-    `damaged: skip` leaves unusable cases out and names them in the report, up to the share `damaged_most` of all.
+    volumes are resampled to; None leaves them as they are. `patient` as `sources.open_volumes` takes it.
+    `axes` is the order in which axes are stored, None what fits the set: an evaluation set must be stored as the
+    training set. `damaged: skip` leaves unusable cases out and names them in the report, up to the share
+    `damaged_most` of all.
 
     Raises UserError naming the unusable cases by file, up to 20 of them; those whose headers say so before any voxel is
     read. Where label maps hold values that are no class, it shows the mapping to write. Memory is that of a few
@@ -110,7 +109,7 @@ def import_volumes(
     if not isinstance(source, VolumeSource):
         if volume_store.is_packed(Path(source)) or image_store.is_packed(Path(source)):
             raise UserError(str(source), "is already imported", "NIfTI files", "use it directly")
-        source = sources.open_volumes(source, patient=patient, clinical=clinical)
+        source = sources.open_volumes(source, patient=patient)
     classes = classes_of(source, names)
     if unlabelled := [case.id for case in source.cases if case.label is None]:
         found = f"{number_of(len(unlabelled), 'images')} without a label map: {few(unlabelled)}"
@@ -178,7 +177,7 @@ def pack_volumes_once(
 
     It lies at `cache.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
-    cases = [(case.id, case.patient, str(case.image), str(case.label), dict(case.clinical)) for case in source.cases]
+    cases = [(case.id, case.patient, str(case.image), str(case.label)) for case in source.cases]
     asked = None if spacing is None else [float(mm) for mm in spacing]
     classes = classes_of(source, names)
     versions = volume_store.FORMAT, volume_store.VERSION, preprocess.VERSION, volume_store.FOREGROUND_CAP
@@ -345,7 +344,6 @@ def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
         original_spacing=ready.original_spacing,
         floors=ready.floors,
         volumes_mm3=tuple(volumes.tolist()),
-        clinical=dict(case.clinical),
         facts=facts,
     )
     return _Made(Record(info, print_), ready.image, label, None if how.spacing is None else truth)

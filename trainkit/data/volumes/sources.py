@@ -18,16 +18,14 @@ otherwise is a case less, and nobody would notice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import folders
 from trainkit.data.sources import finding, split_of
 from trainkit.data.volumes import channels as channel_files
-from trainkit.data.volumes import clinical as tables
 from trainkit.data.volumes import layouts
-from trainkit.data.volumes.clinical import Value
 from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.layouts import Asked, Found
 from trainkit.errors import UserError, few
@@ -46,8 +44,6 @@ class Case:
     """Its first file."""
     label: Path | None
     """None where only images are there."""
-    clinical: Mapping[str, Value] = field(default_factory=dict, hash=False)
-    """The row of the patient in the clinical table; every column is there, with None where the table says nothing."""
     further: tuple[Path, ...] = ()
     """Files of the second and further channels, where each has its own."""
 
@@ -87,18 +83,16 @@ def open_volumes(
     path: Path | str,
     *,
     patient: str | None = None,
-    clinical: Path | str | None = None,
     labelled: bool = True,
     channels: Sequence[str] | None = None,
 ) -> VolumeSource:
     """Open the volumes at `path`, whatever the layout, as `path#split` where there are splits. Reads no voxels.
 
     `patient` is a regular expression with one part in parentheses that finds the patient in the id of a case; without
-    it every case is a patient of its own. `clinical` is a CSV table with a column of patients. With `labelled` only
-    cases with a label map are taken; without, all images, of a plain folder and a single file too. `channels` are the
-    names of those that are wanted, in order.
+    it every case is a patient of its own. With `labelled` only cases with a label map are taken; without,
+    all images, of a plain folder and a single file too. `channels` are the names of those that are wanted, in order.
 
-    Raises UserError when there is nothing, no such split, two files of one id, a damaged table or `dataset.json`.
+    Raises UserError when there is nothing, no such split, two files of one id, or a damaged `dataset.json`.
     """
     find = None if patient is None else finding(patient, "patient")
     asked = Asked(labelled, tuple(channels or ()))
@@ -113,23 +107,17 @@ def open_volumes(
         raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
     folders.check_names(where, found.pairs)
     cases = [
-        Case(id, find(id, str(images[0])) if find else id, images[0], label, {}, images[1:])
+        Case(id, find(id, str(images[0])) if find else id, images[0], label, images[1:])
         for id, (images, label) in sorted(found.pairs.items())
     ]
-    files, notes = list(found.made_of), list(found.left_out)
+    files = list(found.made_of)
     for case in cases:
         files += [*case.images, *([] if case.label is None else [case.label])]
-    if clinical is not None:
-        rows, said = tables.rows_of([case.patient for case in cases], Path(clinical))
-        cases = [replace(case, clinical=row) for case, row in zip(cases, rows, strict=True)]
-        files.append(Path(clinical))
-        notes += said
     names = _channel_names(found, asked.channels, where)
     if found.incomplete and not cases:
         raise UserError(where, few(found.incomplete, 3), "an image of each channel", _CHOOSE)
-    return VolumeSource(
-        found.kind, where, tuple(cases), found.classes, tuple(notes), tuple(files), names, tuple(found.incomplete)
-    )
+    left_out, incomplete = tuple(found.left_out), tuple(found.incomplete)
+    return VolumeSource(found.kind, where, tuple(cases), found.classes, left_out, tuple(files), names, incomplete)
 
 
 def _found(path: Path | str, asked: Asked) -> tuple[Found, str]:

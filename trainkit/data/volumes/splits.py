@@ -32,7 +32,7 @@ class _Cases(Split):
 
     @property
     def infos(self) -> list[CaseInfo]:
-        """Shapes, patients and clinical data of the cases."""
+        """Shapes, patients and intensities of the cases."""
         return [self.packed.case(case) for case in self.cases.tolist()]
 
     @property
@@ -57,13 +57,11 @@ class _Cases(Split):
         )
 
     def _protocol(self, kind: Literal["whole", "patches", "overlays"], each: int = 1) -> Segmentation:
-        """Return ids, patients and clinical data of the cases, each as often as it has samples."""
+        """Return ids and patients of the cases, each as often as it has samples."""
         infos = [info for info in self.infos for _ in range(each)]
-        columns = dict.fromkeys(name for info in infos for name in info.clinical)
-        clinical = {name: tuple(info.clinical.get(name) for info in infos) for name in columns}
         ids, patients = tuple(info.id for info in infos), tuple(info.patient for info in infos)
         shown = self.packed.channel_names[0] if self.packed.channel_names else ""
-        return Segmentation(ids, patients, self.packed.names, kind, clinical, shown)
+        return Segmentation(ids, patients, self.packed.names, kind, shown)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,7 @@ class CaseSplit(_Cases):
 
     @functools.cached_property
     def protocol(self) -> Segmentation:
-        """Names, patients and clinical data of the cases."""
+        """Names and patients of the cases."""
         return self._protocol(self.kind)
 
     def some(self, most: int) -> CaseSplit:
@@ -190,7 +188,7 @@ class PatchSplit(_Cases):
 
     @functools.cached_property
     def protocol(self) -> Segmentation | None:
-        """Names, patients and clinical data of the patches; None for training."""
+        """Names and patients of the patches; None for training."""
         return None if self.kind == "train" else self._protocol("patches", self.patches)
 
     @functools.cached_property
