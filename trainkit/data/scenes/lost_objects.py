@@ -78,7 +78,7 @@ def _present(values: np.ndarray, most: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Objects:
-    """What there was in the masks of a set, and what is left."""
+    """Counts of the objects that were in the masks of a set, and of those that are left."""
 
     there: tuple[int, ...] = ()
     """Objects of each class, or images with it."""

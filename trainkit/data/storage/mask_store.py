@@ -119,7 +119,7 @@ class PackedMasks(CompressedMaps):
 
     @property
     def objects(self) -> Objects:
-        """What was in the masks and what is left of it; nothing of a set that was packed without it."""
+        """Counts of the objects in the masks and of those that are left; none of a set that was packed without them."""
         return Objects.read(self.manifest["objects"]) if "objects" in self.manifest else Objects()
 
     @property
