@@ -138,47 +138,6 @@ def market(root: Path, train: int = 3, test: int = 2, cameras: int = 2) -> Path:
     return root
 
 
-def regdb(root: Path, persons: int = 4, each: int = 2, trials: int = 2) -> Path:
-    """RegDB: half of the persons are of the training of trial 1, the other half of that of trial 2."""
-    for person in range(1, persons + 1):
-        for kind in ("Visible", "Thermal"):
-            for n in range(each):
-                path = root / kind / str(person) / f"male_back_{kind[0].lower()}_{n:05d}_{person}.bmp"
-                picture(path, 10 * person + n + 1000 * (kind == "Thermal"))
-    for trial in range(1, trials + 1):
-        for split in ("train", "test"):
-            half = (split == "train") == (trial % 2 == 1)
-            chosen = range(1, persons // 2 + 1) if half else range(persons // 2 + 1, persons + 1)
-            for kind in ("Visible", "Thermal"):
-                lines = [
-                    f"{kind}/{person}/male_back_{kind[0].lower()}_{n:05d}_{person}.bmp {label}\n"
-                    for label, person in enumerate(chosen)
-                    for n in range(each)
-                ]
-                write_text(root / "idx" / f"{split}_{kind.lower()}_{trial}.txt", "".join(lines))
-    return root
-
-
-def llcm(root: Path, train: int = 2, test: int = 2, each: int = 2) -> Path:
-    """LLCM: the images of training by person, those of test by camera; infrared has no camera 3."""
-    number = 0
-    for kind in ("vis", "nir"):
-        lines = []
-        for label, person in enumerate(range(1, train + 1)):
-            for n in range(each):
-                path = f"{kind}/{person:04d}/{person:04d}_c{n + 1:02d}_s000000_f{n}_{kind}.jpg"
-                picture(root / path, number := number + 1)
-                lines.append(f"{path} {label}\n")
-        write_text(root / "idx" / f"train_{kind}.txt", "".join(lines))
-        for person in range(train + 1, train + test + 1):
-            for camera in (1, 3) if kind == "vis" else (1,):
-                for n in range(each):
-                    name = f"{person:04d}_c{camera:02d}_s000000_f{n}_{kind}.jpg"
-                    picture(root / f"test_{kind}" / f"cam{camera}" / f"{person:04d}" / name, number := number + 1)
-    write_text(root / "idx" / "test_id.txt", ",".join(str(p) for p in range(train + 1, train + test + 1)))
-    return root
-
-
 def write_text(file: Path, text: str) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, "utf-8")

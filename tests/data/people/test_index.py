@@ -72,8 +72,6 @@ SETS = {
     "orbench#test": people_sets.orbench,
     "sysu#test": people_sets.sysu,
     "market#test": people_sets.market,
-    "llcm#test": people_sets.llcm,
-    "regdb#test_2": people_sets.regdb,
 }
 
 
@@ -316,9 +314,6 @@ def test_arrays_that_do_not_fit_each_other_are_refused(tmp_path, name, array):
         ("lists", [["nir"]]),
         ("lists", [["nir", "1"]]),
         ("seconds", 1),
-        ("by_person", 0),
-        ("hides", "nothing"),
-        ("trials", "ten"),
     ],
 )
 def test_manifests_of_another_form_are_refused(tmp_path, key, value):

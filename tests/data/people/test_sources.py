@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.autoconfig import people as autoconfig_people
 from trainkit.data.people import index as people_index
-from trainkit.data.people import records, sources
+from trainkit.data.people import records, sources, verify
 from trainkit.data.people.records import EITHER, GALLERY, QUERY, Rows
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, NIR, RGB, SK, TEXT
@@ -462,7 +463,6 @@ def test_sysu(tmp_path):
     assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
     assert len({test.places[f"cam{n}"] for n in range(1, 7)}) == 5
     assert test.places["cam2"] == test.places["cam3"]
-    assert (test.hides, test.by_person, test.trials) == ("place", True, "sysu")
 
 
 def test_mistakes_in_sysu(tmp_path):
@@ -498,7 +498,6 @@ def test_market(tmp_path):
     assert (test.person[distractor], test.role[distractor], test.camera[distractor]) == (None, GALLERY, "c2")
     assert {test.role[row] for id, row in test.number.items() if id.startswith("query/")} == {QUERY}
     assert test.places == {"c1": 1, "c2": 2}
-    assert (test.hides, test.by_person, test.trials) == ("person", False, "none")
     assert set(test.modality) == {RGB}
 
 
@@ -520,34 +519,25 @@ def test_mistakes_in_market(tmp_path):
     assert "no such split of Market-1501; expected train, test" in str(refused(f"{tmp_path}#val"))
 
 
-def test_regdb(tmp_path):
-    people_sets.regdb(tmp_path, persons=4, each=2, trials=2)
-    # The labels 0 and 1 of train are other persons than those of test: the folders say who.
-    assert set(read(f"{tmp_path}#train").person) == {"1", "2"}
-    assert set(read(f"{tmp_path}#test").person) == {"3", "4"}
-    assert set(read(f"{tmp_path}#train_2").person) == {"3", "4"}
-    test = read(f"{tmp_path}#test")
-    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
-    assert "no idx/test_visible_3.txt" in str(refused(f"{tmp_path}#test_3"))
-    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "Thermal/1/gone.bmp 0\n")
-    assert "line 1: Thermal/1/gone.bmp is not in" in str(refused(tmp_path))
-    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "\nThermal/1/gone.bmp\n")
-    assert "line 2: 'Thermal/1/gone.bmp'; expected a path and the number" in str(refused(tmp_path))
-    people_sets.write_text(tmp_path / "idx" / "train_thermal_1.txt", "gone.bmp 0\n")
-    assert "<modality>/<person>/<image>" in str(refused(tmp_path))
-
-
-def test_llcm(tmp_path):
-    people_sets.llcm(tmp_path, train=2, test=2, each=2)
-    train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")
-    assert set(train.person) == {"0001", "0002"}
-    assert set(train.camera) == {"cam1", "cam2"}
-    assert set(test.person) == {"0003", "0004"}
-    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
-    assert test.places == {"cam1": 1, "cam3": 3}
-    assert (test.hides, test.by_person, test.trials) == ("person", True, "sysu")
-    people_sets.write_text(tmp_path / "idx" / "test_id.txt", "99")
-    assert "no images" in str(refused(f"{tmp_path}#test"))
+@pytest.mark.parametrize(
+    "kind, mark",
+    [
+        ("RegDB", "idx/train_visible_1.txt"),
+        ("RegDB", "idx/test_visible_1.txt"),
+        ("LLCM", "idx/train_vis.txt"),
+        ("LLCM", "test_vis/cam1/0001/a.jpg"),
+    ],
+)
+def test_layouts_that_are_no_longer_read_are_refused_by_name_unless_there_is_an_index(tmp_path, kind, mark):
+    people_sets.write_text(tmp_path / mark, "Visible/1/a.bmp 0\n")
+    for split in ("", "#train", "#test_2"):
+        error = refused(f"{tmp_path}{split}")
+        assert error.where == str(tmp_path) and kind in error.found and "index.csv" in error.expected
+        assert verify.holds_people(f"{tmp_path}{split}") and verify.verify(f"{tmp_path}{split}") == [str(error)]
+    with pytest.raises(UserError, match=kind):
+        autoconfig_people._derived(str(tmp_path))
+    people_sets.index(tmp_path, 2)
+    assert set(read(tmp_path).person) == {"p00", "p01"}
 
 
 # Nothing but sentences.
@@ -636,9 +626,7 @@ def test_columns_are_named_by_the_recipe_in_every_form(tmp_path, suffix):
     assert rows.ids == ["a.png", "a.png#text", "n.png"]
     assert rows.person == ["007"] * 3 and rows.camera == ["1", "1", ""]
     assert rows.modality == [RGB, TEXT, NIR] and rows.text == ["", "A red coat.", ""]
-    with pytest.raises(
-        UserError, match=r"no column 'fil'; expected one of its columns: file, pid.*did you mean 'file'"
-    ):
+    with pytest.raises(UserError, match=r"no column 'fil'; expected one of its columns: file, pid"):
         sources.find(str(file), columns={"path": "fil"}).read(Rows(tmp_path))
 
 

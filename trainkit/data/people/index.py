@@ -33,7 +33,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -116,12 +115,6 @@ class PeopleIndex(HashedFolder):
     """The set in words, with its split."""
     root: str
     """Where the paths of images begin."""
-    hides: Literal["person", "place"]
-    """Records that a query does not meet in its own `place`: those of its person, or (SYSU-MM01) of anybody."""
-    by_person: bool
-    """True where its protocol counts persons in place of gallery records for CMC."""
-    trials: Literal["none", "sysu"]
-    """`sysu` where its protocol draws galleries, as SYSU-MM01's does."""
     seconds: float
     """Seconds that the scan took."""
     person: np.ndarray
@@ -149,17 +142,22 @@ class PeopleIndex(HashedFolder):
 
     def _check_manifest(self, manifest: dict[str, Json]) -> Sequence[str]:
         kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
-        kinds |= {"seconds": float, "hides": str, "by_person": bool, "trials": str}
-        for key, kind in kinds.items():
+        for key, kind in (kinds | {"seconds": float}).items():
             self.refuse_entries(manifest, {key: type(manifest.get(key)) is not kind}, kind.__name__)
-        for key, words in {"hides": ("person", "place"), "trials": ("none", "sysu")}.items():
-            self.refuse_entries(manifest, {key: manifest[key] not in words}, " or ".join(words))
         if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
             raise self.damaged("manifest.json", "lists of an unknown form", "names and counts")
         return _FILES
 
     def __len__(self) -> int:
         return self.manifest["records"]
+
+    @property
+    def sysu(self) -> bool:
+        """Return True where it is evaluated by SYSU-MM01's protocol.
+
+        That draws galleries, ignores gallery images of anybody from the place of a query, and counts persons for CMC.
+        """
+        return self.kind == people_records.SYSU
 
     @property
     def memory(self) -> int:
@@ -232,7 +230,7 @@ class PeopleIndex(HashedFolder):
             raise hashed_folder.unreadable(self.path / name, error) from None
 
     def _map(self) -> None:
-        for name in ("kind", "where", "root", "hides", "by_person", "trials", "seconds"):
+        for name in ("kind", "where", "root", "seconds"):
             setattr(self, name, self.manifest[name])
         for name in _ARRAYS:
             setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
@@ -301,8 +299,10 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         (writer.folder / "names.json").write_text(names, "utf-8")
         manifest: dict[str, Json] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
-        manifest |= {"records": len(rows), "persons": len(persons), "hides": rows.hides}
-        manifest |= {"by_person": rows.by_person, "trials": rows.trials}
+        manifest |= {"records": len(rows), "persons": len(persons)}
+        # Only earlier versions of trainkit read these, which share the cache.
+        sysu = layout.kind == people_records.SYSU
+        manifest |= {"hides": "place" if sysu else "person", "by_person": sysu, "trials": "sysu" if sysu else "none"}
         manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
         manifest["left_out"] = rows.losses()

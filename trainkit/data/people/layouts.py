@@ -1,7 +1,7 @@
-"""Sets of people as they are published: ORBench, SYSU-MM01, Market-1501, RegDB, LLCM. Each reader's rules are its own.
+"""Sets of people as they are published: ORBench, SYSU-MM01, Market-1501. Each reader's rules are its own.
 
-Every set has the splits `train` and `test` (`PATH#test`); RegDB has ten of each. Persons are called as their folders
-are, or as file names call them, never by the numbers of an annotation: those begin anew in each split.
+Every set has the splits `train` and `test` (`PATH#test`). Persons are called as their folders are, or as file names
+call them, never by the numbers of an annotation: those begin anew in each split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainkit.data import folders
 from trainkit.data.folders import is_hidden
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
-from trainkit.data.people.records import EITHER, GALLERY, QUERY, Layout, Rows
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, Layout, Rows
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
@@ -25,27 +25,39 @@ JSON_LIMIT = 1 << 30
 
 KNOWN = """\
 an index.csv or index.parquet; ORBench (train_annos.json, test_gallery_and_queries.json, or the challenge's \
-train/text_annos.json); SYSU-MM01 (cam1 to cam6 and exp); Market-1501 (bounding_box_train, query, bounding_box_test); \
-RegDB (idx/train_visible_1.txt); LLCM (idx/train_vis.txt)"""
+train/text_annos.json); SYSU-MM01 (cam1 to cam6 and exp); Market-1501 (bounding_box_train, query, bounding_box_test)"""
 
 _Read = Callable[[Rows], None]
 
 
-def recognise(path: Path, split: str | None) -> Layout | None:
-    """Find the published set at a folder; None where it has no known layout. Raises UserError for another split."""
-    wanted = split or "train"
-    for kind, parts, marks in _LAYOUTS:
+def kind_of(path: Path) -> str | None:
+    """Return the name of the published set at a folder; None where it has no known layout."""
+    for kind, (_, marks) in _LAYOUTS.items():
         if any(all((path / name).exists() for name in mark) for mark in marks):
-            splits = parts(path)
-            if wanted not in splits:
-                found = f"no such split of {kind}"
-                raise UserError(f"{path}#{wanted}", found, f"{few(splits, 20)} after #")
-            root, files, read = splits[wanted]
-            for file in files:
-                if not file.is_file():
-                    raise UserError(f"{path}#{wanted}", f"no {file.relative_to(path)}", f"the layout of {kind}")
-            return Layout(kind, f"{path}#{wanted}", root, wanted, files, read)
+            return kind
     return None
+
+
+def recognise(path: Path, split: str | None) -> Layout | None:
+    """Find the published set at a folder; None where it has no known layout.
+
+    Raises UserError for another split, and for a layout that is no longer read.
+    """
+    kind = kind_of(path)
+    if kind is None:
+        return None
+    parts, _ = _LAYOUTS[kind]
+    if parts is None:
+        remedy = "write one in this folder; docs/reference/data/reid.md says how"
+        raise UserError(str(path), f"the layout of {kind}, which is no longer read", "an index.csv", remedy)
+    wanted, splits = split or "train", parts(path)
+    if wanted not in splits:
+        raise UserError(f"{path}#{wanted}", f"no such split of {kind}", f"{few(splits)} after #")
+    root, files, read = splits[wanted]
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{path}#{wanted}", f"no {file.relative_to(path)}", f"the layout of {kind}")
+    return Layout(kind, f"{path}#{wanted}", root, files, read)
 
 
 _Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
@@ -233,7 +245,6 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
             raise UserError(str(persons[person]), f"person {person}, without images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
     rows.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
-    rows.hides, rows.by_person, rows.trials = "place", True, "sysu"
 
 
 def _numbers(file: Path) -> list[str]:
@@ -283,65 +294,6 @@ def _read_market(rows: Rows, folder: str, role: int) -> None:
         rows.places[camera] = int(camera[1:])
 
 
-# RegDB: Nguyen et al., "Person Recognition System Based on a Combination of Body Images from Visible Light and Thermal
-# Cameras", Sensors 2017; the ten divisions of its 412 persons are those of Ye et al.
-
-
-def _regdb(path: Path) -> _Splits:
-    def entry(split: str, trial: int) -> tuple[Path, tuple[Path, ...], _Read]:
-        files = tuple(path / "idx" / f"{split}_{kind}_{trial}.txt" for kind in ("visible", "thermal"))
-        roles = (EITHER, EITHER) if split == "train" else (GALLERY, QUERY)
-
-        def read(rows: Rows) -> None:
-            for file, kind, role in zip(files, (RGB, NIR), roles, strict=True):
-                for where, picture in _listed(file):
-                    # `Visible/12/male_back_v_00000_1.bmp 0`: the number after the path begins anew in each file.
-                    rows.picture(where, picture, _folder_of(where, picture), kind, role=role)
-
-        return path, files, read
-
-    splits = {split: entry(split, 1) for split in ("train", "test")}
-    return splits | {f"{split}_{trial}": entry(split, trial) for split in splits for trial in range(1, 11)}
-
-
-# LLCM: Zhang and Wang, "Diverse Embedding Expansion Network and Low-Light Cross-Modality Benchmark for Visible-Infrared
-# Person Re-identification", CVPR 2023, arXiv 2303.14481.
-
-_LLCM = re.compile(r"_c([0-9]{1,4})_")
-
-
-def _llcm(path: Path) -> _Splits:
-    lists, test = tuple(path / "idx" / f"train_{name}.txt" for name in ("vis", "nir")), path / "idx" / "test_id.txt"
-    return {
-        "train": (path, lists, lambda rows: _read_llcm_train(rows, lists)),
-        "test": (path, (test,), lambda rows: _read_llcm_test(rows, test)),
-    }
-
-
-def _read_llcm_train(rows: Rows, lists: tuple[Path, ...]) -> None:
-    for file, modality in zip(lists, (RGB, NIR), strict=True):
-        for where, picture in _listed(file):
-            camera = _LLCM.search(picture.rpartition("/")[2])
-            name = f"cam{int(camera.group(1))}" if camera else ""
-            rows.picture(where, picture, _folder_of(where, picture), modality, name)
-
-
-def _read_llcm_test(rows: Rows, file: Path) -> None:
-    persons = sorted(_numbers(file))
-    for folder, modality, role in (("test_vis", RGB, GALLERY), ("test_nir", NIR, QUERY)):
-        found, there = 0, set[str]()
-        for camera in sorted(name for name in rows.names(folder) if re.fullmatch(r"cam[0-9]{1,4}", name)):
-            rows.places[camera] = int(camera[3:])
-            for person in persons:
-                if person in rows.names(f"{folder}/{camera}"):
-                    there.add(person)
-                    found += _whole_folder(rows, f"{folder}/{camera}/{person}", person, modality, camera, role)
-        if not found:
-            raise UserError(str(rows.root / folder), "no images", f"{folder}/cam1/0001/<image>, and so on")
-        rows.leave_out(f"people of {file.name} without images in {folder}", sorted(set(persons) - there))
-    rows.by_person, rows.trials = True, "sysu"
-
-
 # Files and folders.
 
 
@@ -355,34 +307,10 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
     """Return names of the images of a folder, in their order; those of other kinds are left out."""
-    names = sorted(_visible(rows, folder))
+    names = sorted(name for name in rows.names(folder) if not is_hidden(name))
     pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
     rows.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
     return pictures
-
-
-def _visible(rows: Rows, folder: str) -> set[str]:
-    """Return names in a folder that are not hidden."""
-    return {name for name in rows.names(folder) if not is_hidden(name)}
-
-
-def _folder_of(where: str, path: str) -> str:
-    """Return the folder that an image is in, which bears the name of the person."""
-    folders = path.split("/")
-    if len(folders) < 3:
-        raise UserError(where, f"the path {path[:200]!r}", "<modality>/<person>/<image>")
-    return folders[-2]
-
-
-def _listed(file: Path) -> Iterator[tuple[str, str]]:
-    """Return the paths in lines `path number`, with their place in words."""
-    for n, line in enumerate(folders.read_text(file, JSON_LIMIT, "a text file in UTF-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        path, space, number = line.strip().rpartition(" ")
-        if not space or not number.isdigit():
-            raise UserError(f"{file}, line {n}", f"{line.strip()[:200]!r}", "a path and the number of a person")
-        yield f"{file}, line {n}", path.strip()
 
 
 def _json(file: Path, kind: type) -> Json:
@@ -392,15 +320,14 @@ def _json(file: Path, kind: type) -> Json:
     return value
 
 
-_LAYOUTS: tuple[tuple[str, Callable[[Path], _Splits], tuple[tuple[str, ...], ...]], ...] = (
-    (
-        "ORBench",
+_LAYOUTS: dict[str, tuple[Callable[[Path], _Splits] | None, tuple[tuple[str, ...], ...]]] = {
+    "ORBench": (
         _orbench,
         (("train_annos.json",), ("test_gallery_and_queries.json",), ("text_annos.json",), ("train/text_annos.json",)),
     ),
-    ("SYSU-MM01", _sysu, (("exp", "cam1"),)),
-    ("Market-1501", _market, (("bounding_box_train",), ("bounding_box_test",))),
-    ("RegDB", _regdb, (("idx/train_visible_1.txt",), ("idx/test_visible_1.txt",))),
-    ("LLCM", _llcm, (("idx/train_vis.txt",), ("test_vis",))),
-)
-"""Name of each layout, its reader, and groups of names one of which is there as a whole."""
+    SYSU: (_sysu, (("exp", "cam1"),)),
+    "Market-1501": (_market, (("bounding_box_train",), ("bounding_box_test",))),
+    "RegDB": (None, (("idx/train_visible_1.txt",), ("idx/test_visible_1.txt",))),
+    "LLCM": (None, (("idx/train_vis.txt",), ("test_vis",))),
+}
+"""Name of each layout, its reader (None: no longer read), and groups of names one of which is there as a whole."""

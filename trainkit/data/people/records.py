@@ -19,6 +19,9 @@ from trainkit.interfaces import RGB, TEXT
 DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""
 
+SYSU = "SYSU-MM01"
+"""The kind of the sets that have a protocol of their own."""
+
 EITHER, QUERY, GALLERY = range(3)
 """Role of a record in a search: default, query only, gallery only."""
 
@@ -44,7 +47,6 @@ class Layout:
     """As a message names it, with the split."""
     root: Path
     """Where the paths of its images begin."""
-    split: str | None
     annotations: tuple[Path, ...]
     """Files that say what it holds."""
     read: Callable[[Rows], None]
@@ -73,10 +75,6 @@ class Rows:
     """Queries that the set itself gives: five records each, one a modality, -1 for none."""
     places: dict[str, int] = field(default_factory=dict)
     """Cameras whose records hide each other, by a number; the others hide nothing."""
-    hides: str = "person"
-    """Records of its own camera that a query ignores: those of its own person, or (`place`) any."""
-    by_person: bool = False
-    trials: str = "none"
     number: dict[str, int] = field(default_factory=dict)
     """The record of each id."""
     left_out: dict[str, list[str]] = field(default_factory=dict)

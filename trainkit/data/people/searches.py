@@ -52,12 +52,9 @@ def searches(
     if not asking or not len(gallery):
         found = f"{asking} queries and {len(gallery)} gallery images"
         raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
-    if index.trials == "sysu":
-        # Another set with such trials (LLCM) has them of single images, and no part of it is indoors.
-        settings = _SYSU if index.kind == "SYSU-MM01" else {"": _SYSU[""]}
-        drawn = {end: _drawn(index, gallery, *setting) for end, setting in settings.items()}
-    else:
-        drawn = {"": (gallery,)}
+    drawn = {"": (gallery,)}
+    if index.sysu:
+        drawn = {end: _drawn(index, gallery, *setting) for end, setting in _SYSU.items()}
     camera_rule = _camera_rule(index, queries, gallery, same_camera)
     made = {end: _search(index, queries, galleries, camera_rule, where) for end, galleries in drawn.items()}
     own, first = made[""]
@@ -165,8 +162,8 @@ def _search(
         {name: place[some] for name, some in queries.items()},
         tuple(ids[row] for row in rows.tolist()),
         dict(sorted(groups.items())),
-        index.by_person,
-        index.hides,
+        index.sysu,
+        "place" if index.sysu else "person",
         rule=camera_rule.sentence,
     )
     return rows, search
@@ -194,7 +191,7 @@ def _camera_rule(
     own = np.asarray(index.place, np.int64)
     if same_camera == "keep":
         return _CameraRule(none, "gallery images from the camera of a query count (same_camera: keep)")
-    if index.hides == "place":
+    if index.sysu:
         return _CameraRule(own, "gallery images of anybody from the place of a query are ignored")
     published = bool((own >= 0).any())
     if same_camera == "published" and not published:

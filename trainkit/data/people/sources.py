@@ -7,7 +7,6 @@ published sets are in `layouts`.
 from __future__ import annotations
 
 import csv
-import difflib
 import importlib
 import json
 import os
@@ -116,7 +115,7 @@ def _table(file: Path, split: str | None, columns: Columns) -> Layout:
     def read(rows: Rows) -> None:
         _read_table(rows, file, split, columns)
 
-    return Layout("index of people", where, file.parent, split, (file,), read)
+    return Layout("index of people", where, file.parent, (file,), read)
 
 
 def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> None:
@@ -219,10 +218,8 @@ def _header(file: Path, names: Sequence[str], columns: Columns) -> list[str]:
     header = ["" if name.lower() in columns else name.lower() for name in names]
     for own, theirs in columns.items():
         if theirs not in names:
-            near = difflib.get_close_matches(theirs, names, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else ""
             expected = f"one of its columns: {few(names, 20)}"[:300]
-            raise UserError(str(file), f"no column {theirs!r}"[:200], expected, remedy)
+            raise UserError(str(file), f"no column {theirs!r}"[:200], expected)
         header[names.index(theirs)] = own
     twice = [name for name, count in Counter(header).items() if count > 1 and name in COLUMNS]
     if twice:

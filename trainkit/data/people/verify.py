@@ -29,11 +29,11 @@ def holds_people(path: Path | str) -> bool:
     if str(path).startswith("sample:") or hub.is_hub(path):
         return str(path) == people_sources.SAMPLE
     try:
-        place, split = sources.split_of(path)
+        place, _ = sources.split_of(path)
         if place.is_file():
             return people_sources.is_index(place)
         index = people_sources.index_in(place)
-        return people_sources.is_index(index) if index is not None else layouts.recognise(place, split) is not None
+        return people_sources.is_index(index) if index is not None else layouts.kind_of(place) is not None
     except UserError:
         return False
 
