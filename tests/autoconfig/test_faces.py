@@ -164,7 +164,7 @@ def test_faces_are_aligned_where_all_have_landmarks(here):
     assert recipe.data.fit == "crop" and "people: not aligned, landmarks5.json has 29 of 32 images" in said
 
 
-# Folders with a level too many or too few
+# Folders with a level too many
 
 
 def test_a_folder_around_the_folders_of_people_is_passed(here):
@@ -186,26 +186,6 @@ def test_a_folder_around_the_folders_of_classes_or_of_splits_is_passed(here):
         stripes(here / "set" / "images" / split, 6, seed)
     recipe, _, _ = fitted("convnext", "set", "other.yaml")
     assert recipe.data.train == "set/images#train" and recipe.data.evaluate == {"val": "set/images#val"}
-
-
-def test_a_folder_of_one_class_is_answered_with_the_one_around_it(here):
-    stripes(here / "patterns", 6, 1)
-    with pytest.raises(UserError, match=f"6 images, in no folder of a class; .*did you mean {here}/patterns\\?"):
-        fitted("convnext", "patterns/down")
-    said = CliRunner().invoke(main.main, ["cp", "face_teacher_lfw", "new.yaml", "--data", "patterns/down"])
-    assert said.exit_code == 2 and f"did you mean {here}/patterns?" in said.output
-    people_sets.picture(here / "loose" / "a.png")
-    with pytest.raises(UserError) as caught:
-        sources.folder(here / "loose")
-    assert "did you mean" not in str(caught.value), "nothing around it holds classes"
-
-
-def test_a_split_is_told_of_those_beside_it(here):
-    for seed, split in enumerate(("train", "val")):
-        stripes(here / "patterns" / split, 6, seed)
-    recipe, _, said = fitted("convnext", "patterns/train")
-    assert recipe.data.train == "patterns/train"
-    assert said[0] == "patterns also holds val: `--data patterns` would evaluate on it"
 
 
 def test_folders_of_one_class_of_tables_and_of_classes_are_left(here):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -121,7 +120,7 @@ def folder(root: Path, *, nested: bool = True) -> Source:
     if not files:
         found = f"no images, only {image_decode.counted(below.others)}" if below.others else "no images"
         found = f"{number_of(len(below.loose), 'images')}, in no folder of a class" if below.loose else found
-        meant = only_way(root) or (_folder_of_classes(root.parent) if below.loose else None)
+        meant = only_way(root)
         raise UserError(str(root), found, "images in <class>/<image>.jpg", f"did you mean {meant}?" if meant else "")
     first = {file.relative_to(root).parts[0] for file in files}
     if (
@@ -178,23 +177,6 @@ def _with_images(place: Path) -> list[Path] | None:
             if len(found) > 1:
                 break
     return [place / name for name in found]
-
-
-def _folder_of_classes(place: Path) -> Path | None:
-    """Return a folder that has images in two of its folders or more, without looking deeper; else None."""
-    found = 0
-    with contextlib.suppress(OSError):  # it was not named, and may be anything
-        for inner in (one for one in folders.visible(place.iterdir()) if one.is_dir()):
-            found += any(image_decode.is_called_picture(file.name) for file in folders.visible(inner.iterdir()))
-            if found > 1:
-                return place
-    return None
-
-
-def splits_beside(place: Path) -> list[str]:
-    """Return the names of other splits in the folder that a split lies in."""
-    words = (folder.name for folder in sorted(place.parent.iterdir()) if folder.is_dir() and folder != place)
-    return [word for word in words if word.lower() in SPLITS]
 
 
 def repacked(data: Packed) -> Source:

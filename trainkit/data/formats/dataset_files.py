@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import json
 import logging
@@ -150,8 +149,7 @@ def _configured(path: str, where: str, config: str | None, is_folder: bool | Non
                 raise
             if config is None or (names and names != ["default"]):
                 found = f"no configuration {config!r}" if config else "several configurations"
-                near = difflib.get_close_matches(config or "", names, 1)
-                example = f"{where.partition('#')[0]}/{near[0] if near else names[0]}"
+                example = f"{where.partition('#')[0]}/{names[0]}"
                 raise UserError(where, f"{found}: there is {few(names, 10)}"[:500], "one", f"as in {example}") from None
     return _load(path, data_dir=config, **how)
 
