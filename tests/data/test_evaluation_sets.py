@@ -161,80 +161,13 @@ def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
         evaluation_sets.recognise(root)
 
 
-def arrow(root: Path, monkeypatch, columns: dict[str, list], order: list[int]) -> Path:
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(root.parent / "hf"))
-    files = [root.parent / f"{i}.jpg" for i in range(len(order))]
-    for i, file in enumerate(files):
-        save(file, i)
-    rows = {"image": [{"bytes": files[i].read_bytes(), "path": None} for i in order], "index": order}
-    rows |= {name: [values[i] for i in order] for name, values in columns.items()}
-    datasets.disable_progress_bars()
-    features = datasets.Features(
-        {"image": datasets.Image(), "index": datasets.Value("int64")}
-        | {name: datasets.Value("string" if name == "path" else "bool") for name in columns}
-    )
-    datasets.Dataset.from_dict(rows, features).save_to_disk(root)
-    return root
-
-
-def packed(root: Path, out: Path) -> Packed:
-    import_images.import_evaluation(root, out, image_size=8)
-    data = Packed(out)
-    for row, pixels in enumerate(data.fetch(np.arange(len(data)))):
-        expected = np.random.default_rng(row).integers(0, 256, (8, 8, 3), np.uint8)
-        assert (pixels.transpose(1, 2, 0) == expected).all()
-    return data
-
-
-def test_a_cvlface_verification_set_is_pairs_in_the_order_of_its_index(tmp_path, monkeypatch):
-    root = arrow(tmp_path / "lfw", monkeypatch, {"is_same": [True, True, False, False]}, [2, 0, 3, 1])
-    protocol = packed(root, tmp_path / "out").protocol()
-    assert [*zip(protocol.first, protocol.second, protocol.same, strict=True)] == [(0, 1, True), (2, 3, False)]
-
-
-@pytest.mark.parametrize("form", ["npz", "pt"])
-def test_cvlface_template_metadata_is_read(tmp_path, monkeypatch, form):
-    import torch
-
-    root = arrow(tmp_path / "ijbc", monkeypatch, {}, [0, 1, 2, 3, 4])
-    first, second, same = (np.asarray(column) for column in zip(*PAIRS, strict=True))
-    columns = {"templates": TEMPLATE, "medias": MEDIA, "faceness_scores": FACENESS}
-    columns = {name: np.asarray(values) for name, values in columns.items()} | {
-        "p1": first,
-        "p2": second,
-        "label": same,
-    }
-    if form == "npz":
-        np.savez(root / "metadata.npz", **columns)
-    else:
-        torch.save({name: torch.from_numpy(values) for name, values in columns.items()}, root / "metadata.pt")
-    protocol = packed(root, tmp_path / "out").protocol()
-    assert isinstance(protocol, Templates) and protocol.template.tolist() == TEMPLATE
-    assert [*zip(protocol.first, protocol.second, protocol.same.astype(int), strict=True)] == PAIRS
-
-
-def test_cvlface_tinyface_metadata_is_read(tmp_path, monkeypatch):
-    paths = ["Probe/7_1.jpg", "Gallery/7_2.jpg", "Gallery/9_5.jpg", "Other/3.jpg"]
-    root = arrow(tmp_path / "tiny", monkeypatch, {"path": paths}, [0, 1, 2, 3])
-    lists = {"probe_paths": paths[:1], "gallery_paths": paths[1:3], "distractor_paths": paths[3:]}
-    np.savez(root / "metadata.npz", **{name: np.asarray(values) for name, values in lists.items()})
-    protocol = packed(root, tmp_path / "out").protocol()
-    assert isinstance(protocol, Identification)
-    assert protocol.probe.tolist() == [0] and protocol.gallery.tolist() == [1, 2, 3]
-    assert protocol.label.tolist() == [7, 7, 9, -1]
-
-
-def test_cvlface_metadata_that_is_no_tensors_is_refused_with_a_way_out(tmp_path, monkeypatch):
-    import torch
-
-    root = arrow(tmp_path / "tiny", monkeypatch, {}, [0])
-    torch.save({"templates": np.zeros(3), "probe_paths": ["x"]}, root / "metadata.pt")
-    with pytest.raises(UserError, match=r"metadata\.pt.*metadata\.npz"):
-        evaluation_sets.recognise(root)
-    (root / "metadata.pt").unlink()
-    with pytest.raises(UserError, match="is_same"):
-        evaluation_sets.recognise(root)
+@pytest.mark.parametrize("metadata", ["", "metadata.npz", "metadata.pt"])
+def test_a_folder_of_cvlface_is_refused_with_what_to_use_instead(tmp_path, metadata):
+    (tmp_path / "state.json").write_text("{}")
+    if metadata:
+        (tmp_path / metadata).write_bytes(b"")
+    with pytest.raises(UserError, match=r"CVLface.*InsightFace's \.bin files and IJB folders.*TinyFace's own"):
+        evaluation_sets.recognise(tmp_path)
 
 
 def test_protocols_of_unequal_lengths_are_refused():

@@ -32,7 +32,6 @@ from trainkit.data import evaluation_sets, leakage, sources
 from trainkit.data.faces import align
 from trainkit.data.formats import (
     arrow_tables,
-    cvlface,
     dataset_files,
     ijb,
     image_decode,
@@ -88,7 +87,6 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "dataset_files.open_table": lambda path: _records(arrow_tables.source(*dataset_files.open_table(path, None))),
     "tables.stream_batches": lambda path: list(arrow_tables.stream_batches([path])),
     "templates.load_npz": ijb.load_npz,
-    "cvlface._metadata": cvlface._metadata,
     "recordio.read_index": recordio.read_index,
     "people_sources.find": _people,
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
@@ -182,7 +180,6 @@ _SUFFIXES = {
     "nifti.read_header": (".nii", ".nii.gz"),
     "nifti.read_image": (".nii", ".nii.gz"),
     "tokens.read_merges": (".gz", ".txt"),
-    "cvlface._metadata": (".npz", ".pt"),
     "config.load": (".yaml", ".yml"),
     "launcher._processes_in": (".yaml",),
     "store.Store.prepare": (".db",),
@@ -632,7 +629,7 @@ REASONS = {
 """Why no payload is laid before a call."""
 OTHER_DOORS = {
     "weights.read_centres", "sources.open_source", "evaluations.recognise", "tables.stream_batches",
-    "cvlface._metadata", "recordio.read_index", "volume_sources.open_volumes", "nifti.read_header", "journal.read",
+    "recordio.read_index", "volume_sources.open_volumes", "nifti.read_header", "journal.read",
     "launcher._processes_in", "evaluation, packed", "tokens.read_merges",
 }  # fmt: skip
 """Doors to calls that others above lead to."""

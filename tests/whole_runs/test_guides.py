@@ -12,6 +12,7 @@ from runs import ROOT, run
 from safetensors.torch import save_file
 
 from trainkit.config.loader import load
+from trainkit.data.faces import align
 from trainkit.data.formats import recordio
 from trainkit.models import face_backbones
 
@@ -48,14 +49,18 @@ def records(folder: Path) -> None:
 
 def templates(folder: Path) -> None:
     """Six templates of two media each: three people, twice."""
-    names = [f"{i}.png" for i in range(12)]
-    folder.mkdir(parents=True)
-    for i, name in enumerate(names):
-        picture(i // 2 % 3, 500 + i).save(folder / name)
-    rows = [f"{name},{i // 2},{i}" for i, name in enumerate(names)]
-    (folder / "templates.csv").write_text("\n".join(["path,template,media", *rows]) + "\n")
-    pairs = [f"{a},{b},{int(a % 3 == b % 3)}" for a in range(3) for b in range(3, 6)]
-    (folder / "template_pairs.csv").write_text("\n".join(["first,second,same", *pairs]) + "\n")
+    points = " ".join(f"{value:.4f}" for value in (align.TEMPLATE * SIDE / 112).ravel())
+    tables = {
+        "face_tid_mid": [f"{i}.png {i // 2} {i}" for i in range(12)],
+        "name_5pts_score": [f"{i}.png {points} 1" for i in range(12)],
+        "template_pair_label": [f"{a} {b} {int(a % 3 == b % 3)}" for a in range(3) for b in range(3, 6)],
+    }
+    for inner in ("loose_crop", "meta"):
+        (folder / inner).mkdir(parents=True)
+    for i in range(12):
+        picture(i // 2 % 3, 500 + i).save(folder / "loose_crop" / f"{i}.png")
+    for name, lines in tables.items():
+        (folder / "meta" / f"{folder.name.lower()}_{name}.txt").write_text("\n".join(lines) + "\n")
 
 
 def tinyface(folder: Path) -> None:
@@ -80,8 +85,8 @@ def test_distillation_with_adaface_scores_pairs_each_epoch_and_templates_every_f
         content = (shown, [True, True, False, False] * 5)
         (root / "faces_emore" / f"{name}.bin").write_bytes(pickle.dumps(content))
     for name in ("IJBB", "IJBC"):
-        templates(root / "facerec_val" / f"{name}_gt_aligned")
-    tinyface(root / "facerec_val" / "tinyface_aligned_pad_0.1")
+        templates(root / "IJB_release" / name)
+    tinyface(root / "tinyface" / "Testing_Set")
     file = ROOT / "recipes" / "adadistill_adaface_ms1mv2.yaml"
     small = ("task.teacher.net={name: ir18, embedding: 32, width: 0.125}",
              "task.student={name: mobilefacenet, embedding: 32, width: 0.25}",

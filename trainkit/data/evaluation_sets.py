@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data.formats import arrow_tables, cvlface, ijb, insightface_bin, pairs_csv
+from trainkit.data.formats import arrow_tables, ijb, insightface_bin, pairs_csv
 from trainkit.data.record import Source
 from trainkit.data.sources import repacked
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Protocol
 
-_EXPECTED = "a pairs.csv or a folder with one, an InsightFace .bin, a template, TinyFace or CVLface folder"
+_EXPECTED = "a pairs.csv or a folder with one, an InsightFace .bin, a template or TinyFace folder"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ def recognise(path: Path) -> Evaluation:
     if is_packed(path):
         return _read_now(_packed(path))
     if arrow_tables.is_saved(path):
-        return _read_now(cvlface.read(path))
+        found = "a folder that `datasets` saved, as CVLface's toolkit has its sets"
+        remedy = "take InsightFace's .bin files and IJB folders, and TinyFace's own folders"
+        raise UserError(str(path), found, _EXPECTED, remedy)
     if ijb.metadata(path):
         return _read_now(ijb.read_templates(path))
     if ijb.identification_parts(path):
