@@ -126,6 +126,8 @@ def _identity(block: Block, entry: Field[Any] | None) -> str:
         return "no"
     if rule == "set" or isinstance(rule, tuple):
         return "if set"
+    if callable(rule):
+        return "if it draws a part, and is not `seed`"
     if isinstance(rule, Mapping):
         return "yes; " + ", ".join(f"`{value}` counts as `{as_}`" for value, as_ in rule.items())
     return "yes"

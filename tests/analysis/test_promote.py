@@ -230,7 +230,7 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
         why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 ({ends}): {VERDICTS.get(verdict, verdict)}"
         assert checks["score"] == Check("score", moves, why) and checks["speed"].passed is True
     else:
-        assert checks["data"].why == "val: evaluated on different data"
+        assert checks["data"].why == "val: not comparable: evaluated on different data"
         assert list(checks) == ["data"], "scores of different data are not put beside each other"
 
 

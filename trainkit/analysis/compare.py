@@ -17,7 +17,7 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.config import diff, metric_rules, metric_table
+from trainkit.config import diff, metric_rules, metric_table, stored_recipes
 from trainkit.config.diff import Change
 from trainkit.environment.record import versions
 from trainkit.errors import UserError, few
@@ -105,6 +105,11 @@ class Side:
     def recipe(self) -> dict[str, Any]:
         """Resolved recipe of the first run."""
         return diff.read(self.runs[0].recipe)
+
+    @cached_property
+    def split_seeds(self) -> list[Any]:
+        """For each run the seed by which its recipe divides the data; None where none does."""
+        return [stored_recipes.split_seed(diff.read(run.recipe)) for run in self.runs]
 
     @cached_property
     def metrics(self) -> list[dict[str, list[Point]]]:
@@ -305,11 +310,7 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
             if not drawn.comparable and _label_map_size(first.recipe) != _label_map_size(second.recipe):
                 drawn = replace(drawn, why="label maps were evaluated at different sizes")
         else:
-            unknown = [side.name for side in (first, second) if side.digest(name) is None]
-            why = "evaluated on different data"
-            if unknown:
-                why = f"the data digest of {unknown[0]} is unknown, or differs between its runs"
-            drawn = _Bootstrap({}, "", why, comparable=False)
+            drawn = _Bootstrap({}, "", why_other_data((first, second), name), comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
             score = Score(
@@ -329,6 +330,17 @@ def _is_lower(metric: str, *sides: Side) -> bool | None:
     """Return whether lower values of a metric are better; None where no side says it."""
     said = (metric_rules.lower_is_better(metric, side.recipe, side.runs[0].info().directions) for side in sides)
     return next((lower for lower in said if lower is not None), None)
+
+
+def why_other_data(sides: Sequence[Side], evaluation: str) -> str:
+    """Return why runs whose digests of an evaluation differ, or are unknown, were not evaluated on the same data."""
+    drawn = {side.name: sorted({seed for seed in side.split_seeds if seed is not None}) for side in sides}
+    if len({seed for seeds in drawn.values() for seed in seeds}) > 1:
+        said = ", ".join(f"{' and '.join(map(str, seeds)) or 'not set'} in {name}" for name, seeds in drawn.items())
+        return f"evaluated on different data: the seed of the split (data.split_seed) is {said}"
+    if unknown := [side.name for side in sides if side.digest(evaluation) is None]:
+        return f"the data digest of {few(unknown)} is unknown, or differs between its runs"
+    return "evaluated on different data"
 
 
 def _same(first: Side, second: Side, evaluation: str, of: str) -> bool:
@@ -528,13 +540,16 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
         if tasks[0] != tasks[1]:
             yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
-            if unknown := [one.name for one in (first, side) if one.digest(name) is None]:
-                yield f"{name}: the data digest of {few(unknown)} is unknown, or differs between its runs"
-            elif not same:
-                why = ""
-                if older := [one.name for one in (first, side) if one.digest(name, CONTENT) is None]:
-                    why = f"; only the digest of the prepared data is known for {few(older)}"
-                yield f"{name}: {first.name} and {side.name} were evaluated on different data; not compared{why}"
+            if same:
+                continue
+            why = why_other_data((first, side), name)
+            if not why.startswith("evaluated"):
+                yield f"{name}: {why}"
+                continue
+            why += "; not compared"
+            if older := [one.name for one in (first, side) if one.digest(name, CONTENT) is None]:
+                why += f"; only the digest of the prepared data is known for {few(older)}"
+            yield f"{name}: {first.name} and {side.name} were {why}"
         if pair.prepared:
             how = [str(change) for change in pair.changes if change.key.startswith("data.")]
             said = f" ({'; '.join(how)})" if how else ""

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import diff, loader, metric_rules
+from trainkit.config import diff, loader, metric_rules, stored_recipes
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
@@ -153,8 +153,11 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
         if held is not None and held.run_id == candidate.run_id:
             return Decision(**about, version=str(held.version))
         evidence: dict[str, Any] = {"metric": candidate.metric, "model_id": candidate.model_id}
-        if held is None:
-            checks: list[Check] = [_above_chance_level(min(candidates, key=lambda one: one.rank))]
+        checks: list[Check]
+        if other := _other_splits(candidates):
+            checks = [other]
+        elif held is None:
+            checks = [_above_chance_level(min(candidates, key=lambda one: one.rank))]
         else:
             holder = _run_of(store, held, asked.alias)
             about["held"] = f"version {held.version}, of run {holder.name}"
@@ -292,6 +295,15 @@ def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
+def _other_splits(candidates: Sequence[_Candidate]) -> Check | None:
+    """Return the failed check of seeds that hold out different data, of which none is the best; None for others."""
+    drawn = sorted({stored_recipes.split_seed(diff.read(one.folder.recipe)) or 0 for one in candidates})
+    if len(drawn) < 2:
+        return None
+    why = f"the seeds are not comparable: each holds out other data, by data.split_seed {', '.join(map(str, drawn))}"
+    return Check("data", False, f"{why}; promote one of them, or repeat the recipe with one split")
+
+
 def _above_chance_level(candidate: _Candidate) -> Check:
     """Check that the metrics of the weights are above the chance level, where that is known.
 
@@ -343,7 +355,9 @@ def _against(
     evaluation = candidate.metric.partition("/")[0]
     evidence["digests"] = [side.digest(evaluation) for side in found.sides]
     same = found.same_data.get(evaluation, False) and score.verdict != "not comparable"
-    data = Check("data", same, f"{evaluation}: same data in both" if same else f"{evaluation}: {score.why}")
+    data = Check(
+        "data", same, f"{evaluation}: same data in both" if same else f"{evaluation}: not comparable: {score.why}"
+    )
     if not same:
         return [data], evidence
     one, other = (_said(value) for value in score.values)

@@ -41,6 +41,8 @@ from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
 """Share of the images that is evaluated where nothing splits a set."""
+_SEED = 0
+"""Seed by which it is chosen, whatever the seed of the training."""
 
 COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
@@ -76,7 +78,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.drop(*(f"data.{key}" for key in _LOST))
     count = len(source)
     if not sets:
-        train, sets, count = _divided(fitted, source, recipe.seed)
+        train, sets, count = _divided(fitted, source)
     fitted.put("data.train", train)
     if source.labels is None or (fitted.files and not _says_classes(source)):
         _say_labels(fitted, labels, source)
@@ -206,7 +208,7 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
         fitted.decide(key, f"name these {what}; list values without a class in ignore")
 
 
-def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[str, str], int]:
+def _divided(fitted: Fitted, source: SceneSource) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many images are trained on."""
     pairs = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and not isinstance(s.mask, bytes)]
     if len(pairs) < len(source.scenes):
@@ -219,7 +221,7 @@ def _divided(fitted: Fitted, source: SceneSource, seed: int) -> tuple[str, dict[
     lines = [(image, *_cells(mask, numbers)) for image, mask in pairs]
     folders = {path.parent for line in lines for path in line if path is not None}
     root = Path(os.path.commonpath(folders))
-    held = set(Holdout(SCORED, "image", "images").choose(source.ids(), seed).tolist())
+    held = set(Holdout(SCORED, "image", "images").choose(source.ids(), _SEED).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
     writers = {part: csv.writer(stream, lineterminator="\n") for part, stream in lists.items()}
     if numbers and source.labels is not None:

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import renamed_keys, yaml_reader
+from trainkit.config import renamed_keys, stored_recipes, yaml_reader
 from trainkit.config.yaml_reader import Tree
 from trainkit.errors import UserError
 
@@ -54,13 +54,14 @@ def diff(before: Mapping[str, Tree | Absent], after: Mapping[str, Tree | Absent]
 def read(recipe: Path) -> dict[str, Tree]:
     """Read a resolved recipe from the folder of a run, without the defaults of the trainkit that reads it.
 
-    Raises UserError where it cannot be read.
+    A key of the data that is younger than the run has the value that the run was trained with. Raises UserError where
+    it cannot be read.
     """
     try:
         tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
     except OSError as error:
         raise UserError(str(recipe), f"cannot be read: {error.strerror}") from None
-    renamed_keys.translate(tree)
+    renamed_keys.translate(stored_recipes.complete(tree))
     renamed_keys.drop(tree)
     return tree if isinstance(tree, dict) else {}
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from trainkit import paths
-from trainkit.config import metric_rules, metric_table, renamed_keys
+from trainkit.config import metric_rules, metric_table, renamed_keys, stored_recipes
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.targets import Best, StopWhen
 from trainkit.config.units import Curve
@@ -93,6 +93,8 @@ def parse(
     if not isinstance(source.tree, dict):
         found = "nothing" if source.tree is None else shown(source.tree)
         raise ConfigError(where, [Problem(found=found, expected="a block of keys", **source.at(()))])
+    if source.tree.keys() >= _RESOLVED:
+        stored_recipes.complete(source.tree)
     renamed = renamed_keys.translate(source.tree)
     given: set[KeyPath] = set()
     for word in overrides:
@@ -115,6 +117,18 @@ def parse(
     if source.tree.keys() >= _RESOLVED:
         _as_before(made, source.tree)
     return made
+
+
+def states(path: Path, overrides: Sequence[str], block: str, key: str) -> bool:
+    """Return True where a recipe's file, or a word after it, sets a key of a block. Raises ConfigError."""
+    for word in overrides:
+        named, _, text = word.partition("=")
+        if named.strip() == f"{block}.{key}" or (named.strip() == block and key in text):
+            return True
+    tree = read(_decode(_read_file(path), str(path))).tree
+    if not isinstance(tree, dict):
+        return False
+    return tree.keys() >= _RESOLVED or (isinstance(tree.get(block), dict) and key in tree[block])
 
 
 _RESOLVED = {"seed", "evaluations", "best", "stop_when", "time_to", "checkpoints", "integrity", "log", "limits"}
@@ -316,12 +330,15 @@ def hashed(recipe: object) -> dict[str, Tree]:
 
     Without the fields whose metadata says `{"hash": False}`, those with `{"hash": "set"}` that have their default, and
     those with one of the values in `{"hash": ("max",)}`: a key that is added changes no digest of before.
-    `{"hash": {"auto": "off"}}` reads one value as another: so does a default that is changed.
+    `{"hash": {"auto": "off"}}` reads one value as another: so does a default that is changed. A function of the block
+    and the recipe says whether the digest covers the key.
     """
 
     def without(block: object, f: Field[Any]) -> bool:
         rule = f.metadata.get("hash")
         value = getattr(block, f.name)
+        if callable(rule):
+            return not rule(block, recipe)
         return rule is False or (rule == "set" and value == _default(f)) or (isinstance(rule, tuple) and value in rule)
 
     def instead(f: Field[Any], value: Tree) -> Tree:

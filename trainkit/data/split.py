@@ -96,6 +96,16 @@ def spread(size: int, most: int) -> np.ndarray:
 
 # ---- Groups that are held out of training
 
+
+def by_another_seed(data: Any, recipe: Any) -> bool:
+    """Return True where a part of the data is drawn by another seed than the training's.
+
+    The digest of a recipe covers `split_seed` then alone: with the seed of the training, which drew it before there was
+    that key, it is the same experiment.
+    """
+    return isinstance(data.hold_out, float) and data.split_seed != recipe.seed
+
+
 _share = TypeAdapter(Share)
 
 

@@ -32,6 +32,8 @@ from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import about, begin, ending
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
+from trainkit.training import plan
+from trainkit.training.dependencies import with_their_split
 
 if TYPE_CHECKING:
     from trainkit.distributed.runtime import Runtime
@@ -61,6 +63,7 @@ def child_of(request: RunRequest, title: str, words: Sequence[str], said: str = 
     """Return the child with these overrides. With --resume it continues if it has a run to continue."""
     resume = request.resume and ""  # by name it is the parent that goes on
     own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
+    own = with_their_split(own, Store.locate())
     return Child(title, own, load(own), said)
 
 
@@ -70,16 +73,22 @@ def group_digest(children: Sequence[Child], *more: str) -> str:
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
-def child_key(child: Child, digests: dict[str, str]) -> str:
-    """Return the `run_key` of a child. Opens its data unless `digests` has the digest of this data and seed.
+Digests = dict[str, tuple[str, dict[str, str]]]
+"""Data and seed to the digest of the training set, and those of the evaluations by name."""
+
+
+def child_key(child: Child, digests: Digests) -> str:
+    """Return the `run_key` of a child. Opens its data unless `digests` has those of this data and seed.
 
     Called for all children before any is trained, so that an error in the data of the last one shows at once.
     """
     recipe = child.recipe
     data = f"{recipe.seed} {recipe.data!r}"
     if data not in digests:
-        digests[data] = recipe.data.open(recipe.seed).meta.digest
-    return run_key(loader.digest(recipe), digests[data])
+        opened = recipe.data.open(recipe.seed)
+        scored = {name: split.digest for name, split in plan.evaluated(recipe, opened).items()}
+        digests[data] = opened.meta.digest, scored
+    return run_key(loader.digest(recipe), digests[data][0])
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from trainkit.tracking import lineage, resume
 from trainkit.tracking.run_folder import META, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
-from trainkit.training.dependencies import Dependency, gather
+from trainkit.training.dependencies import Dependency, gather, with_their_split
 from trainkit.training.nonfinite import NotFinite
 
 if TYPE_CHECKING:
@@ -88,9 +88,12 @@ def carry_out(
 
 
 def _carry_out(request: RunRequest, stop: Stop, began: float) -> tuple[str, RunFolder | None]:
+    from trainkit.tracking.store import Store
+
     session: Session | None = None
     try:
         with stop.at_once():
+            request = with_their_split(request, Store.locate())
             children = children_of(request)
             recipe = children[0].recipe if request.sweep else load(request)
             session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])

@@ -36,6 +36,7 @@ def check(request: RunRequest) -> str:
     The notes are about missing data and weights and about marked lines. Uses no device and no store. Raises ConfigError
     with every error of the recipe and of its dependencies, and UserError for names that timm does not have.
     """
+    request = dependencies.with_their_split(request, Store.locate())
     children = children_of(request)
     recipe = children[0].recipe if request.sweep else load(request)
     refuse_unknown(recipe, *(child.recipe for child in children))
@@ -44,6 +45,7 @@ def check(request: RunRequest) -> str:
     for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
             other = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
+            other = dependencies.with_split_of(other, loader.tree(recipe), request.path.name)
             needed = load(other)
             refuse_unknown(needed)
             open_lines = new_recipe.open_lines(other.path, needed)
@@ -75,6 +77,7 @@ def open_all(request: RunRequest, large: bool = False) -> list[str]:
         left.append(recipe.name)
         return None
 
+    request = dependencies.with_their_split(request, Store.locate())
     recipes = [child.recipe for child in children_of(request)] or [load(request)]
     validation.validate(request, recipes, asked_processes(), opened)
     return list(dict.fromkeys(left))

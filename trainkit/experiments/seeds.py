@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError
+from trainkit.errors import UserError, few
 from trainkit.experiments import group
 from trainkit.experiments.group import Child, Parent, RunGroup, child_of
 from trainkit.metrics import significance
@@ -42,14 +42,14 @@ def repeat(request: RunRequest, children: Sequence[Child], runtime: Runtime, sto
     """
     first, digests = children[0].recipe, {}
     keys = [group.child_key(child, digests) for child in children]
+    _refuse_other_data([scored for _, scored in digests.values()])
     digest = group.group_digest(children)
     whole = RunGroup(request, first, "seeds", "repetition", len(children), "seeds", ("seed",), digest)
-    data_differs = len(set(digests.values())) > 1
     with group.parent_run(whole, runtime, store, train) as parent:
         runs = parent.run_children(children, keys)
         if runs is None:
             return "KILLED"
-        runtime.on_main(lambda: _conclude(first, children, runs, parent, data_differs))
+        runtime.on_main(lambda: _conclude(first, children, runs, parent))
     return "FINISHED"
 
 
@@ -66,9 +66,15 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     return group.mean(found) - half, group.mean(found) + half
 
 
-def _conclude(
-    recipe: Recipe, children: Sequence[Child], runs: Sequence[RunFolder], parent: Parent, data_differs: bool
-) -> None:
+def _refuse_other_data(digests: Sequence[Mapping[str, str]]) -> None:
+    """Raise UserError where the seeds would be evaluated on different data, so that no spread of them says anything."""
+    names = [name for name in digests[0] if len({scored[name] for scored in digests}) > 1]
+    if names:
+        found = f"not comparable: {few(names)} is other data for each seed, drawn by the seed of the training"
+        raise UserError("--seeds", found, "the same data for every seed", "draw it by a seed of its own")
+
+
+def _conclude(recipe: Recipe, children: Sequence[Child], runs: Sequence[RunFolder], parent: Parent) -> None:
     """Sum the seeds up in the parent run and in the terminal."""
     values, step = group.final_scores(runs)
     names = group.summary_names(recipe, values)
@@ -86,8 +92,6 @@ def _conclude(
         columns[child.title.replace(" ", "_")] = [values[name][k] for name in names]
     parent.tracker.table("tables/seeds.csv", columns)
     text = describe(recipe, values, {c.title: run.name for c, run in zip(children, runs, strict=True)})
-    if data_differs:
-        text += "\nThe data differs between the seeds: the held-out split depends on the seed.\n"
     parent.conclude(text, group.following(parent.folder.name, recipe, runs))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader
+from trainkit.config import loader, stored_recipes
 from trainkit.config.metric_table import SIGNS, Mode
 from trainkit.config.run_request import RunRequest, Sweep
 from trainkit.config.schema import Best, Recipe
@@ -77,6 +77,9 @@ def _comparable(children: Sequence[Child]) -> None:
         if (recipe.device, recipe.train.precision) != (first.device, first.train.precision):
             found = "a launch has one `device` and one `train.precision`, and a sweep is one launch"
             raise UserError(said, found, remedy="run each on its own, then trainkit compare")
+        if stored_recipes.split_seed(loader.tree(recipe)) != stored_recipes.split_seed(loader.tree(first)):
+            found = "not comparable: data.split_seed gives every setting other held-out data"
+            raise UserError(said, found, remedy="keep one split, and vary `seed`")
         if recipe.best != first.best:
             raise UserError(said, "all settings must have the same `best`", remedy="leave it unchanged in the recipe")
         if (same := known.setdefault(loader.digest(recipe), said)) != said:

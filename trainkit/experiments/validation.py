@@ -16,6 +16,7 @@ import torch
 
 from trainkit.analysis import data_integrity
 from trainkit.checkpoint import safe_load
+from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
@@ -86,13 +87,15 @@ class _Validation:
                     _refuse_unmeasured(recipe, name, recipe.task.measures(split))
         self.above.append(request.path.resolve())
         found = {
-            name: self._weights(request, name, source, scratch)
+            name: self._weights(request, recipe, name, source, scratch)
             for name, source in recipe.task.required_weights().items()
         }
         self.above.pop()
         return None if data is None else self._networks(recipe, data, found)
 
-    def _weights(self, request: RunRequest, name: str, source: Source, scratch: Path) -> _Weights | None:
+    def _weights(
+        self, request: RunRequest, needing: Recipe, name: str, source: Source, scratch: Path
+    ) -> _Weights | None:
         """Return weights that a recipe needs: as they are, or as the recipe that is to train them will save them."""
         if source.recipe is None:
             word, where = source.weights or "", f"task.{name}.weights"
@@ -103,6 +106,7 @@ class _Validation:
         child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
         if child.path.resolve() in self.above:
             raise UserError(f"task.{name}.recipe", f"{child.path.name} would need its own weights", "another recipe")
+        child = dependencies.with_split_of(child, loader.tree(needing), request.path.name)
         recipe = load(child)
         refuse_unknown(recipe)
         (folder := scratch / name).mkdir()

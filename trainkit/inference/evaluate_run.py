@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainkit import terminal
 from trainkit.checkpoint.verification import STATE
-from trainkit.config import loader
+from trainkit.config import diff, loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
 from trainkit.errors import UserError, few
@@ -79,9 +79,8 @@ def find(word: str, store: Store) -> Subject:
     else:
         file = named
     step = re.fullmatch(r"step-(\d+)", file.absolute().parent.name)
-    home = file.absolute().parents[2] if step and len(file.absolute().parents) > 2 else None
-    if run is None and home and (home / "run.json").is_file():
-        run = RunFolder(home)
+    if run is None and step:
+        run = dependencies.run_of(file)
     return Subject(file, int(step[1]) if step else 0, run)
 
 
@@ -122,6 +121,9 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
     try:
         file, step, path = runtime.on_main(lambda: _plain(find(word, store)))
         subject = Subject(Path(file), step, RunFolder(Path(path)) if path else None)
+        overrides = runtime.on_main(lambda: list(_with_its_split(request, subject).overrides))
+        request = replace(request, overrides=tuple(overrides))
+        recipe = _recipe(request)
         data = recipe.data.open(recipe.seed)
         splits = plan.evaluated(recipe, data)
         meta = _meta(subject, data, splits)
@@ -147,6 +149,13 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
         said = [f"{name}: {rule}" for name, rule in plan.protocol_rules(splits).items()]
         print(terminal.shown([terminal.Table([["metric", "value"], *rows]), *said], sys.stdout), flush=True)
     return metrics
+
+
+def _with_its_split(request: RunRequest, subject: Subject) -> RunRequest:
+    """Return the request with the split of the run whose weights are evaluated, where that is known."""
+    if subject.run is None or not subject.run.recipe.is_file():
+        return request
+    return dependencies.with_split_of(request, diff.read(subject.run.recipe), f"run {subject.run.name}")
 
 
 def _recipe(request: RunRequest) -> Recipe:

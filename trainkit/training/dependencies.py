@@ -15,15 +15,21 @@ A word without a slash is a path where no run has the name.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainkit.checkpoint import timm_weights, verification
-from trainkit.config import loader
+from trainkit.config import diff, loader, stored_recipes
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
+from trainkit.config.yaml_reader import Tree
+from trainkit.data.split import named_sets
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.paths import data_root, locate, recipe_word
@@ -68,6 +74,7 @@ def gather(
             )
         else:
             child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
+            child = with_split_of(child, loader.tree(recipe), request.path.name)
             dependencies[name] = _made(name, child, request.resume is not None, runtime, store, train)
     return dependencies
 
@@ -96,6 +103,68 @@ def _made(
     child = replace(child, resume=begun if resume else None)
     folder = train(child, recipe, gather(child, recipe, runtime, store, train))
     return Dependency(best_weights(folder.path), folder, new=True)
+
+
+# ---- The split of weights
+
+
+def with_their_split(request: RunRequest, store: Store) -> RunRequest:
+    """Return the request with the split of the runs whose weights its recipe starts from, or that it continues by name.
+
+    Else images that those were trained on would be evaluated. A run that is continued by its name alone has its own.
+    Raises UserError as `with_split_of` does. What cannot be read or found is left to those who need it.
+    """
+    if request.settings is not None:
+        return request
+    runs: list[RunFolder] = []
+    with contextlib.suppress(UserError):  # words of a sweep have several values
+        if request.resume:
+            runs.append(store.find(request.resume, unfinished=True))
+        for name, source in load(request).task.required_weights().items():
+            word = source.weights or ""
+            if word and not word.startswith((MODEL, timm_weights.PREFIX)):
+                runs += filter(None, [run_of(find(word, store, name))])
+    for run in runs:
+        trained: Tree = None
+        with contextlib.suppress(UserError):
+            trained = diff.read(run.recipe)
+        request = with_split_of(request, trained, f"run {run.name}")
+    return request
+
+
+def run_of(weights: Path) -> RunFolder | None:
+    """Return the run in whose checkpoints a file of weights lies; None where it lies elsewhere."""
+    home = next(iter(weights.absolute().parents[2:3]), None)
+    return RunFolder(home) if home is not None and (home / "run.json").is_file() else None
+
+
+def with_split_of(request: RunRequest, other: Tree, named: str) -> RunRequest:
+    """Return the request with the split of another recipe, as values, of the same data, where it names no split.
+
+    Raises UserError where it names a different one; with `leakage: allow` that is a warning.
+    """
+    theirs = stored_recipes.split_seed(other)
+    if theirs is None:
+        return request
+    recipe = load(request)
+    own, train = stored_recipes.split_seed(loader.tree(recipe)), named_sets(recipe.data)["train"]
+    if own in (None, theirs) or locate(train) != locate(str(other["data"].get("train"))):
+        return request
+    if not loader.states(request.path, request.overrides, "data", "split_seed"):
+        _tell_split(f"note: data.split_seed={theirs} in {request.path.name}, the split of {named}")
+        return replace(request, overrides=(*request.overrides, f"data.split_seed={theirs}"))
+    found, expected = f"{own} in {request.path.name}", f"{theirs}, the split of {named}"
+    if getattr(recipe.data, "leakage", "refuse") == "allow":
+        _log.warning("data.split_seed: %s, not %s: images that were trained on are evaluated", found, expected)
+        return request
+    remedy = "leave it out, or use other weights: these were trained on what it holds out"
+    raise UserError("data.split_seed", found, expected, remedy)
+
+
+@functools.cache
+def _tell_split(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr, flush=True)
 
 
 # ---- Words of `weights:`

@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +238,8 @@ def test_large_sets_are_looked_at_through_a_fixed_sample_in_the_proportions_of_t
     rows = found["train"].rows
     assert (np.diff(rows) > 0).all() and not np.array_equal(rows, np.arange(20))
     assert (data.open(0).evaluations["train"].rows == rows).all()
-    assert not (data.open(1).evaluations["train"].rows == rows).all()
+    assert (data.open(1).evaluations["train"].rows == rows).all()
+    assert not (replace(data, split_seed=1).open(0).evaluations["train"].rows == rows).all()
     ids = data.open(0).train.packed.ids()
     assert found["train.inspection"].protocol.ids == tuple(ids[row] for row in rows)
     assert (found["train"].fetch(np.arange(20), 0)["image"].numpy() == found["train"].packed.fetch(rows)).all()
@@ -246,7 +248,7 @@ def test_large_sets_are_looked_at_through_a_fixed_sample_in_the_proportions_of_t
 # ---- Groups, held out ------------------------------------------------------------------------------------------------
 
 
-def test_held_out_groups_are_whole_and_chosen_by_name_and_seed(eyes):
+def test_held_out_groups_are_whole_and_chosen_by_name_and_the_seed_of_the_split(eyes):
     data = Images(train=str(eyes), image_size=8, group=PERSON, hold_out=0.3)
     opened = data.open(0)
     held = opened.evaluations["held_out"]
@@ -254,8 +256,9 @@ def test_held_out_groups_are_whole_and_chosen_by_name_and_seed(eyes):
     assert not held.groups() & opened.train.groups()
     assert sorted([*held.rows, *opened.train.rows]) == list(range(40))
     assert data.open(0).evaluations["held_out"].groups() == held.groups()
-    choices = {frozenset(data.open(seed).evaluations["held_out"].groups()) for seed in range(6)}
-    assert len(choices) > 3
+    assert data.open(5).evaluations["held_out"].groups() == held.groups()
+    others = [replace(data, split_seed=seed).open(0).evaluations["held_out"] for seed in range(6)]
+    assert len({frozenset(one.groups()) for one in others}) > 3
     assert set(held.label) == {0, 1}
 
 
@@ -324,7 +327,7 @@ def test_the_digest_follows_whatever_changes_the_training(eyes):
     whole = digest()
     assert digest(seed=1) == whole and digest(evaluate={"again": "held_out"}, hold_out=["p1"]) != whole
     assert len({whole, digest(hold_out=["p1"]), digest(hold_out=["p2"]), digest(hold_out=["p1", "p2"])}) == 4
-    assert digest(0, hold_out=0.5) != digest(1, hold_out=0.5)
+    assert digest(0, hold_out=0.5) == digest(1, hold_out=0.5) != digest(1, hold_out=0.5, split_seed=1)
     assert digest(image_size=4) != whole
     Image.fromarray(picture(77)).save(eyes / "open" / "p1_1.png")
     assert digest() != whole
@@ -357,7 +360,7 @@ def test_a_picture_that_is_trained_and_scored_is_refused(eyes, tmp_path):
     refused = 0
     for seed in range(8):  # the copies fall apart or together
         try:
-            copies.open(seed)
+            replace(copies, split_seed=seed).open(0)
         except UserError as error:
             assert "images are in data.train" in str(error) or "class" in str(error)
             refused += "images are in data.train" in str(error)

@@ -23,7 +23,16 @@ from trainkit.data.images import augment
 from trainkit.data.images.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.leakage import Held, held_in
 from trainkit.data.sources import HELD_OUT, SAMPLE
-from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_batch, check_leaks, evaluated, missing
+from trainkit.data.split import (
+    HoldOut,
+    Holdout,
+    TrainSplit,
+    by_another_seed,
+    check_batch,
+    check_leaks,
+    evaluated,
+    missing,
+)
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
@@ -81,7 +90,10 @@ class Images:
     null: the groups that the source names, if any."""
     hold_out: HoldOut | None = None
     """Held-out split: groups that are excluded from training and evaluated as `held_out`; a percentage of them, chosen
-    by name and seed, or a list of their names. null: none."""
+    by name and `split_seed`, or a list of their names. null: none."""
+    split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
+    """Seed by which a percentage of `hold_out` and the images of `cap` are chosen, so that runs with other `seed`s are
+    evaluated on the same images."""
     stratify: bool = field(default=False, metadata={"hash": "set"})
     """Hold out the same percentage of each class, where `group` is `each`."""
     leakage: Literal["refuse", "allow"] = "refuse"
@@ -124,7 +136,7 @@ class Images:
         Raises UserError naming file and row, classes that differ, groups and images that are in two splits.
         """
         whole = self._packed(self.train, "train")
-        kept, held = self._divided(whole, seed)
+        kept, held = self._divided(whole)
         names = _present(whole, kept) if self.open_set else whole.class_names
         train = self._split("train", whole, kept, names, seed)
         self._check_classes("data.train", train, names)
@@ -159,12 +171,12 @@ class Images:
                 return data
         return cache.pack_once(sources.named(text, columns=self.columns), size, fit, group)
 
-    def _divided(self, whole: Packed, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def _divided(self, whole: Packed) -> tuple[np.ndarray, np.ndarray]:
         """Return rows to train on, and rows that are held out."""
         if self.hold_out is None:
             return np.arange(len(whole)), np.arange(0)
         if self.stratify:
-            return Holdout(self.hold_out).divide_classes(np.asarray(whole.labels), whole.ids(), seed)
+            return Holdout(self.hold_out).divide_classes(np.asarray(whole.labels), whole.ids(), self.split_seed)
         if self.group == EACH:
             groups, names = np.arange(len(whole)), tuple(whole.ids())
         elif whole.groups is None:
@@ -173,7 +185,7 @@ class Images:
             raise UserError("data.hold_out", found, expected, remedy)
         else:
             groups, names = np.asarray(whole.groups), whole.group_names
-        rows = Holdout(self.hold_out).divide(groups, names, seed)
+        rows = Holdout(self.hold_out).divide(groups, names, self.split_seed)
         if self.open_set:
             both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
             if both:
@@ -349,10 +361,10 @@ class ImageSplit(TrainSplit):
         )
 
     def some(self, most: int) -> ImageSplit:
-        """Choose at most so many of the images, in the proportions of their classes, by a hash of seed and row."""
+        """Choose at most so many images, in the proportions of their classes, by a hash of `split_seed` and row."""
         if self.size <= most:
             return self
-        chance = rng.uniform(self.seed, "cap", 0, np.arange(self.size))
+        chance = rng.uniform(self.data.split_seed, "cap", 0, np.arange(self.size))
         order = np.lexsort((chance, self.label))
         begins = np.searchsorted(self.label[order], np.arange(len(self.names)))
         counts = np.bincount(self.label, minlength=len(self.names))

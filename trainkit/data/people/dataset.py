@@ -28,7 +28,7 @@ from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler,
 from trainkit.data.people.searches import SameCamera, combined, searches
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.split import HoldOut, Holdout, TrainSplit, check_leaks, evaluated, key, missing
+from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
 from trainkit.data.storage import cache
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -91,7 +91,10 @@ class People:
     """Random removal of modalities from queries in training. null: none."""
     hold_out: HoldOut | None = None
     """Held-out split: identities that are excluded from training and evaluated as `held_out`; a percentage of them,
-    chosen by name and seed, or a list of their names. null: none."""
+    chosen by name and `split_seed`, or a list of their names. null: none."""
+    split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
+    """Seed by which a percentage of `hold_out` is chosen, so that runs with other `seed`s are evaluated on the same
+    people."""
     same_camera: SameCamera = field(default="ignore", metadata={"hash": ("ignore", "published"), "before": "published"})
     """Gallery images of a query's person from the query's own camera. `ignore`: neither right nor wrong, where both
     cameras are known, as in Market-1501's protocol; SYSU-MM01 has its own rule. `keep`: they count. `published`:
@@ -132,7 +135,7 @@ class People:
         """
         whole = people_index.indexed(self.train, "train", self.columns)
         known = self._known(whole)
-        kept, held = self._divided(whole, np.flatnonzero(np.isin(whole.modality, known)), seed)
+        kept, held = self._divided(whole, np.flatnonzero(np.isin(whole.modality, known)))
         coder = self.text.make() if TEXT in known else None
         nobody, kept = int((whole.person[kept] < 0).sum()), kept[whole.person[kept] >= 0]
         numbers, label = np.unique(whole.person[kept], return_inverse=True)
@@ -192,7 +195,7 @@ class People:
             raise UserError(f"data.train ({index.where})", found, f"some of {', '.join(MODALITIES[m] for m in asked)}")
         return asked
 
-    def _divided(self, index: PeopleIndex, rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def _divided(self, index: PeopleIndex, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Divide `rows` into those to train on, and those of people who are held out."""
         if self.hold_out is None:
             return rows, rows[:0]
@@ -200,7 +203,7 @@ class People:
         names = [index.persons[number] for number in there.tolist()]
         # Distractors, -1, are at no place among the names, and so held out by none.
         group = np.where(index.person[rows] < 0, -1, np.searchsorted(there, index.person[rows]))
-        kept, held = self._holdout.divide(group, names, seed)
+        kept, held = self._holdout.divide(group, names, self.split_seed)
         return rows[kept], rows[held]
 
     def _split(

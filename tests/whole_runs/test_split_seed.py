@@ -1,0 +1,189 @@
+"""A split has a seed of its own; a run that is older than the key keeps the split that it was trained on."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from runs import ROOT, Ran, own_store, run, stop_after, stripes
+
+from trainkit.analysis import compare as comparing
+from trainkit.analysis import promote as promoting
+from trainkit.cli import main
+from trainkit.config import diff, loader, stored_recipes
+from trainkit.config.run_request import RunRequest, load
+from trainkit.config.schema import Promote, Recipe
+from trainkit.errors import UserError
+from trainkit.experiments import recipe_check, seeds, sweep
+from trainkit.experiments.launch import children_of
+from trainkit.inference import evaluate_run, predictor, trained_model
+from trainkit.tracking import resume
+from trainkit.tracking.store import Store
+from trainkit.training import dependencies
+
+HELD = {
+    0: "across/001 across/008 down/001 down/008 slanted/007 slanted/008",
+    1: "across/001 across/003 down/002 down/003 slanted/008 slanted/009",
+}
+"""What was held out before there was the key, by the seed of the run."""
+TEXT = """name: mine
+task: {{name: classify, net: {{model: test_convnext3, args: {{patch_size: 2}}}}}}
+data: {{name: images, train: {0}/set, image_size: 32, group: each, hold_out: 20%, stratify: true}}
+optim: {{name: adamw, lr: 1e-3}}
+train: {{length: 4 steps, batch_size: 8}}
+evaluations: {{held_out: {{every: 2 steps, batch_size: 8}}}}
+best: {{metric: held_out/top1}}
+checkpoints: {{every: 2 steps}}
+log: {{ceilings: "off", figures: null}}
+"""
+
+
+def ids(recipe) -> str:
+    held = recipe.data.open(recipe.seed).evaluations["held_out"]
+    known = held.packed.ids()
+    return " ".join(sorted(known[row].removesuffix(".png") for row in held.rows.tolist()))
+
+
+def older(ran: Ran) -> Ran:
+    """Take the key out of a stored recipe: what is left is what trainkit wrote before."""
+    file = ran.folder.recipe
+    file.write_text(re.sub(r"\n *split_seed: \d+", "", file.read_text()))
+    return ran
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("split")
+    stripes(folder / "set", 10, 0)
+    (folder / "mine.yaml").write_text(TEXT.format(folder))
+    return folder / "mine.yaml"
+
+
+@pytest.fixture(scope="module")
+def old(mine, tmp_path_factory, database):
+    """A run of seed 1, as it was before there was the key."""
+    with own_store(tmp_path_factory.mktemp("old"), database):
+        yield older(run("seed=1", "data.split_seed=1", recipe=mine))
+
+
+@pytest.fixture
+def home(old, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_STORE", str(old.folder.path.parents[1]))
+    return Store.locate()
+
+
+def test_the_seed_of_the_training_moves_no_split(mine):
+    assert [ids(loader.load(mine, [f"seed={seed}"])) for seed in (0, 1, 2)] == [HELD[0]] * 3
+    assert ids(loader.load(mine, ["seed=7", "data.split_seed=1"])) == HELD[1]
+
+
+def test_digests_of_before_stay_where_the_split_does():
+    recipe = ROOT / "recipes" / "reid_faces.yaml"
+    before = [
+        "547e56a0c77f0ddcbbce697cefa7c9c6811efad08ab9589422f08d2ee83b8074",
+        "8327289971edc0d5199ece2b36c3722a04c7626b7562b0a92063cfb80a586446",
+    ]
+
+    def digest(*words: str) -> str:
+        return loader.digest(loader.load(recipe, words))
+
+    assert [digest(), digest("seed=1", "data.split_seed=1")] == before
+    assert len({*before, digest("seed=1"), digest("data.split_seed=1")}) == 4
+    assert digest("seed=1", "data.hold_out=[n1]") == digest("seed=1", "data.split_seed=1", "data.hold_out=[n1]")
+
+
+def test_an_older_run_keeps_its_split(old, mine, home, tmp_path):
+    name, stored = old.folder.name, old.folder.recipe
+    assert stored_recipes.split_seed(diff.read(stored)) == 1
+    requests = {
+        "its own": RunRequest(stored),
+        "evaluated with another seed": RunRequest(stored, ("seed=5",)),
+        "resumed by name": resume.request_of(old.folder, plugins=("toy",)),
+        "resumed by recipe and name": RunRequest(mine, ("seed=1",), resume=name),
+        "its weights": RunRequest(mine, (f"task.net.weights=run:{name}",)),
+        "its checkpoint": RunRequest(mine, (f"task.net.weights={old.folder.checkpoints}/step-000000002",)),
+    }
+    for what, request in requests.items():
+        assert ids(load(dependencies.with_their_split(request, home))) == HELD[1], what
+    assert loader.digest(loader.load(stored)) == old.folder.info().recipe_hash
+    new = tmp_path / "new.yaml"
+    assert CliRunner().invoke(main.main, ["cp", name, str(new)]).exit_code == 0
+    assert ids(loader.load(new)) == HELD[1]
+    assert predictor.Predictor.of_run(old.folder).recipe.data.split_seed == 1
+    about = predictor.describe(loader.load(stored), trained_model.read_meta(old.folder), name, "model.safetensors")
+    assert loader.parse(Recipe, about["recipe"], "x", (), loader.TABLES).data.split_seed == 1
+
+
+def test_an_older_run_is_evaluated_on_what_it_held_out(old, mine, home):
+    step, score = old.history.series("best/held_out/top1")[0][-1], old.series("best/held_out/top1")[-1]
+    for request in (RunRequest(old.folder.recipe), RunRequest(mine), RunRequest(mine, ("seed=3",))):
+        assert evaluate_run.evaluate(request, old.folder.name, log=False)["held_out/top1"] == pytest.approx(score), step
+    other = RunRequest(mine, ("data.split_seed=0",))
+    with pytest.raises(UserError, match=r"data\.split_seed: 0 in mine\.yaml; expected 1, the split of run mine-s1"):
+        evaluate_run.evaluate(other, old.folder.name, log=False)
+    allowed = RunRequest(mine, ("data.split_seed=0", "data.leakage=allow"))
+    assert evaluate_run.evaluate(allowed, old.folder.name, log=False)
+
+
+def test_weights_of_another_split_are_refused_before_any_work(old, mine, home):
+    words = (f"task.net.weights=run:{old.folder.name}", "data.split_seed=0")
+    for attempt in (recipe_check.check, recipe_check.open_all, lambda request: run(*request.overrides, recipe=mine)):
+        with pytest.raises(UserError, match="these were trained on what it holds out"):
+            attempt(RunRequest(mine, words))
+    assert "split_seed: 1" in recipe_check.check(RunRequest(mine, words[:1]))
+
+
+def test_a_recipe_that_makes_weights_has_the_split_of_the_one_that_needs_them(mine):
+    student = loader.tree(loader.load(mine, ["data.split_seed=3"]))
+    made = dependencies.with_split_of(RunRequest(mine, ("seed=9",)), student, "student.yaml")
+    assert load(made).data.split_seed == 3 and load(made).seed == 9
+    with pytest.raises(UserError, match=r"expected 3, the split of student\.yaml"):
+        dependencies.with_split_of(RunRequest(mine, ("data.split_seed=2",)), student, "student.yaml")
+    elsewhere = RunRequest(mine, ("data.train=/other",))
+    assert dependencies.with_split_of(elsewhere, student, "student.yaml") == elsewhere
+
+
+def test_an_older_run_goes_on_with_its_split(mine, store):
+    stopped = older(run("seed=1", "data.split_seed=1", recipe=mine, stopping=stop_after(2)))
+    assert stopped.code != 0
+    result = CliRunner().invoke(main.main, ["run", "--resume", stopped.folder.name, "--plugin", "toy"])
+    assert result.exit_code == 0 and stopped.folder.info().status == "FINISHED", result.output
+    whole = run("seed=1", "data.split_seed=1", recipe=mine)
+    assert stopped.repeatable == whole.repeatable and whole.folder != stopped.folder
+
+
+def test_seeds_are_evaluated_on_one_split_and_compared(mine, store):
+    store = Store.locate()
+    assert run(recipe=mine, seeds=2).code == 0
+    runs = [folder for folder in store.runs() if folder.info().recipe == "mine"]
+    assert [folder.info().seed for folder in runs] == [0, 1]
+    found = comparing.compare(store, runs)
+    assert found.same_data == {"held_out": True} and found.primary.verdict != "not comparable"
+    (parent,) = [folder for folder in store.runs() if folder.info().recipe != "mine"]
+    decided = promoting.promote(store, parent, Promote(metric="held_out/top1"))
+    assert all(check.name != "data" for check in decided.checks)
+    # Children of before, each with the split of its seed, are not compared.
+    older(Ran(0, runs[1]))
+    refused = promoting.promote(store, parent, Promote(metric="held_out/top1", alias="other"))
+    assert refused.refused and "not comparable" in refused.checks[0].why and "0, 1" in refused.checks[0].why
+
+
+def test_runs_of_two_splits_are_not_comparable_and_it_is_said_why(mine, store):
+    store = Store.locate()
+    for seed in (0, 1):
+        run(f"data.split_seed={seed}", recipe=mine)
+    found = comparing.compare(store, store.runs())
+    assert found.primary.verdict == "not comparable"
+    one, other = (folder.name for folder in store.runs())
+    said = f"evaluated on different data: the seed of the split (data.split_seed) is 0 in {one}, 1 in {other}"
+    assert said in found.primary.why and any(said in note for note in found.notes)
+
+
+def test_sweeps_and_repeats_over_splits_are_refused(mine):
+    with pytest.raises(UserError, match=r"not comparable: data\.split_seed"):
+        sweep.settings(RunRequest(mine, ("data.split_seed=0,1",), sweep=sweep.Sweep()))
+    children = children_of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
+    assert [(child.recipe.seed, child.recipe.data.split_seed) for child in children] == [(0, 4), (1, 4), (2, 4)]
+    with pytest.raises(UserError, match="not comparable: val is other data for each seed"):
+        seeds._refuse_other_data([{"val": "a", "test": "c"}, {"val": "b", "test": "c"}])
