@@ -17,6 +17,7 @@ from trainkit.config.schema import Promote, Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check, seeds, sweep
 from trainkit.experiments.launch import children_of
+from trainkit.export import export
 from trainkit.inference import evaluate_run, predictor, trained_model
 from trainkit.tracking import resume
 from trainkit.tracking.store import Store
@@ -89,6 +90,9 @@ def test_digests_of_before_stay_where_the_split_does():
         return loader.digest(loader.load(recipe, words))
 
     assert [digest(), digest("seed=1", "data.split_seed=1")] == before
+    resolved = re.sub(r"\n *split_seed: 0", "", loader.dump(loader.load(recipe, ["seed=1"])))
+    found = loader.parse(Recipe, resolved, "resolved", ("seed=2",), loader.TABLES)
+    assert (found.seed, found.data.split_seed) == (2, 1), "of people as of images, whatever comes after it"
     assert len({*before, digest("seed=1"), digest("data.split_seed=1")}) == 4
     assert digest("seed=1", "data.hold_out=[n1]") == digest("seed=1", "data.split_seed=1", "data.hold_out=[n1]")
 
@@ -104,6 +108,9 @@ def test_an_older_run_keeps_its_split(old, mine, home, tmp_path):
         "its weights": RunRequest(mine, (f"task.net.weights=run:{name}",)),
         "its checkpoint": RunRequest(mine, (f"task.net.weights={old.folder.checkpoints}/step-000000002",)),
     }
+    exported = tmp_path / "exported"
+    export.export(name, exported, ("safetensors",))
+    requests["its export"] = RunRequest(mine, (f"task.net.weights={exported}",))
     for what, request in requests.items():
         assert ids(load(dependencies.with_their_split(request, home))) == HELD[1], what
     assert loader.digest(loader.load(stored)) == old.folder.info().recipe_hash

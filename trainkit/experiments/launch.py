@@ -93,7 +93,7 @@ def _carry_out(request: RunRequest, stop: Stop, began: float) -> tuple[str, RunF
     session: Session | None = None
     try:
         with stop.at_once():
-            request = with_their_split(request, Store.locate())
+            request = with_their_split(request, Store.locate(), logged=True)
             children = children_of(request)
             recipe = children[0].recipe if request.sweep else load(request)
             session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trainkit import terminal
 from trainkit.checkpoint.verification import STATE
-from trainkit.config import diff, loader
+from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data.split import named_sets
 from trainkit.errors import UserError, few
@@ -153,9 +153,11 @@ def evaluate(request: RunRequest, word: str, log: bool = True) -> dict[str, floa
 
 def _with_its_split(request: RunRequest, subject: Subject) -> RunRequest:
     """Return the request with the split of the run whose weights are evaluated, where that is known."""
-    if subject.run is None or not subject.run.recipe.is_file():
+    try:
+        trained, named = dependencies.trained_by(subject.file)
+    except UserError:
         return request
-    return dependencies.with_split_of(request, diff.read(subject.run.recipe), f"run {subject.run.name}")
+    return dependencies.with_split_of(request, trained, named)
 
 
 def _recipe(request: RunRequest) -> Recipe:

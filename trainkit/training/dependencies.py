@@ -25,20 +25,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainkit.checkpoint import timm_weights, verification
-from trainkit.config import diff, loader, stored_recipes
+from trainkit.config import diff, loader, stored_recipes, yaml_reader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.config.yaml_reader import Tree
+from trainkit.data.folders import read_json
 from trainkit.data.split import named_sets
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.paths import data_root, locate, recipe_word
+from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.run_folder import RunFolder, run_key
 from trainkit.tracking.run_names import is_path
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 
 RUN, MODEL = "run:", "models:/"
+_DESCRIPTION_BYTES = 16 << 20
 _EXPECTED = "a file, run:NAME, models:/NAME@ALIAS, timm:NAME.TAG, or a folder of trainkit export"
 _log = logging.getLogger("trainkit")
 
@@ -108,28 +111,41 @@ def _made(
 # ---- The split of weights
 
 
-def with_their_split(request: RunRequest, store: Store) -> RunRequest:
+def with_their_split(request: RunRequest, store: Store, logged: bool = False) -> RunRequest:
     """Return the request with the split of the runs whose weights its recipe starts from, or that it continues by name.
 
     Else images that those were trained on would be evaluated. A run that is continued by its name alone has its own.
-    Raises UserError as `with_split_of` does. What cannot be read or found is left to those who need it.
+    `logged`: ask MLflow for logged models too. Raises UserError as `with_split_of` does. What cannot be read or found
+    is left to those who need it.
     """
     if request.settings is not None:
         return request
-    runs: list[RunFolder] = []
+    trained: list[tuple[Tree, str]] = []
     with contextlib.suppress(UserError):  # words of a sweep have several values
         if request.resume:
-            runs.append(store.find(request.resume, unfinished=True))
+            run = store.find(request.resume, unfinished=True)
+            trained.append((diff.read(run.recipe), f"run {run.name}"))
         for name, source in load(request).task.required_weights().items():
             word = source.weights or ""
-            if word and not word.startswith((MODEL, timm_weights.PREFIX)):
-                runs += filter(None, [run_of(find(word, store, name))])
-    for run in runs:
-        trained: Tree = None
-        with contextlib.suppress(UserError):
-            trained = diff.read(run.recipe)
-        request = with_split_of(request, trained, f"run {run.name}")
+            if word and not word.startswith((timm_weights.PREFIX, *([] if logged else [MODEL]))):
+                trained.append(trained_by(find(word, store, name)))
+    for recipe, named in trained:
+        request = with_split_of(request, recipe, named)
     return request
+
+
+def trained_by(weights: Path) -> tuple[Tree, str]:
+    """Return the recipe, as values, by which a file of weights was trained, and its run; None where it is not known.
+
+    It stands in the folder of the run, or in the description beside a logged or exported model. Raises UserError.
+    """
+    if (run := run_of(weights)) is not None:
+        return diff.read(run.recipe), f"run {run.name}"
+    for about in filter(Path.is_file, (weights.with_name(ABOUT), weights.with_name("model.json"))):
+        said = read_json(about, _DESCRIPTION_BYTES, "a description of a model")
+        if isinstance(said, dict) and isinstance(text := said.get("recipe"), str):
+            return stored_recipes.complete(yaml_reader.read(text).tree), f"run {said.get('run')}"
+    return None, ""
 
 
 def run_of(weights: Path) -> RunFolder | None:
