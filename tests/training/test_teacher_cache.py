@@ -373,7 +373,7 @@ def test_where_only_speeds_are_measured_one_output_stands_for_many(home, monkeyp
     outputs = home.open()
     found, _ = carried(outputs.split, np.arange(50))
     np.testing.assert_allclose(found, expected(home)[:1, 0].repeat(50, 0), rtol=1e-5)
-    assert home.teacher.seen == PROBED and "is used for all 50" in home.said[0]
+    assert home.teacher.seen == PROBED and "stands for all 50 samples" in home.said[0]
 
 
 def test_a_split_with_outputs_goes_to_spawned_workers(home):

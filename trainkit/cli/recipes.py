@@ -92,7 +92,7 @@ def _show_run(folder: RunFolder) -> None:
         echo(f"The scores cannot be read: {error}")
     echo()
     for key, value in vars(folder.info()).items():
-        if value not in (None, "", []):
+        if value not in (None, "", [], {}):
             text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if key == "started" else value
             if isinstance(text, dict):
                 text = [f"{name} {word}" for name, word in text.items()]
