@@ -347,7 +347,7 @@ def test_a_report_is_made_once_for_a_digest_and_again_for_other_data(leaking, tm
 
 def test_pictures_are_looked_at_once_however_the_set_is_divided(clean, tmp_path, monkeypatch):
     def data(seed: int):
-        return images(clean, evaluate={}, group=r"(\w+/\d)\.png", hold_out=0.3).open(seed)
+        return images(clean, evaluate={}, group=r"(\w+/\d)\.png", hold_out=0.3, split_seed=seed).open(0)
 
     one = data_integrity.of(data(0), tmp_path / "kept")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from runs import PLUGIN, ROOT
+from scipy import stats
 from torch import nn
 
 from benchmarks.claims import ledger as claims
@@ -308,7 +309,7 @@ def test_a_cost_is_set_against_the_update_of_its_repeat():
     ratios = [(0.1 + 0.1) / 0.1, (0.2 + 0.2) / (0.2 + 0.1), (0.4 + 0.3) / 0.4]
     logs = [math.log(r) for r in ratios]
     mean = sum(logs) / 3
-    half = 4.303 * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
+    half = float(stats.t.ppf(0.975, 2)) * math.sqrt(sum((x - mean) ** 2 for x in logs) / 2 / 3)
     assert found.value == pytest.approx(math.exp(mean))
     assert (found.low, found.high) == pytest.approx((math.exp(mean - half), math.exp(mean + half)))
 
