@@ -92,7 +92,7 @@ def larger(found: Histories) -> str:
     order = "above" if least > most else "NOT above"
     said = f"{large}: its worst run has mAP {least:.3f}, {order} the {most:.3f} of the best run of {small}"
     now, before = last(ours, f"{SET}/map"), last(theirs, f"{SET}/map")
-    if len(now) == len(before):  # seeds hold other people out, so seed by seed is the fairer comparison
+    if len(now) == len(before):
         each = ", ".join(f"{a - b:+.3f}" for a, b in zip(now, before, strict=True))
         said += f"; seed by seed it is {difference(now, before)} ({each})"
     return f"{said}."
