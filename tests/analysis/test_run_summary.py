@@ -30,7 +30,11 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
         evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
     )
     folder = SimpleNamespace(
-        name="orbits-s0", journal=path, path=path.parent, info=lambda: SimpleNamespace(follows="a")
+        name="orbits-s0",
+        journal=path,
+        path=path.parent,
+        recipe=path.parent / "recipe.yaml",
+        info=lambda: SimpleNamespace(follows="a"),
     )
     run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder, source="orbits.yaml")
     outcome = SimpleNamespace(

@@ -33,6 +33,7 @@ from trainkit.data.folders import read_json
 from trainkit.data.split import named_sets
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
+from trainkit.interfaces import ChecksLeakage
 from trainkit.paths import data_root, locate, recipe_word
 from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.run_folder import RunFolder, run_key
@@ -170,7 +171,7 @@ def with_split_of(request: RunRequest, other: Tree, named: str) -> RunRequest:
         _tell_split(f"note: data.split_seed={theirs} in {request.path.name}, the split of {named}")
         return replace(request, overrides=(*request.overrides, f"data.split_seed={theirs}"))
     found, expected = f"{own} in {request.path.name}", f"{theirs}, the split of {named}"
-    if getattr(recipe.data, "leakage", "refuse") == "allow":
+    if isinstance(recipe.data, ChecksLeakage) and recipe.data.leakage == "allow":
         _log.warning("data.split_seed: %s, not %s: images that were trained on are evaluated", found, expected)
         return request
     remedy = "leave it out, or use other weights: these were trained on what it holds out"

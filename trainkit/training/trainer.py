@@ -54,6 +54,9 @@ class Trainer:
     level, a loss that is not finite, a full disk. Checkpoints committed before that stay.
     """
 
+    begun = False
+    """True from the first step of `fit` on."""
+
     def __init__(
         self,
         recipe: Recipe,
@@ -94,8 +97,6 @@ class Trainer:
             self.guards.append(LossSpikeGuard(recipe.train.spikes, state, runtime, logger))
         self.stop_poll = StopPoll(runtime, self.stopping)
         self.watchdog: Watchdog | None = None
-        self.begun = False
-        """True from the first step of `fit` on."""
 
     # ---- The whole training
 
