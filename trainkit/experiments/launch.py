@@ -77,53 +77,57 @@ def carry_out(
     `began`: the `time.perf_counter()` from which the wall-clock time of the first run counts; default: now. Raises
     UserError for errors that the user can correct, and while another thread trains.
     """
+    from trainkit.tracking.store import Store
+
     began = time.perf_counter() if began is None else began
+    stop = Stop.of(stopping)
+    session: Session | None = None
+    with _only_training():
+        try:
+            with stop.at_once():
+                request = with_their_split(request, Store.locate(), logged=True)
+                children = children_of(request)
+                recipe = children[0].recipe if request.sweep else load(request)
+                session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])
+                session.validate([child.recipe for child in children] or [recipe])
+            runtime = session.runtime
+            folder: RunFolder | None = None
+            if (group := _group(request)) is not None:
+                status = group[1](request, children, runtime, session.store, session.train)
+            else:
+                with session.open_run(request, recipe) as run:
+                    if run.trainer is not None:
+                        with stop.at_once():  # until there is something to save
+                            run.outcome = run.trainer.fit()
+                status, folder = run.status, run.folder
+            runtime.close()  # not after an error: others may be at something else, and never come
+            return status, folder
+        except Stopped:
+            return "KILLED", session.made if session is not None else None
+        except UserError:
+            raise
+        except Exception as error:
+            if not stop.told or int(os.environ.get("WORLD_SIZE", 1)) == 1:
+                raise
+            # Another process was told so too, and left while this one was waiting for it.
+            print(
+                visible(f"stopped by a signal; {type(error).__name__}: {error}".splitlines()[0]),
+                file=sys.stderr,
+                flush=True,
+            )
+            return "KILLED", None
+
+
+@contextlib.contextmanager
+def _only_training() -> Iterator[None]:
+    """Hold the process for one training. Raises UserError while another thread trains."""
     if not _training.acquire(blocking=False):
         found = "this process is training already, and random numbers and devices are the process's"
         raise UserError("train", found, "one training at a time", "wait for it, or train in another process")
     try:
-        return _carry_out(request, Stop.of(stopping), began)
+        yield
     finally:
         _training.release()
-
-
-def _carry_out(request: RunRequest, stop: Stop, began: float) -> tuple[str, RunFolder | None]:
-    from trainkit.tracking.store import Store
-
-    session: Session | None = None
-    try:
-        with stop.at_once():
-            request = with_their_split(request, Store.locate(), logged=True)
-            children = children_of(request)
-            recipe = children[0].recipe if request.sweep else load(request)
-            session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])
-            session.validate([child.recipe for child in children] or [recipe])
-        runtime = session.runtime
-        folder: RunFolder | None = None
-        if (group := _group(request)) is not None:
-            status = group[1](request, children, runtime, session.store, session.train)
-        else:
-            with session.open_run(request, recipe) as run:
-                if run.trainer is not None:
-                    with stop.at_once():  # until there is something to save
-                        run.outcome = run.trainer.fit()
-            status, folder = run.status, run.folder
-        runtime.close()  # not after an error: others may be at something else, and never come
-        return status, folder
-    except Stopped:
-        return "KILLED", session.made if session is not None else None
-    except UserError:
-        raise
-    except Exception as error:
-        if not stop.told or int(os.environ.get("WORLD_SIZE", 1)) == 1:
-            raise
-        # Another process was told so too, and left while this one was waiting for it.
-        print(
-            visible(f"stopped by a signal; {type(error).__name__}: {error}".splitlines()[0]),
-            file=sys.stderr,
-            flush=True,
-        )
-        return "KILLED", None
 
 
 def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
