@@ -1,4 +1,4 @@
-"""Recipe keys that were renamed or dropped: recipes and runs from before are read, with equal digests."""
+"""Recipe keys that were renamed: recipes and runs from before are read, with equal digests."""
 
 from __future__ import annotations
 
@@ -70,28 +70,3 @@ def test_a_run_from_before_differs_in_nothing_for_it(tmp_path):
     new = tmp_path / "new.yaml"
     new.write_text(loader.dump(loader.load(RECIPE, ["task.matmul_dtype=bf16"])))
     assert diff.diff(before, diff.read(new)) == []
-
-
-BEFORE = "abaff400200e661cf05ea4e37718c33c5881dfed65fda2ce085199ee1dffeb90"
-DROPPED = [("hippocampus", "data", "clinical", "null", "t.csv", "per_case_last.csv", BEFORE)]
-"""Recipe, block, key, its default, another value, what the refusal names, and the digest of before."""
-
-
-@pytest.mark.parametrize(("name", "block", "key", "default", "other", "instead", "before"), DROPPED)
-def test_a_dropped_key_is_read_at_its_default_and_refused_at_another(
-    tmp_path, name, block, key, default, other, instead, before
-):
-    recipe = ROOT / "recipes" / f"{name}.yaml"
-    new = loader.load(recipe)
-    text = loader.dump(new)
-    files = {}
-    for value in (default, other):
-        files[value] = tmp_path / f"{value}.yaml"
-        files[value].write_text(text.replace(f"\n{block}:\n", f"\n{block}:\n  {key}: {value}\n"))
-    assert loader.load(files[default]) == loader.load(recipe, [f"{block}.{key}={default}"]) == new
-    assert loader.digest(loader.load(files[default])) == loader.digest(new) == before
-    (tmp_path / "new.yaml").write_text(text)
-    assert diff.diff(diff.read(files[default]), diff.read(tmp_path / "new.yaml")) == []
-    for path, words in ((files[other], []), (recipe, [f"{block}.{key}={other}"])):
-        with pytest.raises(ConfigError, match=rf"1 problem\n.*{block}\.{key} \(.*{instead}"):
-            loader.load(path, words)

@@ -18,7 +18,7 @@ from trainkit.distributed import launch_settings
 from trainkit.distributed.runtime import Runtime
 from trainkit.losses.segmentation_2d import ohem_weights
 from trainkit.models.pointrend import points_near_boundaries
-from trainkit.training.guards import AsyncScalar
+from trainkit.training.nonfinite import AsyncScalar
 from trainkit.training.trainer import Trainer
 
 MPS = torch.device("mps", 0)
@@ -59,7 +59,7 @@ def following() -> Following:
 
 
 def test_a_whole_training_holds_no_float64_there(mps, runtime, monkeypatch):
-    words = ("train.spikes={policy: warn}", "train.nonfinite=skip", "log.every=2 steps", "loader.pin=true")
+    words = ("train.nonfinite=skip", "log.every=2 steps", "loader.pin=true")
     recipe = sync_audit._shortened(load(RunRequest(TOY, words, ("toy",))), 6, cuda=False)
     monkeypatch.setattr(runtime, "device", MPS)
     monkeypatch.setattr(runtime, "at_once", False)

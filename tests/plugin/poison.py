@@ -1,4 +1,4 @@
-"""The toy task under injected faults: numbers that are not finite, memory that runs out, bits that flip."""
+"""The toy task under injected faults: numbers that are not finite, memory that runs out."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class PoisonedTask(ToyTask):
     """What is raised then: cpu, gpu, python."""
     late: bool = False
     """Whether it is raised in the backward pass."""
-    jump: float = 1.0
-    """What the loss, and its gradient, is multiplied by in the steps `steps`."""
-    flip: str | None = None
-    """Where a bit is flipped, once, in the first computation of the steps `steps`: weight, gradient, image."""
-    bit: int = 0
     killed: bool = False
     """Whether the process is killed in the steps `steps`, as the kernel does when memory runs out."""
     remembers: bool = True
@@ -90,19 +85,8 @@ class PoisonedTask(ToyTask):
             batch = {**batch, "image": batch["image"].index_fill(0, torch.tensor([0]), bad)}
         if self.killed and at.step in self.steps:
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.flip and at.step in self.steps and at.step not in self.__dict__.setdefault("flipped", set()):
-            self.flipped.add(at.step)
-            weight = getattr(net, "module", net).head.weight
-            if self.flip == "weight":
-                flip(weight.data, self.bit)
-            if self.flip == "image":
-                batch = {**batch, "image": flip(batch["image"].clone(), self.bit)}
-            if self.flip == "gradient":
-                hook = weight.register_hook(lambda grad: (hook.remove(), flip(grad.clone(), self.bit))[1])
         hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
         out = super().loss(net, networks, batch, at)
-        if at.step in self.steps:
-            out.sum = out.sum * self.jump
         if poison == "loss":
             out.sum = out.sum + bad
         if poison == "weight":
@@ -157,9 +141,3 @@ def _raise(kind):
     if kind == "python":
         raise MemoryError
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried ...")
-
-
-def flip(t, bit):
-    """Flip a bit of the 7th number of a tensor, in place."""
-    t.view(torch.int32)[(*[0] * (t.dim() - 1), 6)] ^= 1 << bit if bit < 31 else -(1 << 31)
-    return t

@@ -127,6 +127,29 @@ def test_a_rollback_goes_back_and_leaves_the_update_out(tmp_path, kind):
     assert same(bits(held(tmp_path / "a")[-1]), bits(held(tmp_path / "b")[-1])), "both come to a training without it"
 
 
+BACK = (SPOILT.format("loss", "nan", [6]), "train.nonfinite=rollback", "checkpoints={every: 4 steps, keep_last: 50}")
+
+
+def test_an_interrupted_rollback_is_resumed_to_the_same_bits(promise, tmp_path):
+    """Told to stop before the step, at it, as it is noticed, at the checkpoint that it went back to, and behind."""
+    poisoned(tmp_path / "whole", *BACK)
+    whole = held(tmp_path / "whole")[-1]
+    assert (whole.state["passed"], whole.state["rollbacks"]) == ([[6, 7]], 1)
+    for at in promise.trials("N3", "an interrupted rollback ends with the same bits", of=[5, 6, 7, 8, 10]):
+        with promise.trial(at):
+            folder = tmp_path / str(at)
+            poisoned(folder, *BACK, stop=at)
+            poisoned(folder, *BACK, at=storage.newest_valid(folder / "checkpoints")[0])
+            cut = held(folder)[-1]
+            assert same(bits(whole), bits(cut))
+            assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
+
+
+def test_without_a_checkpoint_to_go_back_to_the_run_ends(tmp_path):
+    with pytest.raises(UserError, match=r"step 6: the loss .* not finite, and no checkpoint exists to go back to"):
+        poisoned(tmp_path, *BACK, "checkpoints={every: null}")
+
+
 def test_ten_updates_in_a_row_and_six_rollbacks_end_the_run(tmp_path):
     many = [SPOILT.format("loss", "nan", [3, 4, *range(6, 20)]), "train.length=6 epochs"]
     with pytest.raises(UserError, match="step 15: 10 steps in a row were not finite"):

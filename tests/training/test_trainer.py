@@ -313,6 +313,25 @@ def test_decisions_that_hung_on_the_clock_are_repeated_after_an_interruption():
     assert before and after[: len(before)] == before and not again.events("nondeterminism")
 
 
+def test_a_run_that_computes_its_past_differently_says_so(monkeypatch):
+    """Resumed from step 5: the line of step 6 was logged before, and a bit has been flipped since."""
+    import toy
+
+    cut = run(stopping=stop_after(7), recipe=TOY)
+    for step in (6, 7):
+        (cut.folder.checkpoints / f"step-{step:09d}").rename(cut.folder.path / f"aside-{step}")
+
+    def loss(self, net, parts, batch, at, plain=toy.ToyTask.loss):
+        if at.step == 5 and not hasattr(self, "done"):
+            self.done = True
+            net.conv.weight.data.view(torch.int32)[0, 0, 0, 0] ^= 1 << 22
+        return plain(self, net, parts, batch, at)
+
+    monkeypatch.setattr(toy.ToyTask, "loss", loss)
+    resumed = run(resume="")
+    assert resumed.code == 0 and {e.data["name"] for e in resumed.events("nondeterminism")} >= {"train/loss"}
+
+
 def test_the_learning_rate_follows_the_curve():
     curve = "train.schedule={name: steps, at: [1 epoch, 2 epochs], gamma: 0.5, warmup: {over: 2 steps}}"
     ran = run(curve, "log.every=1 steps")

@@ -25,7 +25,7 @@ from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.tracker import Silent
 from trainkit.training import trainer as module
 from trainkit.training.checkpointer import Checkpointer
-from trainkit.training.guards import Update
+from trainkit.training.gradients import Update
 from trainkit.training.model import Model
 from trainkit.training.optimizer import Average
 from trainkit.training.run_logger import RunLogger
@@ -165,13 +165,13 @@ def test_3_a_run_that_is_stopped_logs_nothing_and_saves_what_it_cannot_do_withou
     noticed(check, Talking)
 
 
-def test_4_guards_have_judged_every_step_before_anything_is_built_on_it(tmp_path, monkeypatch):
+def test_4_the_guard_has_judged_every_step_before_anything_is_built_on_it(tmp_path, monkeypatch):
     left: list[int] = []
     for kind, name in ((Trainer, "run_events"), (Trainer, "finish")):
         plain = getattr(kind, name)
 
         def looked(self, *of, plain=plain):
-            left.append(sum(len(guard._pending._scalars) for guard in self.guards))
+            left.append(len(self.guard._pending))
             return plain(self, *of)
 
         monkeypatch.setattr(kind, name, looked)
@@ -182,9 +182,7 @@ def test_4_guards_have_judged_every_step_before_anything_is_built_on_it(tmp_path
 
     def check(kind):
         left.clear()
-        words = ["train.spikes={window: 16, deviations: 9}", "checkpoints={every: 2 steps}"]
-        with made(*PLAIN, *words, folder=tmp_path / kind.__name__, kind=kind) as trainer:
-            assert len(trainer.guards) == 2
+        with made(*PLAIN, "checkpoints={every: 2 steps}", folder=tmp_path / kind.__name__, kind=kind) as trainer:
             trainer.fit()
         assert len(left) >= 3 and not any(left)
 
@@ -258,10 +256,10 @@ def test_7_batches_are_counted_from_the_state_and_not_from_the_stream():
 
 def test_8_where_memory_may_run_out_on_one_process_gradients_are_averaged_behind_the_backward_pass(monkeypatch):
     class Synchronised(Trainer):
-        def accumulate(self, batches, at):
+        def accumulate(self, at):
             kept, self.memory.averages_gradients = self.memory.averages_gradients, False
             try:
-                return super().accumulate(batches, at)
+                return super().accumulate(at)
             finally:
                 self.memory.averages_gradients = kept
 

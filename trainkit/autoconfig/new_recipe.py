@@ -60,7 +60,7 @@ def copy(
     start. A recipe that makes the weights this one starts from is copied too, for the same data. The recipe of `run`
     states every default: what is one is left out. Raises UserError when the new file exists.
     """
-    loaded = loader.load(recipe, (), tuple(plugins), stored=bool(run))
+    loaded = loader.load(recipe, (), tuple(plugins), stored=bool(run), trains=True)
     yaml_editor.refuse(new, recipe, ())
     lines = loader.brief(loaded).split("\n") if run else _body(recipe)
     origin = f"run {run}" if run else recipe.name

@@ -302,15 +302,9 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     return _first_valid(reversed(_checkpoints(Path(folder))))
 
 
-def valid_before(folder: Path, step: int, latest: int) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint of `step` or earlier that verifies, else the first later one up to `latest`.
-
-    And why others were refused.
-    """
-    paths = _checkpoints(Path(folder))
-    earlier = [path for path in paths if _step_of(path) <= step]
-    later = [path for path in paths if step < _step_of(path) <= latest]
-    return _first_valid([*reversed(earlier), *later])
+def valid_before(folder: Path, step: int) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint of `step` or earlier that verifies, and why others were refused."""
+    return _first_valid(path for path in reversed(_checkpoints(Path(folder))) if _step_of(path) <= step)
 
 
 def _first_valid(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:

@@ -63,14 +63,20 @@ class ConfigError(UserError):
         self.args = ("\n".join([f"{where}: {count}", *lines]),)
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), plugins: Sequence[str] = (), stored: bool = False) -> Recipe:
+def load(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+    stored: bool = False,
+    trains: bool = False,
+) -> Recipe:
     """Read a recipe, apply `key=value` words to it in their order, and check it.
 
     `plugins` are packages whose `TABLES`, of the form of `trainkit.config.schema.TABLES`, add words for named blocks.
-    `stored`: as `parse`. Raises ConfigError with every error.
+    `stored`, `trains`: as `parse`. Raises ConfigError with every error.
     """
     tables = with_plugins(TABLES, plugins)
-    return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables, stored)
+    return parse(Recipe, _read_file(Path(path)), str(path), overrides, tables, stored, trains)
 
 
 def parse(
@@ -80,11 +86,12 @@ def parse(
     overrides: Sequence[str] = (),
     tables: Tables | None = None,
     stored: bool = False,
+    trains: bool = False,
 ) -> T:
     """Make a `cls` of a YAML text; `where` names the text in messages. Raises ConfigError with every error.
 
     `stored`: the text is the recipe of a run. A mode in it that contradicts its metric may be a default of an older
-    version, and is no error.
+    version, and is no error. Neither is a key that is no more, unless it is trained by it (`trains`).
     """
     tables = tables or {}
     source = read(_decode(text, where) if isinstance(text, bytes) else text)
@@ -103,7 +110,9 @@ def parse(
         if old in source.places:
             source.places.setdefault(new, source.places.pop(old))
     for path, instead in renamed_keys.drop(source.tree):
-        source.problems.append(Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path)))
+        problem = Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path))
+        if trains or not stored or problem.override:
+            source.problems.append(problem)
     _refuse_secrets(source.tree, (), source)
     made = None
     try:

@@ -26,7 +26,7 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "train/grad_norm": Metric("Norm of the gradient of the last step, before clipping."),
         "train/epoch": Metric("Epochs of training so far; a fraction within an epoch."),
         "train/left_out": Metric(
-            "Steps skipped so far: not finite, or around a loss spike. Absent if none was skipped.", "", "lower"
+            "Steps skipped so far, because they were not finite. Absent if none was skipped.", "", "lower"
         ),
         "train/accuracy": Metric("Share of training samples that the model assigns to their class.", "", "higher"),
         "train/dice": Metric("Dice of the training batches, over all foreground voxels.", "", "higher"),

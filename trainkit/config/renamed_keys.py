@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from trainkit.config.yaml_reader import KeyPath, Tree
 from trainkit.errors import hint_renamed
@@ -13,12 +13,28 @@ T = TypeVar("T")
 OLD_KEYS = {("task", "adadistill"): {"products": "matmul_dtype"}}
 """(block, its `name`) to {key as it was: key as it is}."""
 
-DROPPED_KEYS: dict[tuple[str, str], dict[str, tuple[Tree, str]]] = {
+
+class Dropped(NamedTuple):
+    """A key that is no more."""
+
+    default: Tree
+    """The default that it had."""
+    instead: str
+    """What to use instead."""
+    hashed: bool = True
+    """Whether digests of recipes covered it."""
+
+
+DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("data", "volumes"): {
-        "clinical": (None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient")
-    }
+        "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient")
+    },
+    ("train", ""): {
+        "spikes": Dropped(None, "remove it, or set null: losses that jump are not looked for", hashed=False),
+        "replay": Dropped(None, "remove it, or set null: steps are not computed twice", hashed=False),
+    },
 }
-"""(block, its `name`) to {key that is no more: the default that it had, and what to use instead}."""
+"""(dotted block, `name` of the task or the data, empty where it has none) to the keys that it had."""
 
 
 def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
@@ -27,7 +43,7 @@ def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
     An old key beside its new name stays, to be refused as unknown.
     """
     done: list[tuple[KeyPath, KeyPath]] = []
-    for word, block, keys in _blocks(tree, OLD_KEYS):
+    for (word,), block, keys in _blocks(tree, OLD_KEYS):
         for old, new in keys.items():
             if old in block and new not in block:
                 block[new] = block.pop(old)
@@ -40,16 +56,16 @@ def drop(tree: Tree) -> list[tuple[KeyPath, str]]:
     """Take dropped keys out of a recipe's tree, in place. Return the paths of those that had another value than their
     default, which nothing stands for now, and what to use instead."""
     lost: list[tuple[KeyPath, str]] = []
-    for word, block, keys in _blocks(tree, DROPPED_KEYS):
-        for key, (default, instead) in keys.items():
-            if key in block and block.pop(key) != default:
-                lost.append(((word, key), instead))
+    for path, block, keys in _blocks(tree, DROPPED_KEYS):
+        for key, dropped in keys.items():
+            if key in block and block.pop(key) != dropped.default:
+                lost.append(((*path, key), dropped.instead))
     return lost
 
 
 def current(parts: list[str], tree: Tree) -> list[str]:
     """Return the path of an override with an old key at its end replaced by the new one."""
-    for word, _, keys in _blocks(tree, OLD_KEYS):
+    for (word,), _, keys in _blocks(tree, OLD_KEYS):
         if len(parts) == 2 and parts[0] == word and parts[1] in keys:
             hint_renamed(".".join(parts), f"{word}.{keys[parts[1]]}")
             return [word, keys[parts[1]]]
@@ -59,7 +75,7 @@ def current(parts: list[str], tree: Tree) -> list[str]:
 def restore(tree: Tree) -> Tree:
     """Give a resolved recipe's tree its old names and dropped keys, in place, so that its digest is that of before."""
     for _, block, dropped in _blocks(tree, DROPPED_KEYS):
-        block |= {key: default for key, (default, _) in dropped.items()}
+        block |= {key: one.default for key, one in dropped.items() if one.hashed}
     for _, block, keys in _blocks(tree, OLD_KEYS):
         for old, new in keys.items():
             if new in block:
@@ -67,8 +83,13 @@ def restore(tree: Tree) -> Tree:
     return tree
 
 
-def _blocks(tree: Tree, table: Mapping[tuple[str, str], T]) -> Iterator[tuple[str, dict[str, Tree], T]]:
-    for (word, name), keys in table.items():
-        block = tree.get(word) if isinstance(tree, dict) else None
-        if isinstance(block, dict) and block.get("name") == name:
-            yield word, block, keys
+def _blocks(tree: Tree, table: Mapping[tuple[str, str], T]) -> Iterator[tuple[tuple[str, ...], dict[str, Tree], T]]:
+    for (dotted, name), keys in table.items():
+        path = tuple(dotted.split("."))
+        above = [tree]
+        for word in path:
+            below = above[-1]
+            above.append(below.get(word) if isinstance(below, dict) else None)
+        outer, block = above[1], above[-1]
+        if isinstance(block, dict) and (not name or (isinstance(outer, dict) and outer.get("name") == name)):
+            yield path, block, keys

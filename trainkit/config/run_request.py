@@ -46,13 +46,14 @@ class RunRequest:
     sweep: Sweep | None = None
     """Train once for each of several settings; some of `overrides` then have several values, or a range."""
     settings: Path | None = None
-    """File that is loaded in place of `path`: the resolved recipe of a run that is continued by its name alone."""
+    """File that is loaded in place of `path`: the resolved recipe of a run that is named alone."""
 
 
 def load(request: RunRequest) -> Recipe:
     """Load the recipe of a request."""
     path, stored = request.settings or request.path, request.settings is not None
-    return loader.load(path, list(request.overrides), tuple(request.plugins), stored)
+    trains = request.resume is not None
+    return loader.load(path, list(request.overrides), tuple(request.plugins), stored, trains)
 
 
 def beside(recipe: Path, named: str) -> Path:

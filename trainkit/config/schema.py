@@ -15,7 +15,6 @@ from pydantic import Field
 from trainkit.config import metric_table
 from trainkit.config.downloads import Download
 from trainkit.config.ranges import (
-    MANY,
     BatchSize,
     Count,
     FractionAboveZero,
@@ -145,31 +144,6 @@ class Optim:
 
 
 @dataclass(kw_only=True)
-class Spikes:
-    """Detection of loss spikes (PaLM, Chowdhery et al. 2022, arXiv 2204.02311)."""
-
-    policy: Literal["warn", "rollback"] = "warn"
-    """Action on a spike. `warn`: report it and record an event. `rollback`: return to a checkpoint from before the
-    spike and skip the steps around it."""
-    window: Annotated[int, Field(ge=16, le=MANY)] = 128
-    """Number of recent steps whose losses are the reference; at least 16, for a stable estimate of their spread."""
-    deviations: Positive = 8.0
-    """Threshold of a spike: robust standard deviations of the log loss above the median of the window."""
-    leave_out: Count = 200
-    """Number of steps that a rollback skips; half of them lie before the spike."""
-
-
-@dataclass(kw_only=True)
-class Replay:
-    """Determinism check: some steps are computed twice and the results compared bit by bit."""
-
-    every: TrainingSpan
-    """Interval between checks. `1k steps` costs a thousandth of the forward and backward time."""
-    policy: Literal["stop", "warn"] = "stop"
-    """Action on a difference. `stop`: end the run. `warn`: report it, with an event and a tag."""
-
-
-@dataclass(kw_only=True)
 class Train:
     """Length, batch, learning rate schedule and numerical precision of the training."""
 
@@ -201,10 +175,6 @@ class Train:
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
     """Action on out of memory. `stop`: end the run. `halve`: repeat the step or evaluation with half the micro-batch
     and keep that size. Batch norm then sees fewer samples at once, so `halve` is not the default."""
-    spikes: Spikes | None = field(default=None, metadata=_NOT_IN_HASH)
-    """Detection of loss spikes. null: off."""
-    replay: Replay | None = field(default=None, metadata=_NOT_IN_HASH)
-    """Determinism check. null: off. On a GPU it needs `device.deterministic`."""
 
     def __post_init__(self) -> None:
         one = samples_per_update(self.batch_size, 1)

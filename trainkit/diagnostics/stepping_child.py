@@ -43,7 +43,7 @@ from trainkit.tracking.system.load import Load
 from trainkit.tracking.tracker import Silent
 from trainkit.training.dependencies import gather
 from trainkit.training.evaluator import evaluate, trial
-from trainkit.training.guards import Update
+from trainkit.training.gradients import Update
 from trainkit.training.out_of_memory import is_out_of_memory
 from trainkit.training.plan import evaluated, updates
 from trainkit.training.run_logger import RunLogger

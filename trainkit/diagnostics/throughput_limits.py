@@ -331,8 +331,7 @@ class _Alone:
 
     def _endless(self, **changes: Any) -> Recipe:
         """Return the recipe without an end, and without all that is not a step."""
-        plain = {"on_oom": "stop", "spikes": None, "replay": None}
-        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), **plain, **changes)
+        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), on_oom="stop", **changes)
         if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
             train = replace(train, nonfinite="stop")
         return replace(

@@ -26,7 +26,7 @@ from trainkit.models import activation_checkpointing
 from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import recipe_word
 from trainkit.tracking.store import Store
-from trainkit.training import best, dependencies, determinism, optimizer, plan, teacher_cache
+from trainkit.training import best, dependencies, optimizer, plan, teacher_cache
 
 TRIED = 8
 """Recipes of a group, of different networks or data, that are validated with their data."""
@@ -72,7 +72,6 @@ class _Validation:
         """Validate a recipe and those that it needs; return its networks, None where they cannot be built yet."""
         launch_settings.check(recipe)
         launch_settings.refuse_other_precision(recipe, self.precision)
-        determinism.refuse_replay(recipe, launch_settings.on_cpu())
         data = self.opened(recipe)
         if data is not None:
             plan.divided(recipe, data, self.world)

@@ -113,6 +113,7 @@ def refuse_other(folder: RunFolder, recipe: Recipe, plugins: Sequence[str]) -> N
         return
     changes = differing(folder, recipe, plugins)
     if not changes:
+        loader.load(folder.recipe, (), tuple(plugins), stored=True, trains=True)  # refuses keys that are no more
         found = "its recipe.yaml is not the one that it began with"
         raise UserError(f"run {folder.name}", found, remedy="start a new run")
     remedy = f"--resume {folder.name} alone takes its own; the run's value -> the one given:"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +70,7 @@ class BatchStream:
     def restart(self, plan: Plan, step: int) -> None:
         """Begin anew at the batches of `step`. Workers are forked at the next batch: nothing may be writing then."""
         self.close()
-        self._read_from = self._read(plan, step, self._recipe.loader.workers)
+        self._read_from = self._read(plan, step)
         self._stream = stream.copied(self._read_from, self._runtime.to_device, self._runtime.device)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -84,12 +82,6 @@ class BatchStream:
         batch = next(self._stream)
         self._clock.to("transfer")
         return self._split.on_device(self._runtime.to_device(batch))
-
-    def again(self, plan: Plan, step: int) -> Iterator[Batch]:
-        """Read the micro-batches of one update once more, in this process."""
-        with closing(self._read(replace(plan, steps=step + 1), step, workers=0)) as read:
-            for batch in read:
-                yield self._split.on_device(self._runtime.to_device(batch))
 
     def skip(self, many: int) -> None:
         """Read micro-batches and leave them out."""
@@ -119,11 +111,10 @@ class BatchStream:
             self._read_from.close()
             self._read_from = None
 
-    def _read(self, plan: Plan, step: int, workers: int) -> Generator[Batch]:
-        loader = replace(self._recipe.loader, workers=workers)
+    def _read(self, plan: Plan, step: int) -> Generator[Batch]:
         keys, pin = partial(plan.keys, self._split, step), self._runtime.device.type == "cuda"
 
         def lost(said: str) -> None:
             self._logger.tracker.event(step, "worker_lost", {"said": said})
 
-        return stream.training(self._split, keys, loader, pin, lost, self._damage)
+        return stream.training(self._split, keys, self._recipe.loader, pin, lost, self._damage)

@@ -16,8 +16,8 @@ from trainkit.files import Json
 from trainkit.tracking.journal import Event
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpoint_writer import CheckpointWriter
-from trainkit.training.guards import Rollback
 from trainkit.training.model import Model
+from trainkit.training.nonfinite import Rollback
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState, changed_environment
 
@@ -137,31 +137,31 @@ class Checkpointer:
             self._logger.say(f"the last checkpoint: {error}")
 
     def roll_back(self, rollback: Rollback) -> None:
-        """Return to the newest checkpoint before the steps that are to be skipped, or to the oldest there is.
+        """Return to the newest checkpoint before the step that is to be skipped.
 
         What happens is a function of the state and of the checkpoints: a run that is killed meanwhile comes to the
         same. Raises UserError where there is no checkpoint, or the run has gone back too often.
         """
         self.wait()
-        state, first, last = self._state, rollback.skip.start, rollback.skip.stop
-        path = self._runtime.on_main(lambda: str(self._valid_before(first, rollback.step) or ""))
+        state = self._state
+        path = self._runtime.on_main(lambda: str(self._valid_before(rollback.step) or ""))
         if not path or state.rollbacks >= MOST_ROLLBACKS:
             why = "no checkpoint exists to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
             raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
         # Time goes on, and what memory suffices for is known by now.
         kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}
-        kept |= {"passed": [*state.passed, [first, last]], "rollbacks": state.rollbacks + 1}
+        left_out = [rollback.step, rollback.step + 1]
+        kept |= {"passed": [*state.passed, left_out], "rollbacks": state.rollbacks + 1}
         state.load(storage.read(Path(path)), self._runtime.rank, self._resume.elastic)
         for name, value in kept.items():
             setattr(state, name, value)
         self._saved = {state.step}
-        which = "that step" if last == first + 1 else f"steps {first} to {last - 1}"
-        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving out {which}")
-        note = {"to": state.step, "why": rollback.why, "left_out": [first, last]}
+        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving out that step")
+        note = {"to": state.step, "why": rollback.why, "left_out": left_out}
         self._logger.tracker.event(rollback.step, "rollback", note)
 
-    def _valid_before(self, step: int, latest: int) -> Path | None:
-        """Return the newest checkpoint of `step` or earlier that verifies, else the first later one up to `latest`."""
-        path, problems = storage.valid_before(self.writer.folder.checkpoints, step, latest)
+    def _valid_before(self, step: int) -> Path | None:
+        """Return the newest checkpoint of `step` or earlier that verifies."""
+        path, problems = storage.valid_before(self.writer.folder.checkpoints, step)
         self._logger.refused_checkpoints(problems)
         return path

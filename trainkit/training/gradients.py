@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -12,6 +13,19 @@ from trainkit.interfaces import Loss
 from trainkit.tensors import foreach_mul_, total
 from trainkit.training import optimizer as optim
 from trainkit.training.plan import Plan
+
+
+@dataclass
+class Update:
+    """One optimizer step in progress."""
+
+    step: int
+    losses: list[Loss]
+    buffers: list[Tensor] = field(default_factory=list)
+    """Copies of what a forward changes, as it was before; empty where the step will not be undone."""
+    norm: Tensor | float = 0.0
+    """Gradient norm before clipping."""
+    finite: Tensor | bool = True
 
 
 def finish_gradients(

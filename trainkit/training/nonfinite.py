@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
 from trainkit.errors import UserError
-from trainkit.training.guards import Pending, Rollback, Update
+from trainkit.training.gradients import Update
 from trainkit.training.model import Model
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
@@ -16,21 +22,60 @@ class NotFinite(UserError):
     """A loss or gradient that is not finite, which a run that is continued as it was meets again."""
 
 
+@dataclass(frozen=True)
+class Rollback:
+    """Request to return to an earlier checkpoint and continue without one step."""
+
+    step: int
+    """The step that went wrong."""
+    why: str
+
+
+class AsyncScalar:
+    """A number of a step; a tensor is copied to the host without waiting for it."""
+
+    def __init__(self, value: Tensor | bool, step: int):
+        self.step = step
+        self._value = value
+        self._arrived: torch.cuda.Event | None = None
+        if isinstance(value, Tensor):
+            cuda = value.device.type == "cuda"
+            # Of MPS nothing says when a copy has arrived.
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=cuda).copy_(
+                value, non_blocking=value.device.type != "mps"
+            )
+            if cuda:
+                self._arrived = torch.cuda.Event()
+                self._arrived.record()
+
+    def read(self) -> bool | float:
+        """Return the number; waits for it alone."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._value.item() if isinstance(self._value, Tensor) else self._value
+
+
 class NonFiniteGuard:
-    """End the run or request a rollback after a non-finite step: `stop` and `rollback`."""
+    """End the run or request a rollback after a non-finite step: `stop` and `rollback`.
+
+    It judges a step after the next one was queued, so that the host does not wait for the device.
+    """
 
     def __init__(self, policy: str):
-        self._policy, self._pending = policy, Pending()
+        self._policy = policy
+        self._pending: deque[AsyncScalar] = deque()
+        """Flags of steps that are not judged yet, oldest first."""
 
     def observe(self, update: Update) -> None:
-        """Take in the flag of a step."""
-        self._pending.add(update.finite, update.step)
+        """Begin to copy the flag of a step from the device."""
+        self._pending.append(AsyncScalar(update.finite, update.step))
 
     def verdict(self, wait: bool) -> Rollback | None:
         """Judge the steps before the last one; with `wait` the last one too. Raises UserError where policy says so."""
-        for step, finite in self._pending.take(wait):
-            if not finite:
-                return self._judge(step)
+        while len(self._pending) > (0 if wait else 1):
+            finite = self._pending.popleft()
+            if not finite.read():
+                return self._judge(finite.step)
         return None
 
     def reset(self) -> None:
@@ -46,7 +91,7 @@ class NonFiniteGuard:
                 remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
                 "--resume train.nonfinite=skip, or rollback, continues without such steps",
             )
-        return Rollback(step, why, range(step, step + 1))
+        return Rollback(step, why)
 
 
 def skip(update: Update, model: Model, state: TrainState, logger: RunLogger) -> None:

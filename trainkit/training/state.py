@@ -69,10 +69,6 @@ class TrainState:
     """Steps whose update was left out, when it was computed, because it was not finite."""
     passed: list[list[int]] = field(default_factory=list)
     """First step, and the one after the last, of updates that a run that went back does not make again."""
-    losses: list[float] = field(default_factory=list)
-    """Those of the last updates, where spikes are looked for."""
-    spiking: bool = False
-    """Whether the last of them was one."""
     rollbacks: int = 0
     micro_batch: int | None = None
     """Samples of a micro-batch since memory ran out; None: as planned."""
@@ -93,7 +89,7 @@ class TrainState:
 
     _COUNTERS = (
         *("step", "elapsed", "best", "record", "waited", "plateau", "left_out", "rollbacks", "trained", "final"),
-        *("micro_batch", "eval_batches", "entered", "passed", "losses", "spiking", "spent"),
+        *("micro_batch", "eval_batches", "entered", "passed", "spent"),
     )
 
     def __post_init__(self) -> None:

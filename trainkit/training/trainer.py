@@ -4,13 +4,13 @@ The only backward pass of the repository is here. The trainer knows tasks and da
 `interfaces.py`. Every method runs on every rank. Guarantees of its parts:
 - `TrainState` and `Checkpointer`: a resumed run is bitwise identical to an uninterrupted one.
 - `EventSchedule`: evaluations, log lines and checkpoints run at their steps and within their budgets.
-- `guards`: an invalid step is detected one step later, and before a checkpoint or an evaluation uses it.
+- `NonFiniteGuard`: an invalid step is detected one step later, and before a checkpoint or an evaluation uses it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +20,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.distributed.watchdog import Watchdog
-from trainkit.interfaces import Batch, Dataset, Loss, StepContext
+from trainkit.interfaces import Dataset, Loss, StepContext
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
 from trainkit.tensors import full_tensor
@@ -28,16 +28,13 @@ from trainkit.training import nonfinite, out_of_memory
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpointer import Checkpointer, Resume, load, recorded_compile
-from trainkit.training.determinism import DeterminismCheck
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.events import EventSchedule, recorded_decisions
 from trainkit.training.finite_checks import all_finite
-from trainkit.training.gradients import finish_gradients
-from trainkit.training.guards import Guard, Rollback, Update
+from trainkit.training.gradients import Update, finish_gradients
 from trainkit.training.loss_meter import LossMeter
-from trainkit.training.loss_spikes import LossSpikeGuard
 from trainkit.training.model import Model
-from trainkit.training.nonfinite import NonFiniteGuard
+from trainkit.training.nonfinite import NonFiniteGuard, Rollback
 from trainkit.training.out_of_memory import MicroBatching
 from trainkit.training.outcome import Outcome, summarize
 from trainkit.training.plan import Plan
@@ -84,17 +81,13 @@ class Trainer:
         load(self.resume, state, runtime, logger)
         self.first_step = state.step
         self.memory = MicroBatching(recipe, data, model.networks, runtime, state, logger, self.resume.events)
-        self.determinism = DeterminismCheck(recipe, self.plan, model, state, runtime, logger)
         self.plan = self.memory.apply(self.plan)
         self.batches = BatchStream(recipe, data, model, runtime, logger, cache, self.stop)
         self.checkpoints = Checkpointer(recipe, state, model, self.batches, runtime, logger, self.resume)
         parts = (model, state, self.checkpoints, self.memory, runtime, logger, self.stop)
         self.evaluator = Evaluator(recipe, data, *parts)
-        self.guards: list[Guard] = []
-        if recipe.train.nonfinite != "skip":  # with it a step is judged before it is made
-            self.guards.append(NonFiniteGuard(recipe.train.nonfinite))
-        if recipe.train.spikes is not None:
-            self.guards.append(LossSpikeGuard(recipe.train.spikes, state, runtime, logger))
+        # With `skip` a step is judged before it is made.
+        self.guard = NonFiniteGuard(recipe.train.nonfinite) if recipe.train.nonfinite != "skip" else None
         self.stop_poll = StopPoll(runtime, self.stopping)
         self.watchdog: Watchdog | None = None
 
@@ -195,33 +188,28 @@ class Trainer:
 
     def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; if out of memory, in smaller micro-batches of the same samples."""
-        twice, undone = self.determinism.due(), self.recipe.train.nonfinite == "skip" or self.memory.halving
+        undone = self.recipe.train.nonfinite == "skip" or self.memory.halving
         while True:
-            update = Update(at.step, [], self.model.copy_buffers() if undone or twice else [])
-            if twice:
-                self.determinism.begin()
+            update = Update(at.step, [], self.model.copy_buffers() if undone else [])
             try:
                 if not (short := self.memory.recorded()):
-                    update.losses = self.accumulate(self.batches, at)
+                    update.losses = self.accumulate(at)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory.is_out_of_memory(error):
                     raise
                 short = out_of_memory.reason(error)
             if not (short := self.memory.agree(short)):
-                break
+                return update
             self.plan = self.memory.halve(self.plan, short)
             self.model.restore_buffers(update.buffers)
             self.model.zero_grad()
             self.restart_batches()
-        if twice:
-            self.determinism.check(update, lambda: self.accumulate(self.batches.again(self.plan, at.step), at))
-        return update
 
-    def accumulate(self, batches: Iterator[Batch], at: StepContext) -> list[Loss]:
+    def accumulate(self, at: StepContext) -> list[Loss]:
         """Accumulate the gradients of a step's micro-batches, averaged over processes; return their losses."""
         losses, at = list[Loss](), self.memory.context(at)
         for micro in range(self.plan.accumulation):
-            batch = next(batches)
+            batch = next(self.batches)
             self.runtime.begin_batch()
             self.clock.to("forward")
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
@@ -237,13 +225,13 @@ class Trainer:
         return losses
 
     def apply(self, update: Update, at: StepContext) -> None:
-        """Finish the gradients of a step, pass it to the guards, and change the weights."""
+        """Finish the gradients of a step, pass it to the guard, and change the weights."""
         update.norm = finish_gradients(
             self.runtime, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
         )
         update.finite = all_finite(update.norm, update.losses, self.runtime)
-        for guard in self.guards:
-            guard.observe(update)
+        if self.guard is not None:
+            self.guard.observe(update)
         if self.recipe.train.nonfinite == "skip" and not bool(update.finite):
             nonfinite.skip(update, self.model, self.state, self.logger)
         else:
@@ -263,15 +251,14 @@ class Trainer:
         return not asked and (not due or self.run_events())
 
     def judge(self, wait: bool) -> Rollback | None:
-        """Return the request of the guards; `wait`: judge the last step too, because something is built on it."""
-        verdicts = [guard.verdict(wait) for guard in self.guards]
-        return next((verdict for verdict in verdicts if verdict is not None), None)
+        """Return the request of the guard; `wait`: judge the last step too, because something is built on it."""
+        return self.guard.verdict(wait) if self.guard is not None else None
 
     def roll_back(self, rollback: Rollback) -> None:
-        """Return to a checkpoint, and continue from it without the invalid steps."""
+        """Return to a checkpoint, and continue from it without the invalid step."""
         self.checkpoints.roll_back(rollback)
-        for guard in self.guards:
-            guard.reset()
+        if self.guard is not None:
+            self.guard.reset()
         self.evaluator.at.clear()
         self.restart_batches()
 
