@@ -79,9 +79,10 @@ INCLUDED = {
     "project/contributing": "CONTRIBUTING.md",
     "project/security": "SECURITY.md",
     "project/changelog": "CHANGELOG.md",
+    "reference/recipes": "recipes/README.md",
 }
 """Pages that are a pointer on GitHub, and show the file itself on the site."""
-SHOWN_LEVELS = {"reference/keys": 2, "reference/recipes": 3}
+SHOWN_LEVELS = {"reference/keys": 2}
 """Levels of headings in the contents of a page at its right."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from docs.generators import commands, keys, metrics, recipes
+from docs.generators import commands, keys, metrics
 from docs.generators.markdown import REFERENCE
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli": commands.page,
     "keys": keys.page,
     "metrics": metrics.page,
-    "recipes": recipes.page,
 }
 
 

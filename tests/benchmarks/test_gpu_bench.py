@@ -127,11 +127,6 @@ def test_the_page_keeps_the_parts_that_were_not_measured(tmp_path):
     assert page.read_text() == text and "G, torch 2; " in text and ": 1 ok." in text
 
 
-def test_the_page_of_the_project_has_every_part():
-    text = report.PAGE.read_text(encoding="utf-8")
-    assert text.startswith(report.INTRODUCTION) and all(f"\n## {title}\n" in text for title in TITLES)
-
-
 def test_without_a_gpu_nothing_is_measured_and_said(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command.main([]) == command.main(["memory"]) == 0

@@ -4,8 +4,8 @@
     ... --resume                                                what passed is not made again
     ... --resume tests/whole_runs/test_kills.py -k toy -n 0     words for pytest: some of them
 
-Interrupted, or run in parts, it goes on with `--resume` from the trials in the file of `--keep`. The table is printed
-and written whatever came of it; the exit code is 0 when every test passed.
+Interrupted, or run in parts, it goes on with `--resume` from the trials in the file of `--keep`. A row for each promise
+is printed, a row for each kind of fault written, whatever came of it; the exit code is 0 when every test passed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,31 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from promise_trials import pairs, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
+FAULTS = {
+    "B": "damaged data",
+    "C": "damaged checkpoints",
+    "D": "full disks",
+    "E": "up to six faults in sequence",
+    "F": "damaged recipes, command lines and sequences of commands",
+    "G": "golden losses",
+    "I": "an upload thread that is stuck",
+    "K": "kills at any moment, power cuts",
+    "N": "numbers that are not finite",
+    "O": "out of memory",
+    "P": "one of several processes dies or hangs",
+    "S": "stop signals, also through launchers",
+    "T": "a store that is dead, slow, locked, full or replaced",
+    "W": "workers that die, raise or hang; long runs",
+    "X": "decompression bombs",
+}
+"""What is tried, by the first letter of a promise."""
 BEGIN, END = "<!-- written by `make soak`, not by hand -->", "<!-- to here -->"
 
 
@@ -43,17 +61,27 @@ def table(found: Iterable[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def summary(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The table, and beneath it how much that was and on what."""
+def by_fault(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A row for each kind of fault, for the page."""
+    counts: dict[str, list[int]] = {}
+    for counted in (counted for entry in found for counted in entry["promises"]):
+        count = counts.setdefault(FAULTS.get(counted["id"][0], counted["id"]), [0, 0])
+        count[0] += counted["trials"]
+        count[1] += len(counted["failed"])
+    rows = (f"| {fault} | {trials:,} | {failed} |" for fault, (trials, failed) in sorted(counts.items()))
+    return ["| fault | trials | failures |", "|---|---:|---:|", *rows]
+
+
+def summary(
+    found: Mapping[str, Mapping[str, Any]], rows: Callable[[Iterable[Mapping[str, Any]]], list[str]] = table
+) -> list[str]:
+    """The table, or that by fault, and beneath it how much that was and on what."""
     entries = list(found.values())
     trials = sum(counted["trials"] for entry in entries for counted in entry["promises"])
     failures = sum(len(counted["failed"]) for entry in entries for counted in entry["promises"])
     on = sorted({f"torch {e['torch']}, Python {e['python']}, {e['cores']} cores" for e in entries})
-    lines = table(entries)
-    lines += [
-        "",
-        f"{trials} trials in {len(entries)} tests, {failures} failures; {'; '.join(on) or 'nothing was run'}.",
-    ]
+    lines = [*rows(entries), ""]
+    lines += [f"{trials} trials in {len(entries)} tests, {failures} failures; {'; '.join(on) or 'nothing was run'}."]
     lines += [f"Failed: `{test}`." for test, entry in sorted(found.items()) if entry["passed"] is False]
     lines += [f"Not seen to end: `{test}`." for test, entry in sorted(found.items()) if entry["passed"] is None]
     return lines
@@ -89,7 +117,7 @@ def main() -> int:
     lines = summary(found)
     print("\n".join(lines))
     if asked.write:
-        write(asked.write, lines)
+        write(asked.write, summary(found, by_fault))
     return code or int(not all(entry["passed"] for entry in found.values()))
 
 
