@@ -58,7 +58,6 @@ ORDER = {
         "results/index",
         "performance",
         "claims",
-        "gpu",
         "reliability",
         "changelog",
         "contributing",
