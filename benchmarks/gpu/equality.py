@@ -25,7 +25,6 @@ from benchmarks.gpu.trainings import TASKS, advance, needs, tensors, training
 from trainkit.diagnostics.preflight import _saved
 from trainkit.diagnostics.sync_emulation import Following
 from trainkit.distributed.runtime import checksum
-from trainkit.losses import online_softmax
 from trainkit.speed.clock import STEP
 from trainkit.speed.recompiles import Recompiles
 from trainkit.speed.sync_points import Log, cuda_waits
@@ -62,7 +61,6 @@ def _checks(scale: Scale) -> Iterator[Check]:
         yield f"model, {name}: outputs and gradients", expected, functools.partial(_network, scale, name, made)
     for name, measure in parts.MEASURES.items():
         yield f"of predictions, {name}", close, functools.partial(_measure, scale, measure)
-    yield "Triton kernel: softmax over classes in one pass", "within 2^-7 of the plain version", lambda: _kernel(scale)
     for task in TASKS:
         yield f"{task}: waits for the device per step", "0", functools.partial(_waits, scale, task)
     for task in TASKS:
@@ -157,31 +155,6 @@ def _measure(scale: Scale, measure: Callable[[parts.Drawn], object]) -> tuple[bo
         return [t for t in found if isinstance(t, Tensor)]
 
     return _compared(scale, compute)
-
-
-def _kernel(scale: Scale) -> tuple[bool, str]:
-    require_cuda(scale, "tests/losses/test_fused_softmax_kernel.py runs it in Triton's interpreter")
-    require("triton")
-    from trainkit.losses import fused_softmax_kernel as kernel
-
-    samples, classes = (64, 5000) if scale.tiny else (512, 200_000)
-    generator = torch.Generator(scale.device).manual_seed(0)
-    fused, worst, tiles = kernel.Fused(), 0.0, []
-    for width in online_softmax.SIZES:
-        x, centre = (
-            torch.nn.functional.normalize(torch.randn(n, width, device=scale.device, generator=generator)).bfloat16()
-            for n in (samples, classes)
-        )
-        label = torch.randint(classes, (samples,), device=scale.device, generator=generator)
-        most, others, mean = online_softmax._passed(x.float() * 64.0, centre, None, label, 64.0, True)
-        if mean is None:
-            raise RuntimeError("the plain version gave no mean centre")
-        found = fused(x, centre, label, 64.0, (most, others, mean))
-        if found is None:
-            return False, f"the kernel is left out at D {width}"
-        worst = max(worst, kernel.distance(found, (most, others, mean)))
-        tiles.append("x".join(map(str, next(reversed(fused.tiles.values())) or ())))
-    return worst <= kernel.NEAR, f"{worst:.1e} over D {online_softmax.SIZES}, tiles {', '.join(tiles)}"
 
 
 # ---- Whole trainings

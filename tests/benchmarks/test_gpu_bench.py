@@ -14,7 +14,7 @@ from benchmarks.gpu.report import Row, Scale, Skipped
 
 CPU = Scale(device=torch.device("cpu"), tiny=True)
 TITLES = [part.TITLE for part in (equality, memory, speed, several, claims)]
-NEEDS_A_GPU = {"tests marked gpu", "Triton kernel: softmax over classes in one pass"}
+NEEDS_A_GPU = {"tests marked gpu"}
 
 
 def measured(part, *begins: str) -> dict[str, Row]:
@@ -32,7 +32,7 @@ def refuse_failed(found: dict[str, Row], skipped: Collection[str] = ()) -> None:
 
 
 def test_losses_and_what_is_made_of_predictions_are_compared():
-    refuse_failed(measured(equality, "loss, ", "of predictions, ", "tests", "Triton"), NEEDS_A_GPU)
+    refuse_failed(measured(equality, "loss, ", "of predictions, ", "tests"), NEEDS_A_GPU)
 
 
 def test_another_number_or_an_error_fails_its_row_and_the_others_go_on(monkeypatch):

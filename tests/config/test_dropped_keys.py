@@ -23,6 +23,8 @@ DIGESTS = {
 }
 DROPPED = [
     ("hippocampus", "data.clinical", None, "t.csv", "per_case_last.csv"),
+    ("adadistill", "task.products", "float32", "bf16", "multiplied in float32"),
+    ("adadistill", "task.matmul_dtype", "float32", "bf16", "multiplied in float32"),
     ("tom500", "train.spikes", None, {"policy": "rollback"}, "losses that jump are not looked for"),
     ("reid", "train.replay", None, {"every": "1k steps"}, "steps are not computed twice"),
 ]

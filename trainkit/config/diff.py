@@ -61,8 +61,7 @@ def read(recipe: Path) -> dict[str, Tree]:
         tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
     except OSError as error:
         raise UserError(str(recipe), f"cannot be read: {error.strerror}") from None
-    renamed_keys.translate(stored_recipes.complete(tree))
-    renamed_keys.drop(tree)
+    renamed_keys.drop(stored_recipes.complete(tree))
     return tree if isinstance(tree, dict) else {}
 
 

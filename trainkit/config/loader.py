@@ -102,13 +102,9 @@ def parse(
         raise ConfigError(where, [Problem(found=found, expected="a block of keys", **source.at(()))])
     if source.tree.keys() >= _RESOLVED:
         stored_recipes.complete(source.tree)
-    renamed = renamed_keys.translate(source.tree)
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
-    for old, new in (*renamed, *renamed_keys.translate(source.tree)):  # an override may be a whole block
-        if old in source.places:
-            source.places.setdefault(new, source.places.pop(old))
     for path, instead in renamed_keys.drop(source.tree):
         problem = Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path))
         if trains or not stored or problem.override:
@@ -206,7 +202,7 @@ def _near_file(path: Path) -> str:
 def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     """Apply one `key=value` word to the tree: it replaces the value whole, and makes the blocks around it."""
     key, equals, text = word.partition("=")
-    parts = renamed_keys.current(key.strip().split("."), source.tree)
+    parts = key.strip().split(".")
     wrong = ""
     if FORBIDDEN.search(key) or not equals or not all(parts):
         wrong = "not of the form KEY=VALUE; write it like optim.lr=0.05"

@@ -1,17 +1,11 @@
-"""Keys of recipes that were renamed or dropped: recipes with them are read until 1.0, with equal digests."""
+"""Keys of recipes that are no more: stored recipes that hold them at their defaults are read, with equal digests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from trainkit.config.yaml_reader import KeyPath, Tree
-from trainkit.errors import hint_renamed
-
-T = TypeVar("T")
-
-OLD_KEYS = {("task", "adadistill"): {"products": "matmul_dtype"}}
-"""(block, its `name`) to {key as it was: key as it is}."""
 
 
 class Dropped(NamedTuple):
@@ -25,9 +19,15 @@ class Dropped(NamedTuple):
     """Whether digests of recipes covered it."""
 
 
+_ROUNDED = "remove it: embeddings and centres are multiplied in float32"
+
 DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("data", "volumes"): {
         "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient")
+    },
+    ("task", "adadistill"): {
+        "products": Dropped("float32", _ROUNDED),
+        "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`
     },
     ("train", ""): {
         "spikes": Dropped(None, "remove it, or set null: losses that jump are not looked for", hashed=False),
@@ -37,54 +37,27 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
 """(dotted block, `name` of the task or the data, empty where it has none) to the keys that it had."""
 
 
-def translate(tree: Tree) -> list[tuple[KeyPath, KeyPath]]:
-    """Rename old keys in a recipe's tree, in place. Return the paths that changed, as they were and as they are.
-
-    An old key beside its new name stays, to be refused as unknown.
-    """
-    done: list[tuple[KeyPath, KeyPath]] = []
-    for (word,), block, keys in _blocks(tree, OLD_KEYS):
-        for old, new in keys.items():
-            if old in block and new not in block:
-                block[new] = block.pop(old)
-                done.append(((word, old), (word, new)))
-                hint_renamed(f"{word}.{old}", f"{word}.{new}")
-    return done
-
-
 def drop(tree: Tree) -> list[tuple[KeyPath, str]]:
     """Take dropped keys out of a recipe's tree, in place. Return the paths of those that had another value than their
     default, which nothing stands for now, and what to use instead."""
     lost: list[tuple[KeyPath, str]] = []
-    for path, block, keys in _blocks(tree, DROPPED_KEYS):
+    for path, block, keys in _blocks(tree):
         for key, dropped in keys.items():
             if key in block and block.pop(key) != dropped.default:
                 lost.append(((*path, key), dropped.instead))
     return lost
 
 
-def current(parts: list[str], tree: Tree) -> list[str]:
-    """Return the path of an override with an old key at its end replaced by the new one."""
-    for (word,), _, keys in _blocks(tree, OLD_KEYS):
-        if len(parts) == 2 and parts[0] == word and parts[1] in keys:
-            hint_renamed(".".join(parts), f"{word}.{keys[parts[1]]}")
-            return [word, keys[parts[1]]]
-    return parts
-
-
 def restore(tree: Tree) -> Tree:
-    """Give a resolved recipe's tree its old names and dropped keys, in place, so that its digest is that of before."""
-    for _, block, dropped in _blocks(tree, DROPPED_KEYS):
-        block |= {key: one.default for key, one in dropped.items() if one.hashed}
-    for _, block, keys in _blocks(tree, OLD_KEYS):
-        for old, new in keys.items():
-            if new in block:
-                block[old] = block.pop(new)
+    """Give a resolved recipe's tree its dropped keys, in place, so that its digest is that of before."""
+    for _, block, keys in _blocks(tree):
+        block |= {key: dropped.default for key, dropped in keys.items() if dropped.hashed}
     return tree
 
 
-def _blocks(tree: Tree, table: Mapping[tuple[str, str], T]) -> Iterator[tuple[tuple[str, ...], dict[str, Tree], T]]:
-    for (dotted, name), keys in table.items():
+def _blocks(tree: Tree) -> Iterator[tuple[tuple[str, ...], dict[str, Tree], Mapping[str, Dropped]]]:
+    """Yield the blocks of a recipe that had such keys: path, block, keys."""
+    for (dotted, name), keys in DROPPED_KEYS.items():
         path = tuple(dotted.split("."))
         above = [tree]
         for word in path:

@@ -58,27 +58,21 @@ class Centres(nn.Module):
         """Cosines (B, C) of embeddings with every centre; only the embeddings get a gradient."""
         return cosines(student_BD, self.weight)
 
-    def scores(
-        self, student_BD: Tensor, label_B: Tensor, scale: float, products: torch.dtype | None = None
-    ) -> Tensor | MarginTerms:
-        """`cosines`, or with many classes their `MarginTerms` at this scale, for `margin_loss`.
-
-        With `products` bfloat16, embeddings and centres are rounded to it before they are multiplied.
-        """
+    def scores(self, student_BD: Tensor, label_B: Tensor, scale: float) -> Tensor | MarginTerms:
+        """`cosines`, or with many classes their `MarginTerms` at this scale, for `margin_loss`."""
         if large(student_BD, self.weight):
-            return margin_terms_of(student_BD, self.unit(products), label_B, scale, unit=True)
+            return margin_terms_of(student_BD, self.unit(), label_B, scale, unit=True)
         return self.cosines(student_BD)
 
     @torch.no_grad()
-    def unit(self, dtype: torch.dtype | None = None) -> Tensor:
+    def unit(self) -> Tensor:
         """The centres normalised to length 1 (C, D); cached from the first call on, not in checkpoints.
 
         `update` refreshes the rows that it moves; after any other change of the weight all are computed again.
         """
-        dtype = dtype or torch.promote_types(self.weight.dtype, torch.float32)
         unit = self._current_unit()
-        if unit is None or unit.dtype != dtype:
-            self._unit = unit = F.normalize(self.weight).to(dtype)
+        if unit is None:
+            self._unit = unit = at_least_float32(F.normalize(self.weight))
             self._unit_of = weakref.ref(self.weight), self.weight._version
         return unit
 

@@ -10,7 +10,6 @@ range of numbers, as 64 is in float32, they are summed as they are.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,8 +24,6 @@ PORTION = {"cpu": 2**20, "cuda": 2**24}
 """Cosines that are in memory at a time, by kind of device. 2^18 to 2^21 took the same time on a core of a Xeon.
 
 On a GPU, where a portion costs some ten launches, none was tried."""
-SIZES = (16, 32, 64, 128, 256, 512)
-"""Embeddings that the kernel for a GPU takes: a tile of them has to fit a multiprocessor."""
 _SHORTEST = 1e-12
 """Rows that are shorter are divided by this, as `F.normalize` does."""
 
@@ -52,8 +49,7 @@ def margin_terms(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float,
 
     Gradients go to both: of embeddings they are computed at once, of centres backwards, from logits computed again. In
     memory are a portion of logits, one of centres unless `unit` says that these have length 1 already, and the
-    embeddings three times. One precision, float32 or float64; or centres of length 1 in bfloat16 and embeddings in
-    float32, which are rounded to it then: products are exact and summed in float32, and gradients go to embeddings.
+    embeddings three times. One precision, float32 or float64.
     """
     # A compiler would unroll the loop over portions. An operator of its own imports it, 2 s and 150 MB, where called.
     if torch.compiler.is_compiling():
@@ -95,25 +91,13 @@ def _terms(
 ) -> tuple[MarginTerms, tuple[Tensor | None, ...]]:
     """Compute the terms, and for the backward pass the mean and the target centre of each sample, embeddings of length
     `scale`, inverse lengths of the centres and the logarithm of the sum over the other classes."""
-    half = centre_CD.dtype == torch.bfloat16
-    if half:
-        x_BD = x_BD.bfloat16()
-    whole = (x_BD, centre_CD, label_B, scale)
     target_BD = centre_CD[label_B]
     inverse_C1 = None
     if not unit:
         target_BD.mul_(_inverse_lengths(target_BD))
         inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
-    if half:
-        x_BD, target_BD = x_BD.float(), target_BD.float()
     x_BD = x_BD * scale
-    found = _fused(*whole) if half else None
-    if found is None:
-        found = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, x_trained)
-        most_B, others_B, mean_BD = found
-        if half and mean_BD is not None:
-            found = _fused(*whole, (most_B, others_B, mean_BD)) or found
-    most_B, others_B, mean_BD = found
+    most_B, others_B, mean_BD = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, x_trained)
     cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
     kept = (mean_BD, target_BD, x_BD, inverse_C1, most_B + others_B)
     return MarginTerms(cosine_B, most_B / scale, others_B), kept
@@ -165,7 +149,6 @@ def _operator(
 def _(
     x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool, centres_trained: bool
 ) -> list[Tensor]:
-    x_BD = x_BD.float() if centre_CD.dtype == torch.bfloat16 else x_BD
     vectors = [torch.empty_like(x_BD) if n else x_BD.new_empty(0) for n in (x_trained, x_trained, centres_trained)]
     inverse = centre_CD.new_empty(len(centre_CD), 1) if centres_trained and not unit else x_BD.new_empty(0)
     terms = [x_BD.new_empty(len(x_BD)) for _ in range(3)]
@@ -241,23 +224,6 @@ def _passed(
     return most_B, (sum_B.mul_((-most_B).exp_()) if bounded else sum_B).log(), mean_BD
 
 
-def _fused(
-    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, plain: tuple[Tensor, Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """`_passed` by a kernel, where there is one for these, and once it agreed with the `plain` version."""
-    kernel = _kernel() if x_BD.is_cuda and x_BD.shape[1] in SIZES else None
-    return kernel and kernel(x_BD.contiguous(), centre_CD, label_B, scale, plain)
-
-
-@functools.cache
-def _kernel() -> Any:
-    try:
-        from trainkit.losses.fused_softmax_kernel import Fused
-    except ImportError:  # Triton is not there for every platform
-        return None
-    return Fused()
-
-
 def _bounded(scale: float, centre_CD: Tensor) -> bool:
     """Return True where exponentials of logits and their sum are normal numbers for all cosines; e^2 is to spare."""
     return scale + math.log(len(centre_CD)) < math.log(torch.finfo(centre_CD.dtype).max) - 2
@@ -284,8 +250,6 @@ def _portions(
             if measure:
                 inverse_c1.copy_(_inverse_lengths(centre_cD))
             centre_cD = torch.mul(centre_cD, inverse_c1, out=centres[: len(centre_cD)])
-        elif centre_cD.dtype != x_BD.dtype:
-            centre_cD = centre_cD.to(x_BD.dtype)
         logit_Bc = logits[: len(x_BD) * len(centre_cD)].view(len(x_BD), len(centre_cD))
         yield start, centre_cD, torch.mm(x_BD, centre_cD.T, out=logit_Bc)
 

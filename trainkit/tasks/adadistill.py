@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from trainkit import rng
@@ -81,10 +80,6 @@ class AdaDistill:
     """Margin softmax of the student's loss; not used by method `mse`. Default: ArcFace with m 0.45 and scale 64."""
     geometry: GeometryMargin | None = None
     """Additional margin for method `adadistill` with margin `adaface`. None: no such term."""
-    matmul_dtype: Literal["float32", "bf16"] = "float32"
-    """Type to which embeddings and centres are rounded before they are multiplied, used from 2^20 cosines per forward
-    pass on, where no matrix of cosines is kept. Sums are float32 in either case. `bf16` is for GPUs, which have a
-    kernel for it."""
     cache_teacher: bool | Literal["disk"] = True
     """Compute the teacher's embedding of every image and mirror image once instead of in every step. `true`: up to 1
     GiB is computed at each start and kept in memory as float32; more is stored as with `disk`. `disk`: stored once for
@@ -171,8 +166,7 @@ class AdaDistill:
                 at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
             )
             logs["alpha"] = alpha.mean()
-        dtype = torch.bfloat16 if self.matmul_dtype == "bf16" else None
-        scores = memory.centres.scores(student, label, self.margin.scale, dtype)
+        scores = memory.centres.scores(student, label, self.margin.scale)
         quality = embedding_quality(student, self.margin, memory.norms, at, plus)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
