@@ -128,7 +128,6 @@ LOSSES: dict[str, Callable[[Drawn], Tensor]] = {
     "identity": lambda d: retrieval.identity(d.x_BD, d.label_B, 0.1).sum(),
     "triplet, soft": lambda d: retrieval.triplet(d.x_BD, d.label_B, "soft"),
     "triplet, margin": lambda d: retrieval.triplet(d.x_BD, d.label_B, 0.3),
-    "circle": lambda d: retrieval.circle(d.x_BD, d.label_B, scale=16.0),
     "contrast": lambda d: retrieval.contrast(d.x_BD, d.label_B),
     "matching (SDM)": _across,
     "pixels: cross-entropy near boundaries": _pixels(near=Near()),
@@ -138,8 +137,7 @@ LOSSES: dict[str, Callable[[Drawn], Tensor]] = {
     "pixels: boundary": _pixels(ce=0.0, boundary=1.0),
     "pixels: points": lambda d: point_loss(d.picture.flatten(2)[:, :, :40], d.points, d.mask),
     "voxels: dice and cross-entropy": _voxels(),
-    "voxels: focal": _voxels(dice=0.0, ce=0.0, focal=1.0),
-    "voxels: tversky of a whole batch": _voxels(dice=0.0, ce=0.0, tversky=1.0, whole_batch=True),
+    "voxels: dice of a whole batch": _voxels(ce=0.0, whole_batch=True),
     "voxels: deep supervision": lambda d: segmentation_3d.deep(SegmentationLoss(), _levels(d), d.labels).sum(),
     "voxels: subsets of outputs": lambda d: segmentation_3d.subsets(SegmentationLoss(), _levels(d), d.labels).sum(),
 }
@@ -231,7 +229,6 @@ NETWORKS: dict[str, Callable[[], Made]] = {
     "smp fpn": _scene(pixels.SmpSpec(name="smp", encoder="tu-test_resnet", decoder="fpn")),
     "unet, 3-D": _volume(voxels.UNetSpec(name="unet", filters=[4, 8, 12])),
     "dynunet": _volume(voxels.DynUNetSpec(name="dynunet", filters=[4, 8, 12, 16])),
-    "segresnet": _volume(voxels.SegResNetSpec(name="segresnet", filters=4, blocks=[1, 2, 2])),
     "slices (2.5-D)": _volume(
         voxels.SlicesSpec(name="slices", encoder="tu-test_resnet", decoder="unet", filters=[16, 8, 8]),
         "segmentation_models_pytorch",

@@ -25,6 +25,12 @@ DROPPED = [
     ("hippocampus", "data.clinical", None, "t.csv", "per_case_last.csv"),
     ("adadistill", "task.products", "float32", "bf16", "multiplied in float32"),
     ("adadistill", "task.matmul_dtype", "float32", "bf16", "multiplied in float32"),
+    ("reid", "task.circle", None, {"margin": 0.3}, "use triplet or contrast"),
+    ("tom500", "task.objective.focal", 0.0, 1.0, "weight dice and ce"),
+    ("hippocampus", "task.objective.tversky", 0, 0.5, "weight dice and ce"),
+    ("tom500_emcad", "task.objective.focal_gamma", 2.0, 3.0, "weight dice and ce"),
+    ("tom500", "task.objective.tversky_alpha", 0.3, 0.5, "weight dice and ce"),
+    ("tom500", "task.objective.tversky_beta", 0.7, 0.5, "weight dice and ce"),
     ("tom500", "train.spikes", None, {"policy": "rollback"}, "losses that jump are not looked for"),
     ("reid", "train.replay", None, {"every": "1k steps"}, "steps are not computed twice"),
 ]

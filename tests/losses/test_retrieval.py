@@ -17,7 +17,7 @@ from torch.autograd import gradcheck
 
 from trainkit.config.validation import validate
 from trainkit.losses import retrieval
-from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
+from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 
@@ -54,17 +54,6 @@ def plain_triplet(x, labels, margin):
         if p and n:
             gap = max(distance(x[i], x[j]) for j in p) - min(distance(x[i], x[j]) for j in n)
             out.append(math.log1p(math.exp(gap)) if margin == "soft" else max(0.0, margin + gap))
-    return mean(out)
-
-
-def plain_circle(x, labels, m, scale):
-    out = []
-    for i in range(len(x)):
-        p, n = mates(labels, i), mates(labels, i, same=False)
-        if p and n:
-            wrong = sum(math.exp(scale * max(0, s + m) * (s - m)) for s in (cosine(x[i], x[j]) for j in n))
-            right = sum(math.exp(-scale * max(0, 1 + m - s) * (s - 1 + m)) for s in (cosine(x[i], x[j]) for j in p))
-            out.append(math.log1p(wrong * right))
     return mean(out)
 
 
@@ -106,10 +95,6 @@ def test_losses_of_records_are_the_formulas_in_plain_loops(labels, seed):
         assert retrieval.triplet(x, label, margin).item() == pytest.approx(
             plain_triplet(rows, labels, margin), abs=1e-9
         )
-    # Exponentials of differences of cosines: relative to the loss, which may be 20.
-    assert retrieval.circle(x, label, 0.25, 8.0).item() == pytest.approx(
-        plain_circle(rows, labels, 0.25, 8.0), rel=1e-9, abs=1e-9
-    )
     assert retrieval.contrast(x, label, 0.3).item() == pytest.approx(plain_contrast(rows, labels, 0.3), abs=1e-9)
 
 
@@ -178,15 +163,13 @@ def test_padding_changes_neither_the_loss_nor_a_gradient():
 LOSSES = {
     "soft": lambda x, label: retrieval.triplet(x, label, "soft"),
     "hinge": lambda x, label: retrieval.triplet(x, label, 0.3),
-    "circle": lambda x, label: retrieval.circle(x, label, 0.25, 4.0),
     "contrast": lambda x, label: retrieval.contrast(x, label, 0.5),
     "matching": lambda x, label: retrieval.matching(x[:4], label[:4], x[4:], label[4:], 0.5),
 }
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name != "circle"])
+@pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_differences(name):
-    """Circle's factors have no gradient by design, so its slope is not that of differences."""
     label = torch.tensor([0, 0, 1, 2, 0, 1, 2, 2])
     assert gradcheck(lambda x: LOSSES[name](x, label), features(8).requires_grad_())
 
@@ -230,8 +213,6 @@ def test_blocks_say_what_is_wrong():
         (Triplet, {"margin": -0.1}),
         (Triplet, {"weight": 0.0}),
         (Matching, {"temperature": 0.0}),
-        (Circle, {"margin": 1.0}),
-        (Circle, {"scale": math.inf}),
         (Contrast, {"temperature": math.nan}),
     ]:
         with pytest.raises(ValueError, match=next(iter(words))):
@@ -262,8 +243,6 @@ def test_losses_are_those_of_pytorch_metric_learning():
         ours = retrieval.triplet(x, label, margin)
         assert ours.item() == pytest.approx(theirs(x, label, hard).item(), rel=1e-6)
     assert retrieval.contrast(x, label, 0.2).item() == pytest.approx(losses.SupConLoss(0.2)(x, label).item(), rel=1e-5)
-    theirs = losses.CircleLoss(m=0.25, gamma=16)(x, label).item()
-    assert retrieval.circle(x, label, 0.25, 16.0).item() == pytest.approx(theirs, rel=1e-5)
 
 
 # ---- Divided among processes
@@ -286,7 +265,6 @@ def compared(held_by_all, share=None) -> dict[str, torch.Tensor]:
     return {
         "soft": retrieval.triplet(x, label, "soft", share),
         "hinge": retrieval.triplet(x, label, 0.3, share),
-        "circle": retrieval.circle(x, label, 0.25, 8.0, share),
         "contrast": retrieval.contrast(x, label, 0.3, share),
         "matching": retrieval.matching(query, who, x, label, 0.2, asks.T, sizes, inside, share),
     }

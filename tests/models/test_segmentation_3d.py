@@ -18,13 +18,12 @@ from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, patch_geometry, segmentation_2_5d, segmentation_3d
-from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, SlicesSpec, UNetSpec
+from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SlicesSpec, UNetSpec
 
 CUBE = DatasetInfo(3, (1, 16, 16, 24), "x", spacing=(1.0, 1.0, 1.0))
 CORONAL = DatasetInfo(10, (1, 16, 64, 32), "x", spacing=(3.85, 1.25, 1.25))
 UNET = UNetSpec(name="unet", filters=[4, 8, 12])
 DYNUNET = DynUNetSpec(name="dynunet", filters=[4, 8, 12, 16])
-SEGRESNET = SegResNetSpec(name="segresnet", filters=4, blocks=[1, 2, 2])
 SLICES = SlicesSpec(name="slices", encoder="tu-test_resnet", decoder="unet", filters=[16, 8, 8])
 EMCAD = EmcadSpec(name="emcad", encoder="test_convnext")
 
@@ -89,7 +88,7 @@ def test_a_patch_that_the_strides_do_not_divide_is_refused_with_one_that_they_do
     assert all(abs(n - p) <= m for n, p, m in zip(near, patch, levels.multiple, strict=True))
 
 
-@pytest.mark.parametrize("spec", [UNET, DYNUNET, SEGRESNET], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [UNET, DYNUNET], ids=lambda spec: spec.name)
 def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(spec, monkeypatch):
     monkeypatch.setattr(segmentation_3d, "require", lambda package: pytest.fail("imported"))
     with pytest.raises(
@@ -110,9 +109,6 @@ def test_patches_that_are_odd_or_too_small_are_refused_before_monai_is_imported(
         (UNetSpec, {"filters": [8, 8], "weights": "pretrained"}, "which only slices and emcad have"),
         (DynUNetSpec, {"filters": [8, 8]}, "3 levels or more"),
         (DynUNetSpec, {"filters": [8, 8, 8], "weights": "pretrained"}, "which only slices and emcad have"),
-        (SegResNetSpec, {"filters": 8, "blocks": [1]}, "two levels"),
-        (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "deep_supervision": 0}, "deep_supervision"),
-        (SegResNetSpec, {"filters": 8, "blocks": [1, 1], "weights": "pretrained"}, "which only slices and emcad have"),
         (SlicesSpec, {"encoder": "resnet18", "decoder": "unet", "neighbours": 3}, "neighbours"),
         (SlicesSpec, {"encoder": "resnet18.a1", "decoder": "unet", "weights": "pretrained"}, "need an encoder of timm"),
         (SlicesSpec, {"encoder": "tu-resnet18", "decoder": "unet", "weights": "pretrained"}, "need a tag"),
@@ -133,7 +129,6 @@ def test_what_no_network_is_made_of_is_refused(cls, given, words):
     word = {
         UNetSpec: "unet",
         DynUNetSpec: "dynunet",
-        SegResNetSpec: "segresnet",
         SlicesSpec: "slices",
         EmcadSpec: "emcad",
     }
@@ -374,8 +369,6 @@ def test_a_network_starts_from_the_weights_of_a_run(tmp_path):
         (DYNUNET, CUBE, [(8, 8, 12)]),
         (DYNUNET, CORONAL, [(16, 32, 16), (8, 16, 8)]),
         (DynUNetSpec(name="dynunet", filters=[4, 8, 8], deep_supervision=False, res_block=True), CORONAL, []),
-        (SEGRESNET, CORONAL, [(16, 32, 16)]),
-        (SegResNetSpec(name="segresnet", filters=4, blocks=[1, 1], deep_supervision=1), CUBE, []),
     ],
 )
 def test_networks_of_three_dimensions_keep_their_contract(spec, meta, coarse):
@@ -384,7 +377,7 @@ def test_networks_of_three_dimensions_keep_their_contract(spec, meta, coarse):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [UNET, DYNUNET, SEGRESNET, SLICES, EMCAD], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [UNET, DYNUNET, SLICES, EMCAD], ids=lambda spec: spec.name)
 def test_networks_see_each_of_several_channels(spec):
     meta = DatasetInfo(3, (2, 16, 32, 32), "x", spacing=(1.0, 1.0, 1.0))
     net = segmentation_3d.build(spec, meta, {})[0].eval()
@@ -429,23 +422,22 @@ def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
 @pytest.mark.slow
 def test_kernels_and_strides_are_in_the_network_as_the_note_says():
     said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, patch sides multiples of 2x4x4"
-    three = {(16, 64, 32): {(1, 3, 3)}, (16, 32, 16): {(3, 3, 3)}, (8, 16, 8): {(3, 3, 3)}}
-    # The residual units of MONAI's U-Net begin with their stride: what follows it is of the same kernel.
-    for spec, expected in [(SEGRESNET, three), (UNET, three | {(16, 32, 16): {(1, 3, 3), (3, 3, 3)}})]:
-        net, notes = segmentation_3d.build(spec, CORONAL, {})
-        assert said in notes[0]
-        met = {}
+    # The residual units begin with their stride: what follows it is of the same kernel.
+    expected = {(16, 64, 32): {(1, 3, 3)}, (16, 32, 16): {(1, 3, 3), (3, 3, 3)}, (8, 16, 8): {(3, 3, 3)}}
+    net, notes = segmentation_3d.build(UNET, CORONAL, {})
+    assert said in notes[0]
+    met = {}
 
-        def see(module, inputs, output, met=met):
-            sides = tuple(max(a, b) for a, b in zip(inputs[0].shape[2:], output.shape[2:], strict=True))
-            if max(module.kernel_size) > 1:
-                met.setdefault(sides, set()).add(tuple(module.kernel_size))
+    def see(module, inputs, output):
+        sides = tuple(max(a, b) for a, b in zip(inputs[0].shape[2:], output.shape[2:], strict=True))
+        if max(module.kernel_size) > 1:
+            met.setdefault(sides, set()).add(tuple(module.kernel_size))
 
-        for module in net.modules():
-            if isinstance(module, torch.nn.Conv3d | torch.nn.ConvTranspose3d):
-                module.register_forward_hook(see)
-        net.eval()(torch.zeros(1, *CORONAL.shape))
-        assert met == expected
+    for module in net.modules():
+        if isinstance(module, torch.nn.Conv3d | torch.nn.ConvTranspose3d):
+            module.register_forward_hook(see)
+    net.eval()(torch.zeros(1, *CORONAL.shape))
+    assert met == expected
 
 
 @pytest.mark.slow
@@ -485,21 +477,6 @@ def test_nnunets_network_is_monais(meta):
     torch.testing.assert_close(torch.stack(ours, 1), stacked)
     assert torch.equal(net.eval()(image), theirs.eval()(image))
     assert len(theirs.state_dict()) > 1.9 * len(net.state_dict())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shape", "spacing"), [((16, 16, 24), (1.0, 1.0, 1.0)), ((16, 32, 48), (3.0, 1.0, 1.0))])
-def test_segresnet_is_monais_where_both_choose_the_same_strides(shape, spacing):
-    from monai.networks.nets import SegResNetDS
-
-    torch.manual_seed(0)
-    net, _ = segmentation_3d.build(SEGRESNET, DatasetInfo(3, (1, *shape), "x", spacing=spacing), {})
-    theirs = SegResNetDS(3, 4, 1, 3, norm="instance", blocks_down=(1, 2, 2), dsdepth=3, resolution=spacing)
-    theirs.load_state_dict(net.state_dict())
-    image = torch.randn(1, 1, *shape)
-    for ours, other in zip(net.train()(image), theirs.train()(image), strict=True):
-        assert torch.equal(ours, other)
-    assert torch.equal(net.eval()(image), theirs.eval()(image))
 
 
 @pytest.mark.slow

@@ -62,7 +62,6 @@ CLAIMS: dict[str, tuple[str, dict[str, object]]] = {
     "faces of a billion channels": (face("name: iresnet18"), {"shape": [10**9, 112, 112]}),
     "iresnet100 of four times the width": (face("name: iresnet100, width: 4"), {"shape": [3, 112, 112]}),
     "a U-Net of 4,096 channels": (volume("name: unet, filters: [4096, 4096], res_units: 16"), VOLUME),
-    "1,280 residual blocks": (volume("name: segresnet, filters: 8, blocks: [256, 256, 256, 256, 256]"), VOLUME),
     "numbers that a network does not take": (recipe(f"model: {VIT}, args: {{num_heads: 0}}"), {}),
     "images of no size": (recipe(f"model: {VIT}"), {"shape": []}),
 }

@@ -46,7 +46,7 @@ def scene(_):
 
 def volume(_):
     torch.manual_seed(0)
-    task = Segment3d(net=volumes.UNET, objective=SegmentationLoss(whole_batch=True, tversky=0.5))
+    task = Segment3d(net=volumes.UNET, objective=SegmentationLoss(whole_batch=True))
     draw, meta = torch.Generator().manual_seed(1), replace(volumes.META, shape=(1, 8, 16, 16))
     shape = (COUNT, *meta.shape[1:])
     mask = torch.randint(0, 3, shape, generator=draw, dtype=torch.uint8)

@@ -29,7 +29,7 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Search
 from trainkit.interfaces import MODALITIES, DatasetInfo, Loss, StepContext
 from trainkit.losses import retrieval
-from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
+from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
 from trainkit.models.reid import ReidSpec
 from trainkit.tasks.reid import Pixels, Reid
 from trainkit.training import optimizer
@@ -42,7 +42,6 @@ ALL = {
     "identity": Identity(weight=0.7, smoothing=0.1),
     "triplet": Triplet(weight=1.5),
     "sdm": Matching(weight=0.4, temperature=0.1),
-    "circle": Circle(weight=0.01, scale=16.0),
     "contrast": Contrast(weight=0.2),
 }
 
@@ -144,19 +143,16 @@ def test_the_loss_is_its_terms_in_plain_loops():
 
     wanted = {"identity": np.mean(smoothed(out["logits"], label) + smoothed(out["fused_logits"], person))}
     x, s = out["feature"], unit(out["neck"]) @ unit(out["neck"]).T
-    triplet, circle, contrast = [], [], []
+    triplet, contrast = [], []
     for i in range(len(label)):
         p = [j for j in range(len(label)) if j != i and label[j] == label[i]]
         n = [j for j in range(len(label)) if label[j] != label[i]]
         far = [np.linalg.norm(x[i] - x[j]) for j in p]
         near = [np.linalg.norm(x[i] - x[j]) for j in n]
         triplet.append(np.log1p(np.exp(max(far) - min(near))))
-        right = sum(np.exp(-16 * max(0, 1.25 - s[i, j]) * (s[i, j] - 0.75)) for j in p)
-        wrong = sum(np.exp(16 * max(0, s[i, j] + 0.25) * (s[i, j] - 0.25)) for j in n)
-        circle.append(np.log1p(right * wrong))
         log_p = log_softmax([s[i, j] / 0.1 for j in range(len(label)) if j != i])
         contrast.append(-np.mean([log_p[j - (j > i)] for j in p]))
-    wanted |= {"triplet": np.mean(triplet), "circle": np.mean(circle), "contrast": np.mean(contrast)}
+    wanted |= {"triplet": np.mean(triplet), "contrast": np.mean(contrast)}
     rgb = shown["modality"].numpy() == 0
     wanted["sdm"] = plain_matching(out["fused_neck"], person, queries >= 0, out["neck"][rgb], label[rgb], 0.1)
     for name, value in wanted.items():
@@ -210,7 +206,7 @@ def test_the_recipe_of_orbench_adds_its_four_matching_losses_as_its_authors_do()
     assert recipe.task.sdm.weight * float(whole) == pytest.approx(sum(of_size), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["triplet", "sdm", "circle", "contrast"])
+@pytest.mark.parametrize("name", ["triplet", "sdm", "contrast"])
 def test_one_loss_alone_is_enough_for_what_it_trains(name):
     task, networks = made(identity=None, **{name: ALL[name]})
     loss = task.loss(networks.model, networks, usual(), at())
@@ -245,7 +241,7 @@ def test_whatever_a_batch_lacks_all_that_is_trained_gets_a_finite_gradient(recor
 
 
 def test_rgb_alone_trains_without_queries():
-    task, networks = made(RGB_ALONE, triplet=Triplet(margin=0.3), circle=Circle(), norms=Span(1, "steps"))
+    task, networks = made(RGB_ALONE, triplet=Triplet(margin=0.3), contrast=Contrast(), norms=Span(1, "steps"))
     shown = {k: v for k, v in batch([0, 0, 1, 1], [0] * 4).items() if k in ("image.rgb", "label", "modality")}
     shown["queries"] = torch.zeros(0, 5, dtype=torch.int64)
     loss = task.loss(networks.model, networks, shown, at())
@@ -582,5 +578,5 @@ def test_parameters_that_are_split_over_processes_are_refused(monkeypatch):
 
 def test_the_plan_says_what_is_compared():
     _, networks = made(**ALL)
-    said = "loss: 0.7 identity + 1.5 triplet + 0.4 sdm + 0.01 circle + 0.2 contrast; compared: records of all"
+    said = "loss: 0.7 identity + 1.5 triplet + 0.4 sdm + 0.2 contrast; compared: records of all"
     assert networks.notes[-1].startswith(said)

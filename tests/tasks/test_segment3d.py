@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +18,9 @@ from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
 from trainkit.models import segmentation_3d
-from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SegResNetSpec, UNetSpec
+from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, UNetSpec
 from trainkit.tasks.segment3d import Segment3d, Window
 
-NNUNET = partial(deep, coarsest=False)
 PATCH = (4, 8, 6)
 NAMES = ("background", "ball", "box")
 META = DatasetInfo(3, (1, *PATCH), "x", class_names=NAMES, spacing=(3.0, 1.0, 0.5), axes="yzx")
@@ -104,11 +102,10 @@ def test_the_loss_is_the_sum_over_samples_of_the_objective(made):
 @pytest.mark.parametrize(
     ("spec", "combine"),
     [
-        (SegResNetSpec(name="segresnet", filters=4, blocks=[1, 1, 1]), deep),
-        (DynUNetSpec(name="dynunet", filters=[4, 8, 8]), NNUNET),
+        (DynUNetSpec(name="dynunet", filters=[4, 8, 8]), deep),
         (EmcadSpec(name="emcad"), subsets),
     ],
-    ids=["deep", "nnunet", "subsets"],
+    ids=["deep", "subsets"],
 )
 def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combine):
     net = Several()
@@ -117,7 +114,7 @@ def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combin
     outputs = net(batch["image"])
     found = task.loss(net, networks, batch, AT)
     torch.testing.assert_close(found.sum, combine(task.objective, outputs, batch["mask"], None).sum())
-    for other in (deep, NNUNET, subsets):
+    for other in (deep, subsets):
         others = other(task.objective, outputs, batch["mask"], None).sum()
         assert torch.isclose(found.sum, others) == (other is combine)
 

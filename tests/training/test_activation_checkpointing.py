@@ -20,7 +20,6 @@ RECIPES = Path(loader.RECIPES)
 FLAT, CUBE = (3, 64, 64), (1, 16, 32, 32)
 UNET = "{name: unet, filters: [4, 8, 16], res_units: 1, dropout: 0.2}"
 DYNUNET = "{name: dynunet, filters: [4, 8, 8], res_block: true, dropout: 0.2}"
-SEGRESNET = "{name: segresnet, filters: 4, blocks: [1, 1, 1]}"
 EYE = "{base_channels: 16, num_blocks: 4, head: avg, drop_path: 0.3"
 NETS = {
     "iresnet": ("face_teacher", "{name: iresnet18, embedding: 32, width: 0.125}", (3, 48, 48)),
@@ -31,7 +30,6 @@ NETS = {
     "bisenetv2": ("segment", "{name: bisenetv2, width: 0.25}", FLAT),
     "unet": ("tom500", UNET, CUBE),
     "dynunet": ("tom500", DYNUNET, CUBE),
-    "segresnet": ("tom500", SEGRESNET, CUBE),
     "slices": ("tom500", "{name: slices, decoder: unet, encoder: resnet18}", (1, 2, 64, 64)),
 }
 TIMM = {

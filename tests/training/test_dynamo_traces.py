@@ -138,7 +138,6 @@ CASES = {
     "group norm": (*SCENES, IN_TWOS, {"task.norm": "{name: group}", "task.points": "null", "task.objective": BOUNDARY}),
     "unet": (*ORGANS, VOLUMES, {}),
     "dynunet": (*ORGANS, VOLUMES, patch("{name: dynunet, filters: [4, 8, 16, 16]}")),
-    "segresnet": (*ORGANS, VOLUMES, patch("{name: segresnet, filters: 8, blocks: [1, 1, 1]}")),
     "slices": (*ORGANS, VOLUMES, patch(SLICES + "}")),
     "slices 2.5-D": (*ORGANS, VOLUMES, patch(SLICES + ", neighbours: 1}")),
     "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0}")),

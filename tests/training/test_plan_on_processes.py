@@ -108,7 +108,6 @@ def test_processes_that_share_a_block_train_as_one_that_has_it(sampler, shares, 
         "data.sampler": sampler,
         "task.net": NET,
         "task.triplet": "{margin: soft}",
-        "task.circle": "{}",
         "task.contrast": "{}",
         "optim": "{name: sgd, lr: 0.01, clip_norm: 5}",  # Adam makes much of differences in gradients near 0
         "train": "{length: 6 steps, batch_size: 20, micro_batch: 20}",

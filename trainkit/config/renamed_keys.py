@@ -20,6 +20,7 @@ class Dropped(NamedTuple):
 
 
 _ROUNDED = "remove it: embeddings and centres are multiplied in float32"
+_OVERLAP = "weight dice and ce, or class_weights"
 
 DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("data", "volumes"): {
@@ -28,6 +29,14 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("task", "adadistill"): {
         "products": Dropped("float32", _ROUNDED),
         "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`
+    },
+    ("task", "reid"): {"circle": Dropped(None, "use triplet or contrast")},
+    ("task.objective", "segment3d"): {
+        "focal": Dropped(0.0, _OVERLAP),
+        "tversky": Dropped(0.0, _OVERLAP),
+        "focal_gamma": Dropped(2.0, _OVERLAP),
+        "tversky_alpha": Dropped(0.3, _OVERLAP),
+        "tversky_beta": Dropped(0.7, _OVERLAP),
     },
     ("train", ""): {
         "spikes": Dropped(None, "remove it, or set null: losses that jump are not looked for", hashed=False),

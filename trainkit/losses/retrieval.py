@@ -1,9 +1,9 @@
-"""Losses between the records of a batch: batch-hard triplets, distribution matching, circle, supervised contrast.
+"""Losses between the records of a batch: batch-hard triplets, distribution matching, supervised contrast.
 
 Batch-hard and soft-margin triplets: Hermans et al., 2017, arXiv 1703.07737. Similarity distribution matching (SDM):
 Jiang and Ye, IRRA, CVPR 2023, arXiv 2303.12501; over every set of modalities that a query can be made of: Zuo et al.,
-ReID5o, NeurIPS 2025, arXiv 2506.09385. Circle: Sun et al., CVPR 2020, arXiv 2002.10857. Supervised contrast: Khosla et
-al., NeurIPS 2020, arXiv 2004.11362. Label smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567.
+ReID5o, NeurIPS 2025, arXiv 2506.09385. Supervised contrast: Khosla et al., NeurIPS 2020, arXiv 2004.11362. Label
+smoothing: Szegedy et al., CVPR 2016, arXiv 1512.00567.
 
 B records, D features, Q queries, G gallery records, S sets of modalities. No shape depends on a value, so the host
 never waits for the device. An anchor or query without anything to compare with in the batch is left out of the mean; if
@@ -65,19 +65,6 @@ class Matching:
 
 
 @dataclass(kw_only=True)
-class Circle:
-    """Circle loss over the cosines of all records; a pair far from its target weighs more (arXiv 2002.10857)."""
-
-    weight: Positive = 1.0
-    """Weight of this loss in the sum of all losses."""
-    margin: FractionBelowOne = 0.25
-    """Cosines of one identity should exceed 1 - margin; those of two identities should be below margin. From 0 to below
-    1."""
-    scale: Positive = 128.0
-    """Factor of the cosines. Default: the value published for person retrieval."""
-
-
-@dataclass(kw_only=True)
 class Contrast:
     """Supervised contrastive loss over the cosines of all records (Khosla et al., NeurIPS 2020, arXiv 2004.11362)."""
 
@@ -126,23 +113,6 @@ def triplet(x_BD: Tensor, label_B: Tensor, margin: Literal["soft"] | float, shar
     gap_b = _distance(x_bD, x_BD[hardest_b]) - _distance(x_bD, x_BD[nearest_b])
     loss_b = F.softplus(gap_b) if margin == "soft" else F.relu(margin + gap_b)
     return _mean(loss_b, same_bB.any(1) & other_bB.any(1), share)
-
-
-def circle(
-    x_BD: Tensor, label_B: Tensor, margin: float = 0.25, scale: float = 128.0, share: Share | None = None
-) -> Tensor:
-    """Circle loss (equation 6) with each row as an anchor, a scalar: the mean over anchors.
-
-    Of an anchor ln(1 + sum over n of exp(scale a_n (s_n - margin)) * sum over p of exp(-scale a_p (s_p - 1 + margin))),
-    with the cosines s to rows of its label (p) and of others (n), a_p = relu(1 + margin - s_p) and a_n = relu(s_n +
-    margin), which have no gradient.
-    """
-    s_bB = cosines(_own(x_BD, share), x_BD)
-    same_bB, other_bB = _pairs(label_B, share)
-    a_p, a_n = (1 + margin - s_bB.detach()).relu(), (s_bB.detach() + margin).relu()
-    p_b = _logsumexp(-scale * a_p * (s_bB - (1 - margin)), same_bB)
-    n_b = _logsumexp(scale * a_n * (s_bB - margin), other_bB)
-    return _mean(F.softplus(p_b + n_b), same_bB.any(1) & other_bB.any(1), share)
 
 
 def contrast(x_BD: Tensor, label_B: Tensor, temperature: float = 0.1, share: Share | None = None) -> Tensor:

@@ -1,9 +1,8 @@
-"""Losses of a class for every voxel: Dice, cross-entropy, focal, Tversky; over outputs of several sizes.
+"""Losses of a class for every voxel: Dice and cross-entropy; over outputs of several sizes.
 
 Soft Dice: Milletari et al., V-Net (3DV 2016, arXiv 1606.04797), with the denominator that Drozdzal et al. (DLMIA 2016,
-arXiv 1608.04117) made customary, the sums themselves, or with `squared` V-Net's, their squares. Focal: Lin et al. (ICCV
-2017, arXiv 1708.02002), of the softmax. Tversky: Salehi et al. (MLMI 2017, arXiv 1706.05721). Outputs of several sizes:
-Isensee et al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv
+arXiv 1608.04117) made customary, the sums themselves, or with `squared` V-Net's, their squares. Outputs of several
+sizes: Isensee et al., nnU-Net (Nature Methods 18, 2021); subsets of outputs: Rahman et al., EMCAD (CVPR 2024, arXiv
 2405.06880).
 
 Voxels that are `IGNORED` are in no sum. A sample without any other gives 0, with a gradient of 0.
@@ -16,11 +15,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from trainkit.config.ranges import NotNegative, Positive
@@ -28,8 +26,6 @@ from trainkit.interfaces import IGNORED
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin import at_least_float32
 
-_SMALLEST = 1e-6
-"""Focal: 1 - p is taken as at least this, for below an exponent of 1 its slope has no bound at 0."""
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -41,21 +37,10 @@ class SegmentationLoss:
     """Weight of 1 - Dice (mean over classes). 0 disables it."""
     ce: NotNegative = 1.0
     """Weight of the cross-entropy (mean over voxels). 0 disables it."""
-    focal: NotNegative = 0.0
-    """Weight of the focal loss (mean over voxels; Lin et al., ICCV 2017). 0 disables it."""
-    tversky: NotNegative = 0.0
-    """Weight of 1 - Tversky index (mean over classes; Salehi et al., MLMI 2017). 0 disables it."""
-    focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
-    """Exponent of the focal loss: larger values give less weight to voxels that are already right. 0 is the
-    cross-entropy."""
-    tversky_alpha: NotNegative = 0.3
-    """Weight of false positives in the Tversky index."""
-    tversky_beta: NotNegative = 0.7
-    """Weight of false negatives in the Tversky index. With both weights 0.5 it is Dice."""
     smooth: NotNegative = 1e-5
-    """Number of voxels added to numerator and denominator of Dice and Tversky."""
+    """Number of voxels added to numerator and denominator of Dice."""
     background: bool = False
-    """Include class 0 in Dice and Tversky. Cross-entropy and focal loss always include it."""
+    """Include class 0 in Dice. Cross-entropy always includes it."""
     empty: Literal["skip", "count"] = "skip"
     """Class without a voxel in a sample. `skip`: it is left out of the sample's mean over classes, which is 0 if no
     class is left. `count`: its overlap is smooth / (predicted + smooth), nearly 0 as soon as one voxel is predicted,
@@ -71,11 +56,8 @@ class SegmentationLoss:
     named have weight 1."""
 
     def __post_init__(self) -> None:
-        terms = {"dice": self.dice, "ce": self.ce, "focal": self.focal, "tversky": self.tversky}
-        if not any(terms.values()):
-            raise ValueError(f"{', '.join(terms)} are all 0; set one above 0")
-        if not self.tversky_alpha + self.tversky_beta > 0:
-            raise ValueError("tversky_alpha and tversky_beta are both 0; set one above 0")
+        if not self.dice and not self.ce:
+            raise ValueError("dice and ce are both 0; set one above 0")
         if not self.smooth > 0 and self.empty == "count":
             raise ValueError("smooth is 0; set it above 0 with `empty: count`, or an empty class has no value")
 
@@ -98,43 +80,33 @@ class SegmentationLoss:
             mask_BV = mask.flatten(1).long()
             known_BV = mask_BV != IGNORED
             total_B = log_p_BCV.new_zeros(len(logits))
-            if self.ce or self.focal:
+            if self.ce:
                 class_BV = torch.where(known_BV, mask_BV, 0)
                 ce_BV = -log_p_BCV.gather(1, class_BV[:, None])[:, 0]
                 weight_BV = known_BV.to(ce_BV.dtype)
                 if weights is not None:
                     weight_BV = weight_BV * weights.to(ce_BV.dtype)[class_BV]
-                if self.ce:
-                    total_B = total_B + self.ce * _mean(ce_BV, weight_BV)
-                if self.focal:
-                    wrong_BV = -torch.expm1(-ce_BV)
-                    focus_BV = wrong_BV.clamp(min=_SMALLEST) ** self.focal_gamma if self.focal_gamma else 1.0
-                    total_B = total_B + self.focal * _mean(focus_BV * ce_BV, weight_BV)
-            if self.dice or self.tversky:
-                total_B = total_B + self._overlaps(log_p_BCV.exp(), mask_BV, known_BV, weights)
+                total_B = total_B + self.ce * _mean(ce_BV, weight_BV)
+            if self.dice:
+                total_B = total_B + self._dice(log_p_BCV.exp(), mask_BV, known_BV, weights)
         return total_B
 
-    def _overlaps(self, p_BCV: Tensor, mask_BV: Tensor, known_BV: Tensor, weights: Tensor | None) -> Tensor:
-        """Dice and Tversky terms of each sample, (B,), times their weights."""
+    def _dice(self, p_BCV: Tensor, mask_BV: Tensor, known_BV: Tensor, weights: Tensor | None) -> Tensor:
+        """Dice term of each sample, (B,), times its weight."""
         classes = p_BCV.shape[1]
         is_BCV = mask_BV[:, None] == torch.arange(classes, device=mask_BV.device)[:, None]
         hit_BC = torch.where(is_BCV, p_BCV, 0).sum(2)
         known_BCV = torch.where(known_BV[:, None], p_BCV, 0)
-        predicted_BC, actual_BC = known_BCV.sum(2), is_BCV.sum(2).to(p_BCV.dtype)
-        sums = [hit_BC, predicted_BC, actual_BC, known_BCV.square().sum(2) if self.squared else predicted_BC]
+        predicted_BC = (known_BCV.square() if self.squared else known_BCV).sum(2)
+        sums = [hit_BC, predicted_BC, is_BCV.sum(2).to(p_BCV.dtype)]
         first = 0 if self.background else 1
         sums = [x_BC[:, first:] for x_BC in sums]
         if self.whole_batch:
             sums = [x_BC.sum(0, keepdim=True).expand_as(x_BC) for x_BC in sums]
-        hit_BC, predicted_BC, actual_BC, own_BC = sums
-        loss_BC = torch.zeros_like(hit_BC)
-        if self.dice:
-            loss_BC = loss_BC + self.dice * _missing(2 * hit_BC, own_BC + actual_BC, self.smooth)
-        if self.tversky:
-            # alpha (predicted - hit) + beta (actual - hit) + hit
-            a, b = self.tversky_alpha, self.tversky_beta
-            whole_BC = a * predicted_BC + b * actual_BC + (1 - a - b) * hit_BC
-            loss_BC = loss_BC + self.tversky * _missing(hit_BC, whole_BC, self.smooth)
+        hit_BC, predicted_BC, actual_BC = sums
+        # The floor is for `smooth: 0`, where a class that neither is there nor has any probability would be 0/0.
+        whole_BC = (predicted_BC + actual_BC + self.smooth).clamp(min=1e-12)
+        loss_BC = self.dice * (1 - (2 * hit_BC + self.smooth) / whole_BC)
         weight_BC = (
             torch.ones_like(loss_BC) if weights is None else weights[first:].to(loss_BC.dtype).expand_as(loss_BC)
         )
@@ -147,17 +119,15 @@ Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Logits (B, C, *S), mask (B, *S) and weights (C,) to the loss of each sample, (B,)."""
 
 
-def deep(
-    loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None, *, coarsest: bool = True
-) -> Tensor:
+def deep(loss: Loss, outputs: Sequence[Tensor], mask: Tensor, weights: Tensor | None = None) -> Tensor:
     """Loss (B,) of outputs of several sizes, the finest first, weighted 1, 1/2, 1/4 ... and these divided by their sum.
 
-    Without `coarsest` the last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of
-    its head have a gradient of 0: with several processes DDP waits for the gradients of all parameters. The mask
-    (B, *S) is brought to the size of each output by taking the voxel nearest to the middle of each of its.
+    The last of several has weight 0, as in nnU-Net. It is still computed, so that the parameters of its head have a
+    gradient of 0: with several processes DDP waits for the gradients of all parameters. The mask (B, *S) is brought to
+    the size of each output by taking the voxel nearest to the middle of each of its.
     """
     share = [0.5**k for k in range(len(outputs))]
-    if not coarsest and len(share) > 1:
+    if len(share) > 1:
         share[-1] = 0.0
     terms = [
         part / sum(share) * loss(output, nearest(mask, output.shape[2:]), weights)
@@ -196,8 +166,3 @@ def nearest(mask: Tensor, size: Sequence[int]) -> Tensor:
 
 def _mean(value_BV: Tensor, weight_BV: Tensor) -> Tensor:
     return (value_BV * weight_BV).sum(1) / weight_BV.sum(1).clamp(min=torch.finfo(weight_BV.dtype).tiny)
-
-
-def _missing(hit_BC: Tensor, whole_BC: Tensor, smooth: float) -> Tensor:
-    # The floor is for `smooth: 0`, where a class that neither is there nor has any probability would be 0/0.
-    return 1 - (hit_BC + smooth) / (whole_BC + smooth).clamp(min=1e-12)

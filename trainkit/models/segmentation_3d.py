@@ -1,4 +1,4 @@
-"""Networks for the segmentation of volumes: MONAI's U-Net, nnU-Net's network, SegResNet, and networks of slices.
+"""Networks for the segmentation of volumes: MONAI's U-Net, nnU-Net's network, and networks of slices.
 
 Every network maps float volumes (B, C, D, H, W) to class scores (B, classes, D, H, W). In training, a network with deep
 supervision returns a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s
@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import FractionBelowOne, Layers
+from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, segmentation_2_5d
@@ -24,12 +24,10 @@ from trainkit.models.emcad import EmcadSpec
 from trainkit.models.patch_geometry import (
     SMALLEST_SIDE,
     Levels,
-    Triple,
     check_patch,
     format_sides,
     levels_for,
     require,
-    triple,
 )
 from trainkit.models.segmentation_2_5d import SlicesSpec
 
@@ -81,30 +79,7 @@ class DynUNetSpec:
         _check(self.filters, 3, self.weights)
 
 
-@dataclass(kw_only=True)
-class SegResNetSpec:
-    """SegResNet (Myronenko, BrainLes 2018, arXiv 1810.11654) with deep supervision, built of MONAI's blocks."""
-
-    name: Literal["segresnet"]
-    """Selects SegResNet."""
-    filters: Filters
-    """Channels of the finest level; they double at each further level."""
-    blocks: list[Layers]
-    """Number of residual blocks of the encoder at each level, finest first; the decoder has one per level. Levels are
-    dropped if the patch is too small for them."""
-    deep_supervision: Annotated[int, Field(ge=1, le=16)] = 3
-    """Number of levels, from the finest, that have an output and a loss. 1: only the finest."""
-    weights: str | None = None
-    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "deep"
-
-    def __post_init__(self) -> None:
-        _check([self.filters], 1, self.weights)
-        if len(self.blocks) < 2:
-            raise ValueError(f"blocks is {self.blocks}; expected two levels or more")
-
-
-AnyVolumeNet = UNetSpec | DynUNetSpec | SegResNetSpec | SlicesSpec | EmcadSpec
+AnyVolumeNet = UNetSpec | DynUNetSpec | SlicesSpec | EmcadSpec
 VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
 """The block of a recipe that selects a network for volumes."""
 
@@ -263,76 +238,9 @@ class Dynamic(nn.Module):
         return [out, *coarse[::-1]] if coarse else out
 
 
-def _segresnet(spec: SegResNetSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
-    levels = _levels(spec, meta.shape[1:], meta.spacing, len(spec.blocks), 2)
-    require("monai")
-    net = SegResNet(
-        meta.shape[0], meta.classes, spec.filters, spec.blocks[: len(levels.kernels)], levels, spec.deep_supervision
-    )
-    return net, f"{_about(levels, len(spec.blocks))}, {net.outputs} outputs in training"
-
-
-class SegResNet(nn.Module):
-    """MONAI's SegResNetDS with instance norm and given kernels and strides.
-
-    MONAI's own class derives them from the resolution only: it ignores the size of the patch, and an axis that is no
-    longer pooled has kernels of 1 from there on. If both agree, the names and shapes of the weights are the same.
-    """
-
-    encoder: Any
-    """MONAI's names: `conv_init` and `layers`, of a plain module."""
-    up_layers: Any
-
-    def __init__(
-        self, channels: int, classes: int, filters: int, blocks: Sequence[int], levels: Levels, deep_supervision: int
-    ):
-        super().__init__()
-        from monai.networks.blocks.upsample import UpSample
-        from monai.networks.nets.segresnet_ds import SegResBlock
-
-        norm, act = ("instance", {"affine": True}), ("relu", {"inplace": True})
-        wide = [filters * 2**i for i in range(len(blocks))]
-        self.outputs = min(deep_supervision, len(blocks) - 1)
-
-        def residual(level: int, count: int) -> nn.Sequential:
-            return nn.Sequential(*(SegResBlock(3, wide[level], norm, levels.kernels[level], act) for _ in range(count)))
-
-        def conv(level: int, before: int, after: int, stride: Triple) -> nn.Conv3d:
-            kernel = levels.kernels[level]
-            return nn.Conv3d(before, after, kernel, stride, triple(k // 2 for k in kernel), bias=False)
-
-        layers = nn.ModuleList()
-        self.encoder = nn.Module()
-        self.encoder.conv_init = conv(0, channels, filters, (1, 1, 1))
-        self.encoder.layers = layers
-        for i, count in enumerate(blocks):
-            last = i == len(blocks) - 1
-            down = nn.Identity() if last else conv(i, wide[i], wide[i + 1], levels.strides[i + 1])
-            layers.append(nn.ModuleDict({"blocks": residual(i, count), "downsample": down}))
-        self.up_layers = nn.ModuleList()
-        for i in reversed(range(len(blocks) - 1)):
-            up = UpSample(3, wide[i + 1], wide[i], levels.strides[i + 1], levels.kernels[i], mode="deconv", bias=False)
-            head = nn.Conv3d(wide[i], classes, 1) if i < self.outputs else nn.Identity()
-            self.up_layers.append(nn.ModuleDict({"upsample": up, "blocks": residual(i, 1), "head": head}))
-
-    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
-        """Volumes (B, C, D, H, W) to class scores; in training with deep supervision a list, finest first."""
-        x, passed, outputs = self.encoder.conv_init(image), [], []
-        for level in self.encoder.layers:
-            passed.append(level["blocks"](x))
-            x = level["downsample"](passed[-1])
-        passed.pop()
-        for level in self.up_layers:
-            x = level["blocks"](level["upsample"](x) + passed.pop())
-            if len(passed) < self.outputs and (self.training or not passed):
-                outputs.append(level["head"](x))
-        return outputs[::-1] if len(outputs) > 1 else outputs[0]
-
-
 _MAKERS = {
     UNetSpec: _unet,
     DynUNetSpec: _dynunet,
-    SegResNetSpec: _segresnet,
     SlicesSpec: segmentation_2_5d.build,
     EmcadSpec: emcad.build,
 }

@@ -35,7 +35,7 @@ from trainkit.interfaces import (
     StepContext,
 )
 from trainkit.losses import retrieval
-from trainkit.losses.retrieval import Circle, Contrast, Identity, Matching, Triplet
+from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
 from trainkit.metrics import measured
 from trainkit.metrics.reid import score_search
 from trainkit.models import reid
@@ -57,8 +57,6 @@ class Reid:
     sdm: Matching | None = None
     """Similarity distribution matching between fused queries and RGB records, after the neck, for each set of
     modalities. None: not used."""
-    circle: Circle | None = None
-    """Circle loss on records, after the neck. None: not used."""
     contrast: Contrast | None = None
     """Supervised contrastive loss on records, after the neck. None: not used."""
     gather: Literal["all", "local"] = "all"
@@ -70,13 +68,13 @@ class Reid:
 
     def __post_init__(self) -> None:
         if not self._terms():
-            raise ValueError("identity, triplet, sdm, circle and contrast are all null; set at least one")
+            raise ValueError("identity, triplet, sdm and contrast are all null; set at least one")
         if self.norms is not None and self.norms.unit != "steps":
             raise ValueError(f"norms is '{self.norms}'; expected a number of steps, such as 200 steps")
 
-    def _terms(self) -> dict[str, Identity | Triplet | Matching | Circle | Contrast]:
+    def _terms(self) -> dict[str, Identity | Triplet | Matching | Contrast]:
         """The losses that the recipe sets, by name."""
-        names = ("identity", "triplet", "sdm", "circle", "contrast")
+        names = ("identity", "triplet", "sdm", "contrast")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def required_weights(self) -> dict[str, Source]:
@@ -97,7 +95,7 @@ class Reid:
                 "task.sdm",
                 "the data has only RGB records",
                 "records of at least one other modality",
-                "leave sdm out; use triplet, circle or contrast, which compare RGB records",
+                "leave sdm out; use triplet or contrast, which compare RGB records",
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
         self._several = sum(len(some) > 1 for some in kinds)
@@ -115,7 +113,7 @@ class Reid:
         seen_by = {
             "classifier": (net.classifier, {"identity"}),
             "fusion": (net.fusion, {"identity", "sdm"}),
-            "neck": (net.bn, {"identity", "sdm", "circle", "contrast"}),
+            "neck": (net.bn, {"identity", "sdm", "contrast"}),
         }
         idle = {name: part for name, (part, losses) in seen_by.items() if not losses & asked}
         counts = {name: sum(p.numel() for p in part.parameters() if p.requires_grad) for name, part in idle.items()}
@@ -179,7 +177,7 @@ class Reid:
         whole = {"label": label, "modality": modality}
         if self.triplet is not None:
             whole["feature"] = out["feature"]
-        if self.sdm is not None or self.circle is not None or self.contrast is not None:
+        if self.sdm is not None or self.contrast is not None:
             whole["neck"] = out["neck"]
         if self.sdm is not None:
             whole |= {"fused": out["fused_neck"], "person": person, "kinds": kinds}
@@ -218,9 +216,6 @@ class Reid:
             terms["triplet"] = retrieval.triplet(whole["feature"], whole["label"], self.triplet.margin, share)
         if self.sdm is not None:
             terms["sdm"] = self._matching(self.sdm.temperature, whole, share)
-        if self.circle is not None:
-            circle = self.circle
-            terms["circle"] = retrieval.circle(whole["neck"], whole["label"], circle.margin, circle.scale, share)
         if self.contrast is not None:
             terms["contrast"] = retrieval.contrast(whole["neck"], whole["label"], self.contrast.temperature, share)
         return terms if share is None else {name: ranks * value for name, value in terms.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,7 +42,7 @@ from trainkit.models.sliding_window import Weight, sliding_probabilities
 
 TOLERANCE = 1.0
 """mm, for organs without a tolerance of their own."""
-_COMBINED = {"deep": losses.deep, "nnunet": partial(losses.deep, coarsest=False), "subsets": losses.subsets}
+_COMBINED = {"nnunet": losses.deep, "subsets": losses.subsets}
 """The loss of several outputs, by the `supervision` of a network."""
 
 

@@ -143,8 +143,8 @@ def test_names_of_a_recipe_go_with_the_ignored_value_of_the_files(tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"ce": 1, "dice": 0}, {"dice": 1, "ce": 0}, {"focal": 1, "tversky": 1}, {"squared": True, "empty": "count"},
-        {"dice": 1, "whole_batch": True, "background": True}, {"ce": 1, "focal": 0.5, "class_weights": {"b": 3.0}},
+        {"ce": 1, "dice": 0}, {"dice": 1, "ce": 0}, {"squared": True, "empty": "count"},
+        {"dice": 1, "whole_batch": True, "background": True}, {"ce": 1, "class_weights": {"b": 3.0}},
     ],
 )  # fmt: skip
 def test_losses_and_gradients_are_those_of_the_other_voxels(settings):
@@ -167,7 +167,7 @@ def test_losses_and_gradients_are_those_of_the_other_voxels(settings):
 def test_a_patch_without_a_labelled_voxel_costs_nothing_and_moves_nothing(empty):
     logits = torch.randn(2, 3, 2, 2, 2, requires_grad=True)
     mask = torch.full((2, 2, 2, 2), IGNORED, dtype=torch.uint8)
-    loss = SegmentationLoss(focal=1, tversky=1, empty=empty, class_weights={"a": 2.0})
+    loss = SegmentationLoss(empty=empty, class_weights={"a": 2.0})
     found = loss(logits, mask, loss.weights(("background", "a", "b")))
     (slope,) = torch.autograd.grad(found.sum(), logits)
     assert not found.any() and not slope.any() and slope.isfinite().all()
@@ -176,9 +176,9 @@ def test_a_patch_without_a_labelled_voxel_costs_nothing_and_moves_nothing(empty)
 def test_outputs_of_several_sizes_ignore_too():
     mask = torch.randint(0, 3, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     mask[:, 2:] = IGNORED
-    outputs = [torch.randn(1, 3, *[side] * 3, requires_grad=True) for side in (4, 2)]
+    outputs = [torch.randn(1, 3, *[side] * 3, requires_grad=True) for side in (4, 2, 1)]
     found = deep(SegmentationLoss(), outputs, mask)
-    for output, slope in zip(outputs, torch.autograd.grad(found.sum(), outputs), strict=True):
+    for output, slope in zip(outputs[:2], torch.autograd.grad(found.sum(), outputs[:2]), strict=True):
         assert slope[:, :, : output.shape[2] // 2].any() and not slope[:, :, output.shape[2] // 2 :].any()
     assert subsets(SegmentationLoss(), outputs[:1], mask) == SegmentationLoss()(outputs[0][:, :, :2], mask[:, :2])
 
