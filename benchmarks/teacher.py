@@ -59,11 +59,11 @@ def _prepare(home: Path, word: str) -> Path:
 
     rng = np.random.default_rng(0)
     with Writer(home / "faces", size=(112, 112), store="decoded") as out:
-        for _ in range(SAMPLES):
-            out.add(np.kron(rng.integers(0, 256, (3, 14, 14), np.uint8), np.ones((1, 8, 8), np.uint8)))
+        for i in range(SAMPLES):
+            out.add_image(str(i), np.kron(rng.integers(0, 256, (3, 14, 14), np.uint8), np.ones((1, 8, 8), np.uint8)))
         names = [f"p{i}" for i in range(CLASSES)]
         labels = np.arange(SAMPLES) % CLASSES
-        out.finish(labels=labels, class_names=names, ids=[str(i) for i in range(SAMPLES)])
+        out.finish(labels=labels, class_names=names)
     path = home / "teacher.yaml"
     path.write_text(RECIPE.format(home=home, word=word, steps=STEPS, batch=BATCH), encoding="utf-8")
     torch.manual_seed(0)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 Json = Any
 """A value that JSON has: text, number, boolean, null, or lists and objects of such."""
+
+NETWORK_DISK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
+"""File systems on which SQLite is not safe, and on which another machine may cut a file that is mapped here."""
 
 
 def write_aside(path: Path, content: str | bytes) -> None:
@@ -47,6 +52,12 @@ def through_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def sync_folder(folder: Path) -> None:
     """Sync the names in a folder to the disk: a rename is not before. Windows cannot open folders, and need not."""
     if os.name == "posix":
@@ -60,3 +71,18 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system that a folder is on; empty where the system does not say."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except (OSError, IndexError):
+        return ""
+    here = [(place, kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
+    return max(here, key=lambda entry: len(entry[0]), default=("", ""))[1]
+
+
+def on_network(folder: Path) -> bool:
+    """Return True for a folder on a disk that other machines write to as well."""
+    return NETWORK_DISK.match(file_system(folder)) is not None

@@ -94,10 +94,10 @@ def write(name: str, tiny: bool, folder: Path, precision: str) -> Path:
     if not data.is_dir():
         draw, names = np.random.default_rng(0), [f"p{i}" for i in range(classes)]
         with Writer(data, size=(side, side), store="decoded") as out:
-            for _ in range(rows):
-                out.add(draw.integers(0, 256, (3, side, side), np.uint8))
+            for i in range(rows):
+                out.add_image(str(i), draw.integers(0, 256, (3, side, side), np.uint8))
             labels = draw.permutation(rows) % classes
-            out.finish(labels=labels, class_names=names, ids=[str(i) for i in range(rows)])
+            out.finish(labels=labels, class_names=names)
     if subject.faces:
         task = f"{{name: embed, net: {subject.net[tiny]}, margin: {{name: cosface, m: {MARGIN}, scale: {SCALE}}}}}"
         optim = f"{{name: sgd, lr: {RATE}, momentum: {MOMENTUM}, weight_decay: {DECAY}, clip_norm: {CLIP}}}"

@@ -36,7 +36,6 @@ EXAMPLES = {
     "data import": "trainkit data import faces.parquet packed_faces --image-size 112",
     "data info": "trainkit data info packed_faces",
     "data verify": "trainkit data verify packed_faces --against packed_test",
-    "data export": "trainkit data export packed_faces exported_faces",
     "data pairs": "trainkit data pairs my_people",
     "data check": "trainkit data check convnext --json report.json",
 }

@@ -231,14 +231,13 @@ def test_ways_of_scoring_a_set_are_one_set_and_the_training_set_is_none():
 
 
 def test_damaged_pictures_are_wrong_and_named_and_looked_at_again(clean, tmp_path, monkeypatch):
-    from trainkit.data.storage import hashed_folder
-
-    file = images(clean).open(0).train.packed.path / "images.npy"
+    packed = images(clean).open(0).train.packed
+    file = packed.path / "rows.arrow"
     whole = file.read_bytes()
     with open(file, "r+b") as out:
-        out.seek(-3 * SIDE * SIDE, 2)
+        out.seek(packed.span("image", len(packed) - 1)[0])
         out.write(bytes(3 * SIDE * SIDE))
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr("trainkit.data.rows.HASHED_AT_OPEN", 0)
     report = data_integrity.of(images(clean).open(0), tmp_path / "kept")
     one = found(report, "data.train", "damaged")
     assert (one.verdict, one.count, one.of) == ("wrong", 1, 12) and "cow/3.png" in one.said

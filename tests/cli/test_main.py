@@ -368,10 +368,10 @@ def test_data_is_imported_described_and_verified(tmp_path, monkeypatch):
     shared = ask("data", "verify", "set", "--against", "test")
     assert "warning: 3 images are also in test" in shared and "0 problems, 1 to look at" in shared, "no damage: code 0"
     assert "exists" in ask("data", "import", "people", "set", "--image-size", "16", code=2)
-    images = bytearray(Path("set/images.npy").read_bytes())
-    images[-1] ^= 1
-    Path("set/images.npy").write_bytes(images)
-    assert "images.npy: is not what was written" in ask("data", "verify", "set", code=2)
+    content = bytearray(Path("set/rows.arrow").read_bytes())
+    content[-100] ^= 1
+    Path("set/rows.arrow").write_bytes(content)
+    assert "rows.arrow: is not what was written" in ask("data", "verify", "set", code=2)
 
 
 def test_a_damaged_picture_is_named_or_left_out(tmp_path, monkeypatch):

@@ -53,11 +53,11 @@ def small(*pictures: np.ndarray) -> np.ndarray:
 def packed(out, pictures, store="decoded", own_sizes=False, **more) -> Packed:
     size = None if own_sizes else pictures[0].shape[:2]
     with Writer(out, size=size, store=store) as writer:
-        for pixels in pictures:
-            writer.add(pixels.transpose(2, 0, 1))
+        for k, pixels in enumerate(pictures):
+            writer.add_image(f"{k}.png", pixels.transpose(2, 0, 1))
         labels = more.pop("labels", np.zeros(len(pictures), np.int64))
         names = [f"c{k}" for k in range(int(labels.max()) + 1)]
-        return writer.finish(labels=labels, class_names=names, ids=[f"{k}.png" for k in range(len(pictures))], **more)
+        return writer.finish(labels=labels, class_names=names, **more)
 
 
 def held(prints, subjects=(), kind="people", letter="s") -> Held:
@@ -252,11 +252,10 @@ def test_looks_are_kept_and_read_again_without_a_picture(tmp_path, monkeypatch, 
 
 def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
     pictures = [field(seed, (16, 16)) for seed in range(6)]
-    packed(tmp_path / "set", pictures)
-    with open(tmp_path / "set" / "images.npy", "r+b") as file:
-        size = 3 * 16 * 16
-        file.seek(-3 * size, 2)
-        file.write(bytes(size))
+    begin, end = packed(tmp_path / "set", pictures).span("image", 3)
+    with open(tmp_path / "set" / "rows.arrow", "r+b") as file:
+        file.seek(begin)
+        file.write(bytes(end - begin))
     data = _unchecked(tmp_path / "set")
     found = thumbnails(data, tmp_path / "cache")
     assert found.rows.tolist() == [0, 1, 2, 4, 5]
@@ -269,5 +268,5 @@ def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
 def _unchecked(folder) -> Packed:
     """A packed set opened as one that is too large for its hash to be compared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainkit.data.storage.hashed_folder.HASHED_AT_OPEN", 0)
+        patch.setattr("trainkit.data.rows.HASHED_AT_OPEN", 0)
         return Packed(folder)

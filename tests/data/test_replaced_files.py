@@ -17,12 +17,12 @@ import scene_sets
 from PIL import Image
 from runs import environment, run, stop_after
 
+from trainkit.data import cache as packing
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.images.dataset import Images
 from trainkit.data.people.dataset import People
 from trainkit.data.people.pk_sampler import PK
 from trainkit.data.scenes.dataset import Scenes
-from trainkit.data.storage import cache as packing
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.errors import UserError
 

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from trainkit.data import hub, sources
-from trainkit.data.storage import cache as packing
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -403,21 +402,21 @@ def test_a_set_is_packed_once_for_each_size_fit_split_and_group(tmp_path, cache)
     file = ocec(tmp_path / "ocec.parquet")
     train, val = (sources.open_source(f"{file}#{split}") for split in ("train", "val"))
     made = [
-        packing.pack_once(train, (6, 10), "stretch"),
-        packing.pack_once(train, (4, 4), "stretch"),
-        packing.pack_once(train, (4, 4), "crop"),
-        packing.pack_once(train, None),
-        packing.pack_once(val, (6, 10), "stretch"),
-        packing.pack_once(val, (6, 10), "stretch", r"(video\d)/"),
+        import_images.pack_once(train, (6, 10), "stretch"),
+        import_images.pack_once(train, (4, 4), "stretch"),
+        import_images.pack_once(train, (4, 4), "crop"),
+        import_images.pack_once(train, None),
+        import_images.pack_once(val, (6, 10), "stretch"),
+        import_images.pack_once(val, (6, 10), "stretch", r"(video\d)/"),
     ]
     assert len({data.path for data in made}) == len(list(cache.glob("*/manifest.json"))) == 6
     assert [data.size for data in made] == [(6, 10), (4, 4), (4, 4), None, (6, 10), (6, 10)]
     assert not np.array_equal(made[1].picture(0), made[2].picture(0)) and made[5].group_names == ("video0", "video2")
-    again = packing.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
+    again = import_images.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
     assert again.path == made[4].path
     before = json.loads((again.path / "manifest.json").read_text())
     ocec(file, label=["open", "open", "open", "open", "closed"], class_id=[1, 1, 1, 1, 0])
-    changed = packing.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
+    changed = import_images.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
     assert changed.digest != before["digest"] and changed.labels.tolist() == [1, 0]
 
 

@@ -17,8 +17,8 @@ from runs import ROOT
 from trainkit import errors
 from trainkit.config import loader, yaml_reader
 from trainkit.config.units import Safeguard
+from trainkit.data import rows
 from trainkit.data.loader import worker_pool
-from trainkit.data.storage import hashed_folder
 from trainkit.experiments import launch
 from trainkit.training import checkpointer
 
@@ -113,7 +113,7 @@ def test_every_tag_and_event_that_is_named_is_set_somewhere(page, source):
         ),
         (r"(\d+) decompression bombs", lambda _: len(decompression_bombs.BOMBS)),
         (r"(\d+) secrets are placed", lambda _: len(fake_secrets.SAID)),
-        (r"up to (\d+) MiB is compared whole", lambda _: hashed_folder.HASHED_AT_OPEN >> 20),
+        (r"up to (\d+) MiB is compared whole", lambda _: rows.HASHED_AT_OPEN >> 20),
         (r"At most (\d+) MB,", lambda _: loader.MAX_BYTES / 1e6),
         (r"MB, (\d+) deep", lambda _: yaml_reader.MAX_DEPTH),
         (r"deep, ([\d,]+) values", lambda _: yaml_reader.MAX_VALUES),

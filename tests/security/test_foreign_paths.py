@@ -22,12 +22,11 @@ from trainkit import files
 from trainkit.autoconfig import download as fetching
 from trainkit.checkpoint import storage, verification
 from trainkit.config import loader, schema
-from trainkit.data import evaluation_sets, sources
+from trainkit.data import cache, evaluation_sets, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.records import Rows
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.storage import cache
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.errors import UserError
 from trainkit.tracking import run_folder, store, upload_queue, uploader

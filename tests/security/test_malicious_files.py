@@ -28,7 +28,7 @@ from trainkit.analysis import projector
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import evaluation_sets, leakage, sources
+from trainkit.data import evaluation_sets, leakage, row_files, sources
 from trainkit.data.faces import align
 from trainkit.data.formats import (
     arrow_tables,
@@ -45,11 +45,12 @@ from trainkit.data.people import tokenizer
 from trainkit.data.people.records import Rows
 from trainkit.data.scenes import coco, files, label_files
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.storage import hashed_folder, image_store, import_images, mask_store, volume_store
+from trainkit.data.storage import image_store, import_images, mask_store, volume_store
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.export import export
+from trainkit.files import sha256
 from trainkit.inference import trained_model
 from trainkit.tracking import journal, run_folder, store
 
@@ -96,7 +97,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
     "tokens.read_merges": tokenizer.read_merges,
-    "hashed.mapped": hashed_folder.mapped,
+    "hashed.mapped": row_files.mapped,
     "duplicates._kept": lambda path: leakage._kept(path, np.arange(1)),
     "config.load": loader.load,
     "journal.read": journal.read,
@@ -315,7 +316,7 @@ def _exported(root: Path) -> Path:
     told = {
         "recipe": "name: x\n",
         "meta": {},
-        "sha256": {"model.safetensors": hashed_folder.sha256(root / "model.safetensors")},
+        "sha256": {"model.safetensors": sha256(root / "model.safetensors")},
     }
     (root / "model.json").write_text(json.dumps(told))
     return root
@@ -364,14 +365,14 @@ def _mend_manifest(path: Path, name: str) -> None:
         (path / storage.MANIFEST).write_bytes(verification.encoded_manifest(files))
     elif name == "model.safetensors" and (path / "model.json").is_file():
         told = json.loads((path / "model.json").read_text())
-        told["sha256"]["model.safetensors"] = hashed_folder.sha256(path / name)
+        told["sha256"]["model.safetensors"] = sha256(path / name)
         (path / "model.json").write_text(json.dumps(told))
     elif file.is_file() and name != "manifest.json":
         manifest = json.loads(file.read_text())
         if name in manifest["files"]:
             manifest["files"][name] = {
                 "bytes": (path / name).stat().st_size,
-                "sha256": hashed_folder.sha256(path / name),
+                "sha256": sha256(path / name),
             }
             kinds = image_store.Packed, volume_store.PackedVolumes, mask_store.PackedMasks
             kind = next(kind for kind in kinds if kind.FORM.format == manifest["format"])
@@ -558,8 +559,8 @@ DOORS: dict[str, set[str]] = {
     "pairs.read_csv": {"data/formats/pairs_csv.py csv.reader"},
     "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
-    "hashed.mapped": {"data/storage/hashed_folder.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/storage/hashed_folder.py json.loads", "data/storage/hashed_folder.py numpy.memmap"},
+    "hashed.mapped": {"data/row_files.py numpy.lib.format.open_memmap"},
+    "faces, packed": {"data/row_files.py json.loads", "data/rows.py mmap.mmap", "data/rows.py numpy.frombuffer"},
     "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
     "volumes, packed": {"data/storage/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
@@ -583,7 +584,14 @@ REASONS = {
     "the first 540 bytes of a volume of a request; its reader reads the rest": {
         "inference/served_requests.py zlib.decompressobj",
     },
-    "JSON of a set's index, in the cache": {"data/people/index.py json.loads"},
+    "a set's index, in the cache": {
+        "data/people/index.py json.loads", "data/storage/hashed_folder.py json.loads",
+        "data/storage/hashed_folder.py numpy.memmap",
+        "data/storage/hashed_folder.py numpy.lib.format.open_memmap",
+    },
+    "a journal of what was written, whose batches are compared with their CRC-32": {
+        "data/rows_writer.py json.loads",
+    },
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",
         "data/loader/worker_pool.py torch.frombuffer",
@@ -594,10 +602,10 @@ REASONS = {
         "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
         "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
         "inference/table_writer.py pyarrow.parquet.read_table",
-        "inference/table_writer.py pyarrow.parquet.read_metadata",
+        "inference/table_writer.py pyarrow.parquet.read_metadata", "data/repack.py json.loads",
     },
     "opened once its header and its hashes are those that this program would write": {
-        "training/teacher_cache.py numpy.load"
+        "training/teacher_cache.py numpy.load", "data/repack.py numpy.memmap"
     },
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {

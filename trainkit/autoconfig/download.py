@@ -16,8 +16,8 @@ from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.config.downloads import Download
 from trainkit.config.schema import Recipe
-from trainkit.data.storage.hashed_folder import sha256
 from trainkit.errors import UserError
+from trainkit.files import sha256
 
 _CHUNK = 1 << 20
 _SECONDS = 60

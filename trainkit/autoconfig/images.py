@@ -22,8 +22,7 @@ from trainkit.data.images.augment import Light
 from trainkit.data.images.dataset import Images
 from trainkit.data.record import Record, Source
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.storage.import_images import threads
-from trainkit.data.storage.map_store import each
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few
 from trainkit.paths import locate
 

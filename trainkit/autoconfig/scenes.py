@@ -32,8 +32,7 @@ from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.verify import NamedSet
 from trainkit.data.split import Holdout
-from trainkit.data.storage.import_images import threads
-from trainkit.data.storage.map_store import each
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.paths import locate

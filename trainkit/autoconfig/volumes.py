@@ -15,9 +15,8 @@ from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT, split_of
 from trainkit.data.storage import volume_store
-from trainkit.data.storage.import_images import threads
-from trainkit.data.storage.map_store import each
 from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.threads import each, threads
 from trainkit.data.volumes import channels, importer, label_names, layouts, reader, sources
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes

@@ -305,31 +305,6 @@ def verify(
     return 0
 
 
-@data.command("export")
-@click.argument("packed", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--masks", metavar="PACKED", type=click.Path(path_type=Path), help="Export these packed masks of the images too."
-)
-@click.option("--split", default="train", show_default=True, help="Name of the split in OUT.")
-def export_(packed: Path, out: Path, masks: Path | None, split: str) -> None:
-    """Write the packed images at PACKED to OUT as Parquet.
-
-    `load_dataset` and recipes can read it. Images are copied as stored, with the names of their classes. Imported again
-    at the same size, OUT has the same digest as PACKED.
-
-    Example: trainkit data export photos-packed photos.parquet
-    """
-    from trainkit.data.storage import export_tables
-
-    if not re.fullmatch(r"\w[\w.]*", split):
-        raise click.UsageError(f"--split {split!r}: letters, digits, _ and .")
-    with bar("exporting") as on_progress:
-        rows = export_tables.export_set(packed, out, masks=masks, split=split, on_progress=on_progress)
-    echo(f"{out}: {rows} images{' and their masks' if masks is not None else ''}, split {split}")
-    next_step("cp", "RECIPE", "mine.yaml", "--data", out, why="a recipe for this data")
-
-
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(

@@ -26,7 +26,7 @@ from trainkit.export.agreement import Agreement, Exportable, Exporter
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.images import headless
 from trainkit.export.latency import Latency, time_network
-from trainkit.files import Json, write_aside
+from trainkit.files import Json, sha256, write_aside
 from trainkit.inference.output_folder import check_free
 from trainkit.inference.trained_model import JSON_BYTES, Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import DatasetInfo
@@ -140,7 +140,7 @@ def _write(
             about["latency"] = asdict(timed)
         about["notes"] = notes
         about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-        about["sha256"] = {name: files.sha256(aside / name) for name in names}
+        about["sha256"] = {name: sha256(aside / name) for name in names}
         write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
         write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements, timed))
         kept += [*names, ABOUT, CARD]
@@ -181,7 +181,7 @@ def _read(folder: Path) -> tuple[Recipe, Exporter, dict[str, Any], DatasetInfo]:
         raise UserError(where, "its recipe is not text, or its outputs have no names", remedy=again)
     meta = meta_of(said.get("meta"), where, again)
     file = folder / TENSORS
-    if file.is_file() and files.sha256(file) != digest:
+    if file.is_file() and sha256(file) != digest:
         found = "SHA-256 differs from that in model.json"
         raise UserError(str(file), found, remedy="run `trainkit export` again")
     recipe = loader.parse(Recipe, text, where, ("train.precision=no",), TABLES, stored=True)

@@ -141,7 +141,7 @@ def pixels_of(record: Record) -> np.ndarray:
 
 def key(source: Source) -> str:
     """Hash the files of a source: any changed, replaced or added file changes the key."""
-    from trainkit.data.storage.cache import key as made_of
+    from trainkit.data.cache import key as made_of
 
     return made_of([source.kind, source.where, source.split], source.files)
 

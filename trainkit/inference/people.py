@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from trainkit.data import sources
+from trainkit.data.cache import key
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
 from trainkit.data.people.dataset import People
-from trainkit.data.storage.cache import key
 from trainkit.errors import UserError, number_of
 from trainkit.inference import samples
 from trainkit.inference import table_writer as tables

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainkit.data.storage.import_images import threads
+from trainkit.data.threads import threads
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.inference.output_folder import Predicted, Request

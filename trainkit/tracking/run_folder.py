@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from trainkit.errors import UserError
-from trainkit.files import write_aside
+from trainkit.files import file_system, write_aside
 
 SUMMARY = "summary.txt"
 """File in the folder of a parent run that keeps what was printed at its end."""
@@ -32,8 +32,6 @@ _SENDS = b"sends"
 """Content of a lock that is held to upload what a run has left."""
 _OWN_DISK = re.compile(r"ext[234]|xfs|btrfs|zfs|f2fs|bcachefs|tmpfs|overlay")
 """File systems that one kernel at a time mounts: a lock there is known to all who could write."""
-NETWORK_DISK = re.compile(r"nfs|cifs|smb|lustre|gpfs|beegfs|ceph|glusterfs|afs|9p|fuse\.(sshfs|s3fs|gcsfuse|rclone)")
-"""File systems on which SQLite is not safe."""
 
 
 def members(folder: RunFolder) -> dict[str, str]:
@@ -338,13 +336,3 @@ def _lock_on_windows(file: Any) -> bool:
     finally:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
     return True
-
-
-def file_system(folder: Path) -> str:
-    """Return the type of the file system that a folder is on; empty where the system does not say."""
-    try:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-    except (OSError, IndexError):
-        return ""
-    here = [(place, kind) for place, kind in mounts if folder.resolve().is_relative_to(place)]
-    return max(here, key=lambda entry: len(entry[0]), default=("", ""))[1]

@@ -33,22 +33,14 @@ from urllib.parse import unquote, urlsplit
 
 from trainkit.config import metric_table
 from trainkit.errors import UserError, of_disk
-from trainkit.files import sync_folder, write_aside
+from trainkit.files import NETWORK_DISK, file_system, sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.tracking import journal, run_names
 from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
-from trainkit.tracking.run_folder import (
-    CREATION,
-    NETWORK_DISK,
-    RunFolder,
-    RunInfo,
-    file_system,
-    parse_info,
-    without_waiting,
-)
+from trainkit.tracking.run_folder import CREATION, RunFolder, RunInfo, parse_info, without_waiting
 
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""

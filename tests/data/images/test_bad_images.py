@@ -7,15 +7,17 @@ import socket
 from pathlib import Path
 
 import numpy as np
+import packed_rows
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from trainkit.data import rows
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
-from trainkit.data.storage import hashed_folder, import_images
+from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 SIZE = 16
@@ -215,11 +217,8 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
 
 def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
     split = opened(root).train
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
-    images = split.packed.path / "images.npy"
-    content = bytearray(images.read_bytes())
-    content[128 + 4 * 3 * SIZE * SIZE + 9] ^= 1
-    images.write_bytes(content)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    packed_rows.damage(split.packed, "image", 4, 9)
     split = opened(root).train
     split.fetch(np.array([3, 5]), 0)
     with pytest.raises(UserError, match=r"row 4 \(dog/1\.png\)"):

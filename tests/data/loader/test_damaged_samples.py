@@ -15,11 +15,11 @@ from runs import PLUGIN, Ran, all_same, newest, own_store, run, spawn, stop_afte
 
 from trainkit import rng
 from trainkit.config.schema import Loader
+from trainkit.data import rows
 from trainkit.data.images.dataset import Images
 from trainkit.data.loader import stream
 from trainkit.data.loader.damaged_samples import TRIES, Damage, Replacing
 from trainkit.data.split import SplitView
-from trainkit.data.storage import hashed_folder
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.training.plan import Plan
@@ -32,7 +32,7 @@ PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulati
 def pictures(tmp_path, cache, monkeypatch) -> Path:
     """48 images of three classes, packed; as of a set of gigabytes their hash is not compared when it is opened."""
     stripes(tmp_path / "set", 16, 1, (SIDE, SIDE))
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     return tmp_path / "set"
 
 
@@ -43,10 +43,9 @@ def opened(root: Path):
 def damage(packed: Packed, rows, seed: int = 0) -> None:
     """Flip a bit of each of some rows, wherever in it."""
     rng, size = np.random.default_rng(seed), 3 * SIDE * SIDE
-    with (packed.path / "images.npy").open("r+b") as file:
-        begin = file.seek(0, 2) - len(packed) * size
+    with (packed.path / "rows.arrow").open("r+b") as file:
         for row in rows:
-            at = begin + int(row) * size + int(rng.integers(size))
+            at = packed.span("image", int(row))[0] + int(rng.integers(size))
             file.seek(at)
             byte = file.read(1)[0]
             file.seek(at)
@@ -59,7 +58,7 @@ def read(split, bad: Damage | None = None, **more) -> list[dict[str, torch.Tenso
 
 def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
     whole = opened(pictures)
-    content = (whole.packed.path / "images.npy").read_bytes()
+    content = (whole.packed.path / "rows.arrow").read_bytes()
     for seed in promise.trials(
         "B1", "a flipped bit in a packed image is found when the image is read", few=40, many=2000
     ):
@@ -69,11 +68,11 @@ def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
             split = opened(pictures)
             with pytest.raises(UserError, match=rf"row {row} \(\w+/\d+\.png\): is not what was written"):
                 split.fetch(np.array([row]), 0)
-            (whole.packed.path / "images.npy").write_bytes(content)
+            (whole.packed.path / "rows.arrow").write_bytes(content)
 
 
 def test_without_its_checksum_a_flip_is_not_seen(pictures, monkeypatch):
-    monkeypatch.setattr(Packed, "_check_row", lambda self, row, data: None)
+    monkeypatch.setattr(Packed, "_check_row", lambda self, row, data, crc: None)
     split = opened(pictures)
     before = split.fetch(np.array([3]), 0)["image"]
     damage(split.packed, [3])

@@ -18,7 +18,7 @@ from trainkit.data.people import index as people_index
 from trainkit.data.people import modalities, sources
 from trainkit.data.people.index import PeopleIndex, indexed
 from trainkit.data.people.records import Rows
-from trainkit.data.storage import cache
+from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, TEXT
 
@@ -119,7 +119,7 @@ def test_lists_point_at_the_records_they_name(tmp_path):
 def test_pictures_are_packed_in_the_order_of_the_index(tmp_path):
     people_sets.market(tmp_path / "set")
     index = indexed(f"{tmp_path / 'set'}#test")
-    packed = cache.pack_once(index.pictures(), (16, 8))
+    packed = import_images.pack_once(index.pictures(), (16, 8))
     assert packed.ids() == index.ids()
     names = packed.class_names
     assert [names[label] for label in packed.labels] == [(*index.persons, "-1")[p] for p in index.person]
@@ -139,7 +139,7 @@ def test_captions_are_no_pictures(tmp_path):
     damaged = tmp_path / "set" / "sk" / "p01" / "0.png"
     damaged.write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"sk/p01/0\.png"):
-        cache.pack_once(source, (16, 8))
+        import_images.pack_once(source, (16, 8))
 
 
 def test_a_set_is_scanned_once(tmp_path, scans, caplog):

@@ -475,7 +475,7 @@ def test_masks_without_a_label_are_refused(tmp_path):
 def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch):
     home = sets.camvid(tmp_path / "a", (2, 1))
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 77, np.uint8))
-    monkeypatch.setattr(dataset.cache, "pack_once", lambda *_, **__: pytest.fail("images are packed"))
+    monkeypatch.setattr(dataset.import_images, "pack_once", lambda *_, **__: pytest.fail("images are packed"))
     with pytest.raises(UserError, match=r"77 \(768 px"):
         block(home).open(0)
 

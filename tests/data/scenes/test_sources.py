@@ -17,7 +17,7 @@ from trainkit.data.scenes import image_lists, label_maps, sources
 from trainkit.data.scenes.files import classes_of, picture_shape
 from trainkit.data.scenes.label_maps import from_palette, numbered
 from trainkit.data.scenes.sources import open_scenes
-from trainkit.data.storage import cache, mask_store
+from trainkit.data.storage import import_images, mask_store
 from trainkit.errors import UserError
 
 LABELS = numbered(scene_sets.NAMES[: scene_sets.CLASSES])
@@ -434,7 +434,7 @@ def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch, w
     place = write(tmp_path / "set")
     for part, count in (("train", 6), ("val", 3)):
         source = open_scenes(str(place), part)
-        packed = cache.pack_once(source.pictures(), None)
+        packed = import_images.pack_once(source.pictures(), None)
         assert len(packed) == count and packed.ids() == source.ids()
         for n, scene in enumerate(source.scenes):
             data = scene.image if isinstance(scene.image, bytes) else scene.image.read_bytes()
@@ -446,7 +446,7 @@ def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypa
     place = scene_sets.camvid(tmp_path / "set")
 
     def packed() -> Path:
-        return cache.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
+        return import_images.pack_once(open_scenes(f"{place}#train").pictures(), (12, 16), "stretch").path
 
     before, files = packed(), open_scenes(f"{place}#train").files
     scene_sets.put(place / "trainannot" / "p000.png", scene_sets.scene(99)[1])

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import numpy as np
+import packed_rows
 import pytest
 import scene_sets
 from hypothesis import example, given, settings
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from trainkit.config.validation import validate
+from trainkit.data import rows
 from trainkit.data.scenes import files, label_maps, sources
-from trainkit.data.storage import boundary_distance, hashed_folder, mask_store
+from trainkit.data.storage import boundary_distance, mask_store
 from trainkit.data.storage.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
@@ -233,12 +235,12 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
         distances_once(data, Distance())
 
 
-@pytest.mark.parametrize("name", ["maps.bin", "shapes.npy", "offsets.npy", "checksums.npy"])
-def test_a_damaged_file_is_refused(tmp_path, name):
-    data = packed(tmp_path / "set")
-    file = distances_once(data, Distance()).path / name
+@pytest.mark.parametrize("place", [-11, 40, 900])
+def test_a_damaged_file_is_refused(tmp_path, place):
+    data, name = packed(tmp_path / "set"), r"rows\.arrow"
+    file = distances_once(data, Distance()).path / "rows.arrow"
     content = bytearray(file.read_bytes())
-    content[-3] ^= 4
+    content[place] ^= 4
     file.write_bytes(content)
     with pytest.raises(UserError, match=rf"{name}: is not what was written.*remove the folder"):
         distances_once(data, Distance())
@@ -250,10 +252,8 @@ def test_a_damaged_file_is_refused(tmp_path, name):
 def test_a_damaged_row_of_a_large_file_is_refused_when_it_is_read(tmp_path, monkeypatch):
     data = packed(tmp_path / "set")
     found = distances_once(data, Distance())
-    content = bytearray((found.path / "maps.bin").read_bytes())
-    content[-9] ^= 1
-    (found.path / "maps.bin").write_bytes(content)
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    packed_rows.damage(found, "map", 2, 9)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     found = distances_once(data, Distance())
     found.map(0), found.map(1)
     with pytest.raises(UserError, match=r"row 2: is not what was written \(checksum differs\)"):

@@ -6,12 +6,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import packed_rows
 import pytest
 from PIL import Image
 
+from trainkit.data import rows
 from trainkit.data.formats import image_decode
 from trainkit.data.loader import thread_pool
-from trainkit.data.storage import hashed_folder, image_store, import_images
+from trainkit.data.storage import image_store, import_images
 from trainkit.data.storage.image_store import Packed, Writer
 from trainkit.errors import UserError
 
@@ -34,10 +36,6 @@ def people(root: Path) -> Path:
 def folder(request, tmp_path) -> Path:
     import_images.import_faces(people(tmp_path / "people"), tmp_path / "set", image_size=SIZE, store=request.param)
     return tmp_path / "set"
-
-
-def images(folder: Path) -> Path:
-    return next(folder.glob("images.*"))
 
 
 def test_what_was_put_in_comes_out(folder):
@@ -67,7 +65,8 @@ def test_sets_of_squares_keep_the_digest_they_always_had(tmp_path):
         import_images.import_faces(root, tmp_path / store, image_size=8, store=store)
         data = Packed(tmp_path / store)
         assert data.digest == digest and data.manifest["image_size"] == 8 and data.size == (8, 8)
-        assert data.groups is None and data.group_names == () and len(list((tmp_path / store).iterdir())) in (7, 8)
+        assert data.groups is None and data.group_names == ()
+        assert {file.name for file in (tmp_path / store).iterdir()} == {"manifest.json", "names.json", "rows.arrow"}
 
 
 def test_sets_of_the_same_files_are_known_as_such_in_any_size(tmp_path):
@@ -151,18 +150,15 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
 
 
 def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     import_images.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
-    file = tmp_path / "set" / "images.bin"
-    content = bytearray(file.read_bytes())
-    content[int(Packed(tmp_path / "set")._offsets[2]) + 40] ^= 1
-    file.write_bytes(content)
+    packed_rows.damage(Packed(tmp_path / "set"), "image", 2, 40)
     data = Packed(tmp_path / "set")
     data.picture(1)
     with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
         data.picture(2)
     problems = import_images.verify(tmp_path / "set")
-    assert len(problems) == 2 and "images.bin" in problems[0] and "row 2" in problems[1]
+    assert len(problems) == 2 and "rows.arrow" in problems[0] and "row 2" in problems[1]
 
 
 def grouped(tmp_path: Path) -> Path:
@@ -185,28 +181,21 @@ def test_groups_are_kept_and_travel_to_workers(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"groups.npy": np.asarray([0] * 11 + [4])}, r"row 11 .*group 4; expected 0 to 3"),
-        ({"groups.npy": np.asarray([-1] + [0] * 11)}, r"row 0 .*group -1"),
-        ({"groups.npy": np.zeros(11, np.int64)}, "groups.npy"),
-        ({"groups.npy": np.zeros(12, np.int32)}, "groups.npy"),
-        ({"groups.json": None}, "manifest"),
-        ({"groups.npy": None}, "manifest"),
+        (np.asarray([0] * 11 + [4]), r"row 11 .*group 4; expected 0 to 3"),
+        (np.asarray([-1] + [0] * 11), r"row 0 .*group -1"),
+        ("groups.json", "manifest"),
+        ("groups.npy", "manifest"),
     ],
 )
 def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
     folder = grouped(tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name, content in changed.items():
-        if content is None:
-            del manifest["files"][name]
-        else:
-            np.save(folder / name, content)
-            manifest["files"][name] = {
-                "bytes": (folder / name).stat().st_size,
-                "sha256": hashed_folder.sha256(folder / name),
-            }
-    manifest["digest"] = Packed.digest_of(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if isinstance(changed, str):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["files"][changed]
+        manifest["digest"] = Packed.digest_of(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    else:
+        packed_rows.rewrite(Packed(folder), group=changed)
     with pytest.raises(UserError, match=words):
         Packed(folder)
 
@@ -254,10 +243,10 @@ def test_decoded_and_encoded_hold_the_same_pixels(tmp_path):
 def test_every_flipped_byte_of_every_file_is_noticed(folder):
     rng = np.random.default_rng(0)
     files = sorted(folder.iterdir())
-    assert len(files) >= 7
+    assert [file.name for file in files] == ["manifest.json", "names.json", "rows.arrow"]
     for file in files:
         whole = file.read_bytes()
-        for place in rng.integers(0, len(whole), 12):
+        for place in rng.integers(0, len(whole), 60 if file.name == "rows.arrow" else 12):
             content = bytearray(whole)
             content[place] ^= 1 << int(rng.integers(8))
             file.write_bytes(content)
@@ -280,23 +269,19 @@ def _refuses(folder: Path) -> bool:
 
 
 def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
-    data = Packed(folder)
-    begin = 128 + 7 * 3 * SIZE * SIZE if data.store == "decoded" else int(data._offsets[7])
-    content = bytearray(images(folder).read_bytes())
-    content[begin + 20] ^= 4
-    images(folder).write_bytes(content)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    packed_rows.damage(Packed(folder), "image", 7)
     data = Packed(folder)
     data.fetch(np.asarray([6, 8]))
     with pytest.raises(UserError, match=r"row 7 \(p1/3\.png\)"):
         data.fetch(np.asarray([6, 7]))
     problems = import_images.verify(folder)
-    assert len(problems) == 2 and "images." in problems[0] and "row 7" in problems[1]
+    assert len(problems) == 2 and "rows.arrow" in problems[0] and "row 7" in problems[1]
 
 
-@pytest.mark.parametrize("name", ["images", "labels.npy", "checksums.npy", "ids.txt", "manifest.json", "names.json"])
+@pytest.mark.parametrize("name", ["rows.arrow", "manifest.json", "names.json"])
 def test_a_truncated_or_missing_file_is_named(folder, name):
-    file = images(folder) if name == "images" else folder / name
+    file = folder / name
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2])
     with pytest.raises(UserError, match=file.name):
@@ -332,14 +317,9 @@ def test_a_manifest_that_was_tampered_with_is_refused(folder, change):
 
 
 def test_a_label_out_of_range_is_named_by_its_row(folder):
-    labels = np.load(folder / "labels.npy")
+    labels = Packed(folder).labels.copy()
     labels[9] = 3
-    np.save(folder / "labels.npy", labels)
-    file = folder / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["files"]["labels.npy"]["sha256"] = hashed_folder.sha256(folder / "labels.npy")
-    manifest["digest"] = Packed.digest_of(manifest)
-    file.write_text(json.dumps(manifest))
+    packed_rows.rewrite(Packed(folder), label=labels)
     with pytest.raises(UserError, match=r"row 9 .*label 3"):
         Packed(folder)
 
@@ -378,7 +358,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     root = people(tmp_path / "people")
-    monkeypatch.setattr(Writer, "save", full)
+    monkeypatch.setattr(Writer, "save_json", full)
     with pytest.raises(UserError, match="No space left"):
         import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
     assert list((tmp_path / "out").iterdir()) == []
@@ -525,10 +505,9 @@ OTHERS = {
 
 def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
     with Writer(folder, size=(40, 56), store="encoded") as writer:
-        for data in encoded:
-            writer.add(np.ascontiguousarray(image_decode.decode(data, "").transpose(2, 0, 1)), data)
-        labels = np.zeros(len(encoded), np.int64)
-        return writer.finish(labels=labels, class_names=["one"], ids=[str(i) for i in range(len(encoded))])
+        for i, data in enumerate(encoded):
+            writer.add_image(str(i), np.ascontiguousarray(image_decode.decode(data, "").transpose(2, 0, 1)), data)
+        return writer.finish(labels=np.zeros(len(encoded), np.int64), class_names=["one"])
 
 
 @pytest.mark.parametrize("decoder", ["_simplejpeg", "_torchvision"])
@@ -537,7 +516,7 @@ def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder
         pytest.importorskip("simplejpeg")
     monkeypatch.setattr(image_decode, "plain_decoder", getattr(image_decode, decoder))
     data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
-    assert not data._images.flags.writeable, "a file larger than memory can be mapped for reading alone"
+    assert not data._bytes.flags.writeable, "a file larger than memory can be mapped for reading alone"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         images = data.fetch(np.arange(len(data)))
@@ -606,17 +585,15 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
 def test_threads_read_what_one_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(thread_pool, "count", lambda: 3)
     monkeypatch.setattr(image_store, "_COPIED", 1)
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     for store in ("decoded", "encoded"):
         import_images.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
         data = Packed(tmp_path / f"{store}.set")
-        rows = np.random.default_rng(0).integers(0, 12, 50)
-        for pixels, row in zip(data.fetch(rows), rows, strict=True):
+        drawn = np.random.default_rng(0).integers(0, 12, 50)
+        for pixels, row in zip(data.fetch(drawn), drawn, strict=True):
             assert (pixels.transpose(1, 2, 0) == picture(10 * (row // 4) + row % 4)).all()
-        content = bytearray(images(data.path).read_bytes())
         for row in (7, 10):
-            content[128 + row * 192 + 20 if store == "decoded" else int(data._offsets[row]) + 20] ^= 4
-        images(data.path).write_bytes(content)
+            packed_rows.damage(data, "image", row)
         for read in (Packed(data.path).fetch, Packed(data.path).pictures):
             with pytest.raises(UserError, match="row 7 "):
                 read(np.arange(12))

@@ -7,14 +7,16 @@ import re
 import zlib
 
 import numpy as np
+import packed_rows
 import pytest
 import scene_sets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from trainkit.data import rows
 from trainkit.data.scenes import files, label_maps, sources
-from trainkit.data.storage import hashed_folder, map_store, mask_store
+from trainkit.data.storage import map_store, mask_store
 from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once, resized
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
@@ -181,43 +183,39 @@ def test_long_lists_of_mistakes_are_cut_and_counted():
     mask_store.refuse("a set", [], "bad masks")
 
 
-def damaged(data, change):
-    """Change the arrays and the manifest of a folder so that all hashes fit again."""
-    arrays = {name: np.load(data.path / f"{name}.npy") for name in ("shapes", "offsets", "checksums", "counts")}
-    arrays["maps"] = np.fromfile(data.path / "maps.bin", np.uint8)
-    manifest = json.loads((data.path / "manifest.json").read_text())
-    change(arrays, manifest)
-    arrays.pop("maps").tofile(data.path / "maps.bin")
-    for name, array in arrays.items():
-        np.save(data.path / f"{name}.npy", array)
-    for name, entry in manifest["files"].items():
-        entry["bytes"] = (data.path / name).stat().st_size
-        entry["sha256"] = hashed_folder.sha256(data.path / name)
-    manifest["digest"] = mask_store.PackedMasks.digest_of(manifest)
-    (data.path / "manifest.json").write_text(json.dumps(manifest))
+def of_first(**changed):
+    """Change numbers of the first row."""
+    return lambda row, values: values.update(
+        {name: change(values[name]) for name, change in changed.items() if row == 0}
+    )
+
+
+def as_they_are(row, values):
+    pass
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "manifest", "said"),
     [
-        (lambda a, m: a["shapes"].__setitem__((0, 0), 25), "counts that do not match"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), -1), "impossible sizes"),
-        (lambda a, m: a["shapes"].__setitem__((0, 0), 1 << 30), "impossible sizes"),
-        (lambda a, m: a["offsets"].__setitem__(1, 1 << 40), "offsets do not match"),
-        (lambda a, m: a["offsets"].__setitem__(0, 1), "offsets do not match"),
-        (lambda a, m: a["counts"].__setitem__((0, 0), -1), "counts that do not match"),
-        (lambda a, m: a.__setitem__("counts", a["counts"][:, 1:]), "int64"),
-        (lambda a, m: a.__setitem__("checksums", a["checksums"][1:]), "uint32"),
-        (lambda a, m: m.__setitem__("names", ["a"] * 256), "names"),
-        (lambda a, m: m.__setitem__("colours", [[1, 2, 3]]), "colours"),
-        (lambda a, m: m.__setitem__("colours", [[1, 2, 300]] * 4), "colours"),
-        (lambda a, m: m.__setitem__("size", [1]), "size"),
-        (lambda a, m: m.__setitem__("rows", 0), "rows"),
+        (of_first(shape=lambda shape: (25, 32)), {}, "counts that do not match"),
+        (of_first(shape=lambda shape: (-1, 32)), {}, "impossible sizes"),
+        (of_first(shape=lambda shape: (1 << 30, 32)), {}, "impossible sizes"),
+        (of_first(counts=lambda counts: [-1, *counts[1:]]), {}, "counts that do not match"),
+        (as_they_are, {"names": ["a"] * 256}, "names"),
+        (as_they_are, {"names": ["a"], "colours": []}, "counts of batch 0 is not what was written"),
+        (as_they_are, {"colours": [[1, 2, 3]]}, "colours"),
+        (as_they_are, {"colours": [[1, 2, 300]] * 4}, "colours"),
+        (as_they_are, {"size": [1]}, "size"),
+        (as_they_are, {"rows": 0}, "rows"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(root, change, said):
+def test_what_does_not_fit_together_is_refused(root, change, manifest, said):
     data = pack_masks_once(source(root), LABELS)
-    damaged(data, change)
+    packed_rows.rebuild(data, change)
+    if manifest:
+        file = data.path / "manifest.json"
+        found = json.loads(file.read_text()) | manifest
+        file.write_text(json.dumps(found | {"digest": PackedMasks.digest_of(found)}))
     with pytest.raises(UserError, match=said):
         PackedMasks(data.path)
 
@@ -226,36 +224,26 @@ def test_a_stream_of_another_length_is_refused(root):
     """Also one that would fill the memory."""
     data = pack_masks_once(source(root), LABELS)
     bomb = zlib.compress(bytes(1 << 24))
-    small = map_store.compress(np.zeros((3, 3), np.uint8))
-    for stream, said in ((small, "9 pixels; expected 24 x 32"), (bomb, ""), (b"nonsense", "cannot be unpacked")):
-
-        def put(arrays, manifest, stream=stream):
-            rest = arrays["maps"][arrays["offsets"][1] :]
-            arrays["offsets"] += len(stream) - arrays["offsets"][1]
-            arrays["offsets"][0] = 0
-            arrays["maps"] = np.concatenate([np.frombuffer(stream, np.uint8), rest])
-            arrays["checksums"][0] = zlib.crc32(stream)
-
-        damaged(data, put)
+    small = map_store.packed(np.zeros((3, 3), np.uint8))["map"]
+    for stream, said in (
+        (small, "9 pixels; expected 24 x 32"),
+        (bomb, "more than 24 x 32 pixels"),
+        (b"nonsense", "cannot be unpacked"),
+    ):
+        packed_rows.rebuild(data, of_first(map=lambda _, s=stream: s, crc=lambda _, s=stream: zlib.crc32(s)))
         opened = PackedMasks(data.path)
-        if said:
-            with pytest.raises(UserError, match=said):
-                opened.mask(0)
-        else:
-            with pytest.raises(UserError, match="more than 24 x 32 pixels"):
-                opened.mask(0)
+        with pytest.raises(UserError, match=said):
+            opened.mask(0)
         assert (opened.mask(1) == masks()[1]).all()
 
 
 def test_a_damaged_byte_is_found(root, monkeypatch):
     data = pack_masks_once(source(root), LABELS)
-    content = bytearray((data.path / "maps.bin").read_bytes())
-    content[20] ^= 16
-    (data.path / "maps.bin").write_bytes(content)
-    with pytest.raises(UserError, match=r"maps\.bin: is not what was written"):
+    packed_rows.damage(data, "map", 0)
+    with pytest.raises(UserError, match=r"rows\.arrow: is not what was written"):
         pack_masks_once(source(root), LABELS)
     assert len(data.changed()) == 1
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)  # as of a file that is too large to be hashed each time
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as of a file that is too large to be hashed each time
     opened = pack_masks_once(source(root), LABELS)
     with pytest.raises(UserError, match=r"row 0 \(.*p000.*\): is not what was written"):
         opened.mask(0)

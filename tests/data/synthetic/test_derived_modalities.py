@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from tests.data.synthetic.test_faces import together
-from trainkit.data.storage import cache as packing
+from trainkit.data import cache as packing
 from trainkit.data.synthetic import derived_modalities
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK

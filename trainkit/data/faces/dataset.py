@@ -23,7 +23,7 @@ from trainkit.data.leakage import Held
 from trainkit.data.record import Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import TrainSplit, check_evaluate, evaluated, missing
-from trainkit.data.storage import cache
+from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs, Protocol
@@ -133,7 +133,7 @@ class Faces:
 
     def _pack(self, found: Source | Evaluation, landmarks: bool = True) -> Packed:
         how, align = "crop" if self.fit == "crop" else "down", self.fit == "align" and landmarks
-        return cache.pack_once(found, (self.image_size, self.image_size), how, align=align)
+        return import_images.pack_once(found, (self.image_size, self.image_size), how, align=align)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from trainkit.data.split import (
     evaluated,
     missing,
 )
-from trainkit.data.storage import cache
+from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
@@ -164,12 +164,12 @@ class Images:
         group = None if self.group == EACH else self.group
         if text.startswith(SAMPLE):
             place, own = _sample(text, part)
-            return cache.pack_once(sources.folder(place), size, fit, group or own)
+            return import_images.pack_once(sources.folder(place), size, fit, group or own)
         if is_packed(locate(text)):
             data = Packed(locate(text))
             if data.manifest["protocol"] is None and data.size == size and group is None:
                 return data
-        return cache.pack_once(sources.named(text, columns=self.columns), size, fit, group)
+        return import_images.pack_once(sources.named(text, columns=self.columns), size, fit, group)
 
     def _divided(self, whole: Packed) -> tuple[np.ndarray, np.ndarray]:
         """Return rows to train on, and rows that are held out."""

@@ -29,7 +29,7 @@ from trainkit.data.people.searches import SameCamera, combined, searches
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
-from trainkit.data.storage import cache
+from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
@@ -226,7 +226,7 @@ class People:
         return PeopleSplit(
             name,
             index,
-            cache.pack_once(index.pictures(), self.side, self.fit),
+            import_images.pack_once(index.pictures(), self.side, self.fit),
             rows.astype(np.int32),
             numbers[index.person[rows]],
             np.asarray(index.modality[rows]),

@@ -7,13 +7,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainkit.data import hub
+from trainkit.data import cache, hub
+from trainkit.data.cache import Progress
 from trainkit.data.formats import arrow_tables, dataset_files
 from trainkit.data.formats.arrow_tables import LABEL_COLUMNS, Table
 from trainkit.data.people import modalities
 from trainkit.data.record import Columns
-from trainkit.data.storage import cache
-from trainkit.data.storage.import_images import Progress
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES
 

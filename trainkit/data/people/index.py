@@ -36,12 +36,12 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import folders
+from trainkit.data import cache, folders
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
 from trainkit.data.people.records import Layout, Rows
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.storage import cache, hashed_folder
+from trainkit.data.storage import hashed_folder
 from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
 from trainkit.errors import UserError
 from trainkit.files import Json

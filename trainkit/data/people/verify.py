@@ -15,8 +15,7 @@ from trainkit.data.people import layouts, searches, tokenizer
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.tokenizer import Captions
-from trainkit.data.storage.import_images import threads
-from trainkit.data.storage.map_store import each
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import MODALITIES, TEXT
 

@@ -20,7 +20,7 @@ from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
 from trainkit.data.split import check_leaks, check_names, key, missing
-from trainkit.data.storage import boundary_distance, cache, mask_store
+from trainkit.data.storage import boundary_distance, import_images, mask_store
 from trainkit.data.storage.boundary_distance import Distance
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
@@ -226,7 +226,7 @@ class Scenes:
             found = f"decoded, but images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
             raise UserError("data.store", found, "one size", "set data.size, or use `encoded`")
         fit = "no" if self.size is None else "stretch"
-        images = cache.pack_once(source.pictures(), size, fit, store=self.store)
+        images = import_images.pack_once(source.pictures(), size, fit, store=self.store)
         if len(masks) != len(images):
             raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))

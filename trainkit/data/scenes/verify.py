@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.data import hub, kinds, sources
+from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import audit, files, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
@@ -26,8 +27,8 @@ from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.lost_objects import Fates, Tally, fates
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
-from trainkit.data.storage import image_store, map_store, mask_store
-from trainkit.data.storage.import_images import Progress, threads
+from trainkit.data.storage import image_store, mask_store
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], Non
     good: list[_Seen] = []
     tally = Tally(len(one.labels.names), one.source.is_painted)
     see = partial(_see, labels=one.labels, decode=decode, size=one.size)
-    for seen in map_store.each(see, one.source.scenes, threads()):
+    for seen in each(see, one.source.scenes, threads()):
         if isinstance(seen, _Seen):
             good.append(seen)
             tally.add(seen.id, seen.fates, seen.white)
@@ -393,7 +394,7 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
     if source.labels is not None:
         return source.labels, []
     seen: set[tuple[int, ...]] = set()
-    for some in map_store.each(_codes, source.scenes, threads()):
+    for some in each(_codes, source.scenes, threads()):
         seen |= some
         if len(seen) > label_maps.CODE_LIMIT:
             break

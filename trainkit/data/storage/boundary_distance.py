@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from trainkit.data.storage import cache, map_store
-from trainkit.data.storage.hashed_folder import REBUILD, Form
-from trainkit.data.storage.image_store import is_packed
-from trainkit.data.storage.import_images import Progress, threads
+from trainkit.data import cache, repack
+from trainkit.data.cache import Progress
+from trainkit.data.row_files import REBUILD, Form, Layout, is_packed
+from trainkit.data.rows_writer import Writer
+from trainkit.data.storage import map_store
 from trainkit.data.storage.map_store import CompressedMaps
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
@@ -137,16 +139,17 @@ class Distances(CompressedMaps):
         """The same in steps of `STEP` pixels, uint8, not to be written to: cheaper where only a part is needed."""
         return self.bytes_of(row)
 
-    def where(self, row: int) -> str:
-        """Describe a row's place, for messages."""
-        return f"{self.path}, row {row}"
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> Layout:
+        """Return the columns of maps."""
+        return map_store.COLUMNS
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the number of rows, the digest of the masks, and the settings."""
         return [json.dumps([manifest[key] for key in ("rows", "of", "settings")], sort_keys=True)]
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> tuple[str, ...]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> None:
         settings = manifest.get("settings")
         wrong = {
             "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 0,
@@ -158,7 +161,6 @@ class Distances(CompressedMaps):
             Distance(**manifest["settings"])
         except (TypeError, ValueError):
             self.refuse_entries(manifest, {"settings": True})
-        return map_store.FILES
 
 
 def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
@@ -167,7 +169,7 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
     made = [FORMAT, VERSION, masks.digest, asdict(settings)]
-    folder = cache.place(cache.key(made, ()))
+    folder = repack.placed(cache.key(made, ()), Distances)
 
     def make(on_progress: Progress) -> None:
         begin = time.perf_counter()
@@ -191,13 +193,13 @@ def check_fits(found: Distances, masks: PackedMasks, settings: Distance) -> None
 
 
 def _write(folder: Path, masks: PackedMasks, settings: Distance, on_progress: Progress) -> None:
-    def one(row: int) -> tuple[tuple[int, int], bytes]:
+    def one(row: int) -> dict[str, object]:
         # Half-steps go up: 4 d = 2 sqrt(4 d^2) rounded, without a second pass of division.
         levels = np.floor(np.sqrt(_quarters(masks.mask(row), settings)) * np.float32(0.5 / STEP) + np.float32(0.5))
-        return levels.shape, map_store.compress(levels.astype(np.uint8))
+        return map_store.packed(levels.astype(np.uint8))
 
-    with map_store.Writer(folder) as writer:
-        for row, (shape, stream) in enumerate(map_store.each(one, range(len(masks)), threads())):
-            writer.add(shape, stream)
-            on_progress(row + 1, len(masks))
-        writer.finish(Distances, {"of": masks.digest, "settings": asdict(settings)})
+    with Writer(folder, map_store.COLUMNS) as writer:
+        for row in each(one, range(len(masks)), threads()):
+            writer.add(row)
+            on_progress(writer.rows, len(masks))
+        writer.publish(Distances, {"rows": len(masks), "of": masks.digest, "settings": asdict(settings)})

@@ -1,21 +1,20 @@
 """The packed form of a set of images: made once, memory-mapped, and able to say whether it is still what was written.
 
-A folder with
+A folder of `rows` with the columns
 
-| file               | content                                                                                  |
-|--------------------|------------------------------------------------------------------------------------------|
-| `images.npy`       | store `decoded`: uint8 (rows, 3, height, width)                                          |
-| `images.bin`, `offsets.npy` | store `encoded`: images end to end; int64 (rows + 1,) where each begins       |
-| `labels.npy`       | int64 (rows,), 0 .. classes-1; -1 in evaluation sets, which have no classes              |
-| `checksums.npy`    | uint32 (rows,), CRC-32 of each row of the images as stored, checked when it is first read |
-| `contents.npy`     | uint64 (rows,), BLAKE2b of each row's pixels, for finding duplicates                      |
-| `ids.txt`          | one line per row: the name it had in its source                                          |
-| `names.json`       | class names: the labels of the source in the order of our class numbers                  |
-| `groups.npy`, `groups.json` | only where groups are known: int64 (rows,), which person, video or alphabet a  |
-|                    | row is of, and the names of these                                                        |
-| `protocol.*.npy`   | evaluation sets: the fields of their protocol                                            |
-| `manifest.json`    | version, counts, size and SHA-256 of every file, and the digest of the whole; beside it  |
-|                    | `originals`, SHA-256 of what was packed: files, labels, groups and protocol              |
+| column    | hashed as            | content                                                                         |
+|-----------|----------------------|---------------------------------------------------------------------------------|
+| `id`      | `ids.txt`            | the name that each had in its source                                            |
+| `label`   | `labels.npy`         | int64, 0 .. classes-1; -1 in evaluation sets, which have no classes              |
+| `group`   | `groups.npy`         | int64, which person, video or alphabet a row is of; where groups are known      |
+| `crc`     | `checksums.npy`      | uint32, CRC-32 of each row of the images as stored, checked when it is first read |
+| `content` | `contents.npy`       | uint64, BLAKE2b of each row's pixels, for finding duplicates                    |
+| `image`   | `images.npy`         | store `decoded`: uint8 (3, height, width)                                       |
+|           | `images.bin`, `offsets.npy` | store `encoded`: the encoded image                                       |
+
+and beside them `names.json`, class names: the labels of the source in the order of our class numbers; `groups.json`,
+the names of groups; `protocol.*.npy`, of evaluation sets the fields of their protocol. `originals` in the manifest is
+the SHA-256 of what was packed: files, labels, groups and protocol.
 
 All images are of one size, or (store `encoded` only) each keeps its own.
 
@@ -32,19 +31,25 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
 
+from trainkit.data import repack, row_files
 from trainkit.data.formats import image_decode
 from trainkit.data.loader import thread_pool
-from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, RowFolder
+from trainkit.data.row_files import REBUILD, Column, Form, Part, Text, is_packed
+from trainkit.data.rows import Rows
+from trainkit.data.rows_writer import Writer as RowWriter
+from trainkit.data.rows_writer import line, opened, plain
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
 from trainkit.files import Json
+
+__all__ = ["Packed", "Writer", "content", "describe", "is_packed"]
 
 FORMAT = "trainkit-packed"
 VERSION = 1
@@ -63,12 +68,12 @@ _COPIED, _DECODED = 1 << 20, 1 << 16
 _TURNS = 8
 """Slices a thread that decodes gets of a batch."""
 
+_ORIGINALS = "originals.bin"
+"""File beside the rows while they are written."""
+_ORIGINAL = 16
+"""Bytes of the hash of an image as it was before it was prepared."""
+
 _PROTOCOLS = {"Pairs": Pairs, "Templates": Templates, "Identification": Identification}
-
-
-def is_packed(path: Path) -> bool:
-    """Return True for a folder with a manifest."""
-    return (path / "manifest.json").is_file()
 
 
 def content(pixels: np.ndarray) -> int:
@@ -76,10 +81,42 @@ def content(pixels: np.ndarray) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=8).digest(), "little")
 
 
-class Packed(RowFolder):
+class Packed(Rows):
     """A packed set opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a packed set", "trainkit data import")
+
+    def __init__(self, path: Path | str):
+        """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
+        super().__init__(repack.current(Path(path), type(self)))
+
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> list[Column | Text | Part]:
+        """Return the columns; of each row of a set of one size as many bytes, in a file with the header of an array."""
+        image = Part("image", "images.bin", "offsets.npy")
+        size = _size(manifest["image_size"])
+        if manifest["store"] == "decoded" and size is not None:
+            image = Part("image", "images.npy", stride=3 * size[0] * size[1], header=_header(manifest["rows"], size))
+        return [
+            Text("id", "ids.txt"),
+            Column("label", "labels.npy", "int64", late=True),
+            Column("group", "groups.npy", "int64", late=True),
+            Column("crc", "checksums.npy", "uint32"),
+            Column("content", "contents.npy", "uint64"),
+            image,
+        ]
+
+    @classmethod
+    def beside(cls, manifest: Mapping[str, Json]) -> list[str]:
+        """Return the names of classes, of groups, and the fields of a protocol."""
+        kind = _PROTOCOLS.get(manifest["protocol"])
+        fields = [] if kind is None else [f"protocol.{field}.npy" for field in kind.__dataclass_fields__]
+        return ["names.json", *fields, *(["groups.json"] if manifest.get("grouped") else [])]
+
+    @classmethod
+    def unlisted(cls, manifest: Mapping[str, Json]) -> list[str]:
+        """Return the groups, where none are known."""
+        return [] if manifest.get("grouped") else ["groups.npy"]
 
     @property
     def store(self) -> Store:
@@ -91,7 +128,7 @@ class Packed(RowFolder):
         """Number of classes; 0 in evaluation sets."""
         return self.manifest["classes"]
 
-    @property
+    @functools.cached_property
     def size(self) -> tuple[int, int] | None:
         """Height and width of every image; None where images keep their own sizes."""
         return _size(self.manifest["image_size"])
@@ -112,15 +149,25 @@ class Packed(RowFolder):
         found = self.manifest.get("originals")
         return found if isinstance(found, str) else None
 
+    @functools.cached_property
+    def labels(self) -> np.ndarray:
+        """int64 (rows,), the class of each; -1 in evaluation sets."""
+        return self.column("label")
+
+    @functools.cached_property
+    def groups(self) -> np.ndarray | None:
+        """int64 (rows,), the group of each; None where none are known."""
+        return self.column("group") if self.manifest.get("grouped") else None
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """The label each class had in its source."""
-        return hashed_folder.listed(self.path / "names.json")
+        return row_files.listed(self.path / "names.json")
 
     @property
     def group_names(self) -> tuple[str, ...]:
         """Names of the groups (people, videos, alphabets); empty where the source knew none."""
-        return () if self.groups is None else hashed_folder.listed(self.path / "groups.json")
+        return () if self.groups is None else row_files.listed(self.path / "groups.json")
 
     def protocol(self) -> Protocol | None:
         """Protocol by which this set is evaluated; None for a training set."""
@@ -128,9 +175,7 @@ class Packed(RowFolder):
         if name is None:
             return None
         kind = _PROTOCOLS[name]
-        fields = {
-            field: hashed_folder.mapped(self.path / f"protocol.{field}.npy") for field in kind.__dataclass_fields__
-        }
+        fields = {field: row_files.mapped(self.path / f"protocol.{field}.npy") for field in kind.__dataclass_fields__}
         try:
             return kind(**fields)
         except ValueError as error:
@@ -138,10 +183,7 @@ class Packed(RowFolder):
 
     def encoded(self, row: int) -> bytes:
         """Return the image of a row as it is stored; pixels of a decoded set."""
-        if self.store == "decoded":
-            return self._images[row].tobytes()
-        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
-        return self._images[begin:end].tobytes()
+        return self.stored(*self.span("image", row)).tobytes()
 
     def picture(self, row: int) -> np.ndarray:
         """Read one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
@@ -149,7 +191,7 @@ class Packed(RowFolder):
             return np.ascontiguousarray(self.fetch(np.asarray([row]))[0].transpose(1, 2, 0))
         if not 0 <= row < len(self):
             raise ValueError(f"row {row} of a set of {len(self)}")
-        return self._decode(row)
+        return self._decode(row, self.stored(*self.span("image", row)))
 
     def pictures(self, rows: np.ndarray) -> list[np.ndarray]:
         """Read `rows` of any set by several threads, each as `image` does."""
@@ -184,76 +226,77 @@ class Packed(RowFolder):
         return images
 
     def _copy(self, rows: np.ndarray, images: np.ndarray) -> None:
-        np.take(self._images, rows, axis=0, out=images, mode="clip")  # with another mode it would copy them twice
-        for position in np.flatnonzero(self._known[rows] == _NEW):
-            self._check_row(int(rows[position]), images[position].data)
+        if self.on_network:
+            for place, (begin, end) in enumerate(zip(*self.spans("image", rows), strict=True)):
+                images[place] = self.read(int(begin), int(end)).reshape(images.shape[1:])
+        else:
+            # With another mode it would copy them twice.
+            np.take(self._slots, self.slot("image", rows), axis=0, out=images, mode="clip")
+        new = np.flatnonzero(self._known[rows] == _NEW)
+        for position, crc in zip(new.tolist(), self.at("crc", rows[new]).tolist(), strict=True):
+            self._check_row(int(rows[position]), images[position].data, crc)
 
     def _decode_all(self, rows: np.ndarray, images: np.ndarray, room: image_decode.Room) -> None:
-        stored = self._images
+        stored = self.stored
         # Asked of all rows at once, and the same few words for each: what Python does for an image keeps other threads
         # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
         decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
-        ends = list(zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True))
+        begins, ends = self.spans("image", rows)
+        spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
         for first in range(0, len(rows), len(room.places)):
             some, pixels = slice(first, first + len(room.places)), None
             if decoder is not None:
-                places = zip(room.places, ends[some], strict=False)
+                places = zip(room.places, spans[some], strict=False)
                 with contextlib.suppress(RuntimeError, ValueError):
-                    pixels = [decoder(stored[begin:end], place) for place, (begin, end) in places]
+                    pixels = [decoder(stored(begin, end), place) for place, (begin, end) in places]
             if pixels is None:
-                pixels = [
-                    self._decode(row, place) for row, place in zip(rows[some].tolist(), room.places, strict=False)
-                ]
+                asked = zip(rows[some].tolist(), spans[some], room.places, strict=False)
+                pixels = [self._decode(row, stored(begin, end), place) for row, (begin, end), place in asked]
             room.put(pixels, images[some])
 
-    def _decode(self, row: int, room: np.ndarray | None = None) -> np.ndarray:
+    def _decode(self, row: int, stored: np.ndarray, room: np.ndarray | None = None) -> np.ndarray:
         """Decode an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
         if self._known[row] == _NEW:
-            self._check_row(row, self.encoded(row))
+            self._check_row(row, stored.tobytes(), int(self.at("crc", np.asarray([row]))[0]))
         if self._known[row] == _PLAIN and self._decoder is not None:
             try:
-                begin, end = self._offsets[row : row + 2].tolist()
-                pixels = self._decoder(self._images[begin:end], room)
+                pixels = self._decoder(stored, room)
             except (RuntimeError, ValueError):
                 pixels = None
             if pixels is not None and (self._proved >= _PROOFS or self._proves(row, pixels)):
                 return pixels
-        # The place is put into words only when needed: it reads the list of ids.
+        # The place is put into words only when needed.
         try:
-            pixels = image_decode.decode(self.encoded(row), "")
+            pixels = image_decode.decode(stored.tobytes(), "")
             return pixels if self.size is None else image_decode.fit(pixels, self.size, "")
         except UserError as error:
             raise UserError(self.where(row), error.found, error.expected, REBUILD) from None
 
     def _proves(self, row: int, pixels: np.ndarray) -> bool:
         """Return True for the pixels that were imported; where they are others, this decoder is not asked again."""
-        if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self._contents[row]):
+        if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self.at("content", np.asarray([row]))[0]):
             self._proved += 1
             return True
         _log.warning("%s: the fast decoder gives other pixels than the import; using Pillow", self.where(row))
         self._decoder = None
         return False
 
-    def _check_row(self, row: int, data: bytes | memoryview) -> None:
+    def _check_row(self, row: int, data: bytes | memoryview, crc: int) -> None:
         # CRC-32 takes 16 us for a 112 px image, more than reading it; so each process checks a row once.
-        if zlib.crc32(data) != int(self._checksums[row]):
+        if zlib.crc32(data) != crc:
             raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
         plain = isinstance(data, bytes) and (shape := image_decode.plain_jpeg(data)) and self.size in (None, shape)
         self._known[row] = _PLAIN if plain else _CHECKED
 
     def _map(self) -> None:
-        rows = len(self)
-        if self.store == "encoded":
-            self._images, self._offsets = self.pieces("images.bin", rows)
-        elif self.size is not None:
-            self._images = self.array("images.npy", "uint8", (rows, 3, *self.size))
-        self._checksums = self.array("checksums.npy", "uint32", (rows,))
-        self._known, self._proved = np.zeros(rows, np.uint8), 0
-        self.labels = self.array("labels.npy", "int64", (rows,))
+        super()._map()
+        self._known, self._proved = np.zeros(len(self), np.uint8), 0
+        if self.store == "decoded" and self.size is not None:
+            self._slots = self.slots("image", (3, *self.size))
+
+    def _check_columns(self) -> None:
         self._check_numbers("label", self.labels, 0 if self.classes else -1, self.classes - 1)
-        self.groups: np.ndarray | None = None
-        if "groups.npy" in self.manifest["files"]:
-            self.groups = self.array("groups.npy", "int64", (rows,))
+        if self.groups is not None:
             self._check_numbers("group", self.groups, 0, len(self.group_names) - 1)
 
     def _check_numbers(self, what: str, numbers: np.ndarray, least: int, most: int) -> None:
@@ -266,20 +309,16 @@ class Packed(RowFolder):
     def _decoder(self) -> image_decode.Decoder | None:
         return image_decode.plain_decoder()
 
-    @functools.cached_property
-    def _contents(self) -> np.ndarray:
-        return self.contents()
-
     def contents(self) -> np.ndarray:
-        """Map the fingerprint of each row's pixels, uint64 (rows,)."""
-        return hashed_folder.mapped(self.path / "contents.npy")
+        """Return the fingerprint of each row's pixels, uint64 (rows,)."""
+        return self.column("content")
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the numbers of rows and classes, and the size of images."""
         return ["x".join(map(str, (manifest["rows"], manifest["classes"], *_sides(manifest["image_size"]))))]
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> set[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> None:
         store, protocol = manifest.get("store"), manifest.setdefault("protocol", None)
         for key in ("rows", "classes"):
             count = manifest.get(key)
@@ -292,12 +331,6 @@ class Packed(RowFolder):
         )
         large = math.prod(_size(size) or ()) > image_decode.PIXEL_CAP
         self.refuse_entries(manifest, {"image_size": large}, f"at most {image_decode.PIXEL_CAP} pixels")
-        needed = {"labels.npy", "checksums.npy", "contents.npy", "ids.txt", "names.json"}
-        needed |= {"images.npy"} if store == "decoded" else {"images.bin", "offsets.npy"}
-        if protocol is not None:
-            needed |= {f"protocol.{field}.npy" for field in _PROTOCOLS[protocol].__dataclass_fields__}
-        files = manifest.get("files")
-        return needed | ({"groups.npy", "groups.json"} if isinstance(files, dict) and "groups.npy" in files else set())
 
 
 def describe(size: tuple[int, int] | None) -> str:
@@ -324,35 +357,47 @@ def _sides(entry: int | list[int] | None) -> list[int]:
     return [] if entry is None else [entry] if isinstance(entry, int) else entry
 
 
-class Writer(FolderWriter):
+def _header(count: int, size: tuple[int, int]) -> bytes:
+    """Return the header of an array of so many images: of fixed length, as it was when it was written before them."""
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, 3, {size[0]}, {size[1]}), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
+
+
+class Writer(RowWriter):
     """Writes a packed set."""
 
-    def __init__(self, out: Path, *, size: tuple[int, int] | None, store: Store):
+    def __init__(
+        self,
+        out: Path,
+        *,
+        size: tuple[int, int] | None,
+        store: Store,
+        key: str = "",
+        state: Callable[[], Json] = lambda: None,
+    ):
+        """`key` and `state` as of the `Writer` of rows."""
         if size is None and store == "decoded":
             raise ValueError("images of their own sizes are stored encoded")
-        self._file = "images.npy" if store == "decoded" else "images.bin"
-        super().__init__(out, [self._file])
         self.size, self.store = size, store
-        self.rows = 0
-        self._offsets, self._checksums, self._contents = [0], [], []
-        self._originals: list[bytes] = []
+        self._about: dict[str, Json] = {"rows": 0, "store": store, "image_size": _entry(size), "protocol": None}
+        super().__init__(out, Packed.layout(self._about), key=key, state=state)
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._images = self._files[self._file]
-        self._images.write(self._header())
+        self._originals = opened(self.folder / _ORIGINALS)
+        self._originals.truncate(_ORIGINAL * self.rows)
+        self._originals.seek(0, 2)
         return self
 
-    def _header(self) -> bytes:
-        """Return a npy header of fixed length, so that the number of rows can be put in when it is known."""
-        if self.store == "encoded" or self.size is None:
-            return b""
-        text = (
-            f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({self.rows}, 3, {self.size[0]}, {self.size[1]}), }}"
-        )
-        return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._originals.close()
+        super().__exit__(kind, error, at)
 
-    def add(self, pixels: np.ndarray, encoded: bytes | None = None, original: bytes = b"") -> None:
+    def _flush(self) -> None:
+        self._originals.flush()
+        super()._flush()
+
+    def add_image(self, id: str, pixels: np.ndarray, encoded: bytes | None = None, original: bytes = b"") -> None:
         """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those.
 
         `original` is a hash of what it was before it was prepared.
@@ -360,69 +405,61 @@ class Writer(FolderWriter):
         if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
             raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of images of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
-        data = (
-            pixels.tobytes() if self.store == "decoded" else encoded or image_decode.encode(pixels.transpose(1, 2, 0))
-        )
-        self._images.write(data)
-        self._offsets.append(self._offsets[-1] + len(data))
-        self._checksums.append(zlib.crc32(data))
-        self._contents.append(content(pixels))
-        if original:
-            self._originals.append(original)
-        self.rows += 1
+        data = pixels.reshape(-1).data
+        if self.store == "encoded":
+            data = encoded or image_decode.encode(pixels.transpose(1, 2, 0))
+        self._originals.write(original)
+        row = {"id": line(id), "label": -1, "group": -1, "crc": zlib.crc32(data), "content": content(pixels)}
+        self.add({**row, "image": data})
 
     def finish(
         self,
         *,
         labels: np.ndarray,
         class_names: Sequence[str],
-        ids: Sequence[str],
         groups: np.ndarray | None = None,
         group_names: Sequence[str] = (),
         protocol: Protocol | None = None,
         made_from: str = "",
     ) -> Packed:
-        """Write everything but the images, make it durable, and give it its name."""
-        if not len(labels) == len(ids) == self.rows:
-            raise ValueError(f"{self.rows} images, {len(labels)} labels, {len(ids)} ids")
-        if groups is not None and len(groups) != self.rows:
-            raise ValueError(f"{self.rows} images, {len(groups)} groups")
-        if self.store == "decoded":
-            self._images.seek(0)
-            self._images.write(self._header())
-        else:
-            self.save("offsets.npy", np.asarray(self._offsets, np.int64))
-        self.save("labels.npy", np.asarray(labels, np.int64))
-        self.save("checksums.npy", np.asarray(self._checksums, np.uint32))
-        self.save("contents.npy", np.asarray(self._contents, np.uint64))
-        self.save_lines("ids.txt", ids)
-        (self.folder / "names.json").write_bytes(json.dumps(list(class_names)).encode("utf-8"))
+        """Write what is known only when all images are, make it durable, and give it its name."""
+        if len(labels) != self.rows or (groups is not None and len(groups) != self.rows):
+            raise ValueError(f"{self.rows} images, {len(labels)} labels, {0 if groups is None else len(groups)} groups")
+        self.replace("label", labels)
+        self.save_json("names.json", list(class_names))
         if groups is not None:
-            self.save("groups.npy", np.asarray(groups, np.int64))
-            (self.folder / "groups.json").write_bytes(json.dumps(list(group_names)).encode("utf-8"))
+            self.replace("group", groups)
+            self.save_json("groups.json", list(group_names))
         for field in protocol.__dataclass_fields__ if protocol is not None else ():
             self.save(f"protocol.{field}.npy", getattr(protocol, field))
-        manifest = {
+        manifest: dict[str, Json] = {
             "store": self.store,
             "rows": self.rows,
             "classes": len(class_names),
             "image_size": _entry(self.size),
             "protocol": None if protocol is None else type(protocol).__name__,
             "made_from": made_from,
+            **({} if groups is None else {"grouped": True}),
         }
-        if len(self._originals) == self.rows:
+        if self._originals.tell() == _ORIGINAL * self.rows:
             arrays = [np.asarray(labels, np.int64), *([] if groups is None else [np.asarray(groups, np.int64)])]
             arrays += (
                 [np.asarray(getattr(protocol, name)) for name in protocol.__dataclass_fields__] if protocol else []
             )
-            manifest["originals"] = self._hash_originals([*ids, "", *class_names, "", *group_names], arrays)
+            manifest["originals"] = self._hash_originals(manifest, ["", *class_names, "", *group_names], arrays)
+        (self.folder / _ORIGINALS).unlink()
         self.publish(Packed, manifest)
         return Packed(self.out)
 
-    def _hash_originals(self, words: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
-        hashed = hashlib.sha256(json.dumps(list(words)).encode())
+    def _hash_originals(self, manifest: Mapping[str, Json], words: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
+        """Hash the list of ids and other words, as JSON writes it, then arrays, then the hashes of images."""
+        hashed = hashlib.sha256(b"[")
+        for some in self.reading(Packed, manifest).texts_by_batch("id"):
+            hashed.update(json.dumps([plain(text) for text in some])[1:-1].encode() + b", ")
+        hashed.update(json.dumps(list(words))[1:].encode())
         for array in arrays:
             hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
-        for original in self._originals:
-            hashed.update(original)
+        self._originals.seek(0)
+        while data := self._originals.read(1 << 20):
+            hashed.update(data)
         return hashed.hexdigest()

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import logging
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from trainkit.data import evaluation_sets, folders, leakage, sources
+from trainkit.data import cache, evaluation_sets, folders, leakage, repack, sources
+from trainkit.data.cache import Progress
+from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.faces.align import align_face, check_records
 from trainkit.data.formats import image_decode, tiff
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
-from trainkit.data.storage.image_store import Packed, Store, Writer
-from trainkit.data.storage.map_store import each
+from trainkit.data.storage.image_store import Packed, Store, Writer, is_packed
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.evaluation_protocols import Protocol
 from trainkit.files import Json
 
-Progress = Callable[[int, int], None]
-"""Called with (rows or cases done, those in all)."""
+ALIGNMENT = 2
+"""Version of how faces are aligned: raised where other landmarks are refused, so that no set packed before is used."""
 
 Resize = Literal["no", "down", "any"]
 
+_log = logging.getLogger(__name__)
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
 _CHUNK = 64
@@ -82,6 +87,7 @@ def import_pictures(
     protocol: Protocol | None = None,
     columns: Columns | None = None,
     stream: bool = False,
+    key: str | None = None,
 ) -> Report:
     """Convert a set of labelled images to the packed form at `out`, which must not exist yet.
 
@@ -90,17 +96,13 @@ def import_pictures(
     image's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged images
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
-    its rows have no class. `columns` and `stream` as `sources.open_source` takes them.
+    its rows have no class. `columns` and `stream` as `sources.open_source` takes them. An import of equal `key`, which
+    follows from the files of the source where it is not given, resumes one that was killed.
     Raises UserError for damaged images: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
     if not isinstance(source, Source):
         source = sources.open_source(source, network=True, stream=stream, columns=columns)
-    if source.size == 0:
-        raise UserError(source.where, "no images", "at least one")
-    folders.check_names(source.where, source.names or ())
-    if protocol is not None and damaged == "skip":
-        found, expected = "damaged images to be skipped", "all images of an evaluation set"
-        raise UserError(source.where, found, expected)
+    _check_asked(source, protocol, damaged)
     if store == "auto":
         small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
         form: Store = "decoded" if small else "encoded"
@@ -109,65 +111,101 @@ def import_pictures(
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
     if recipe.align and damaged == "fail":
         check_records(source.where, source.records())
-    with Writer(Path(out), size=size, store=form) as writer:
-        rows = _Rows(writer, skip=damaged == "skip")
-        done = 0
-        for done, made in enumerate(_prepare(source, recipe), start=1):
-            if not rows.add(made):
+    if key is None and source.files:
+        made = [columns, size, fit, group, align, damaged, form, type(protocol).__name__]
+        key = cache.key([source.kind, source.where, source.split, *made], source.files)
+    rows = _Rows(skip=damaged == "skip", shaped=size is None)
+    with Writer(Path(out), size=size, store=form, key=key or "", state=rows.state) as writer:
+        rows.restore(writer.restored)
+        if rows.done:
+            _log.info("%s: resuming after %s", source.where, number_of(rows.done, "images"))
+        for made in _prepare(source, recipe, rows.done):
+            if not rows.add(writer, made):
                 break
             if on_progress:
-                on_progress(done, source.size or 0)
-        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or done)):
+                on_progress(rows.done, source.size or 0)
+        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or rows.done)):
             remedy = "repair or remove them, or import with --damaged skip, which leaves them out and lists them"
             raise unusable(source.where, rows.bad, remedy)
-        return rows.finish(source, protocol)
+        return rows.finish(writer, source, protocol)
+
+
+def _check_asked(source: Source, protocol: Protocol | None, damaged: str) -> None:
+    if source.size == 0:
+        raise UserError(source.where, "no images", "at least one")
+    folders.check_names(source.where, source.names or ())
+    if protocol is not None and damaged == "skip":
+        raise UserError(source.where, "damaged images to be skipped", "all images of an evaluation set")
 
 
 class _Rows:
-    """The rows of a packed set while it is written, and sentences about unusable images."""
+    """The rows of a packed set while it is written, and sentences about unusable images.
 
-    def __init__(self, writer: Writer, skip: bool):
-        self._writer, self._skip = writer, skip
-        self._labels: list[int | str] = []
-        self._groups: list[str | None] = []
-        self._ids: list[str] = []
-        self._shapes: list[tuple[int, int]] = []
-        self._of_pages = self._deep = 0
+    Of each row a few numbers are kept: labels and groups are numbered as they come, and sorted at the end.
+    """
+
+    def __init__(self, skip: bool, shaped: bool):
+        """`shaped`: the shape of each image is noted."""
+        self._skip, self._shaped = skip, shaped
+        self._labels, self._groups = _Numbered(), _Numbered()
+        self._sizes = array("q")
+        self._without_group = ""
+        self._of_pages = self._deep = self.done = 0
+        self._said = 0, 0
         self._brightest = -1
         self.bad: list[str] = []
 
-    def add(self, made: _Made | UserError) -> bool:
+    def add(self, writer: Writer, made: _Made | UserError) -> bool:
         """Write an image, or note why there is none; False where no more need be read."""
+        self.done += 1
         if isinstance(made, UserError):
             self.bad.append(str(made))
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
             record, pixels = made.record, made.pixels
-            self._writer.add(pixels, made.encoded, made.original)
             self._of_pages += made.pages > 1
             self._deep += made.brightest >= 0
             self._brightest = max(self._brightest, made.brightest)
-            self._labels.append(record.label)
-            self._groups.append(record.group)
-            self._ids.append(record.id)
-            self._shapes.append((pixels.shape[1], pixels.shape[2]))
+            self._labels.add(record.label)
+            self._groups.add(record.group)
+            if record.group is None and not self._without_group:
+                self._without_group = record.id
+            if self._shaped:
+                self._sizes.extend(pixels.shape[1:3])
+            writer.add_image(record.id, pixels, made.encoded, made.original)
         return True
 
-    def finish(self, source: Source, protocol: Protocol | None) -> Report:
+    def state(self) -> dict[str, Json]:
+        """Return what another process needs to resume here, beside what it was given before."""
+        facts = self.done, self._of_pages, self._deep, self._brightest, self._without_group
+        (bad, sizes), self._said = self._said, (len(self.bad), len(self._sizes))
+        numbered = self._labels.state(), self._groups.state()
+        return {"facts": facts, "bad": self.bad[bad:], "numbered": numbered, "sizes": self._sizes[sizes:].tolist()}
+
+    def restore(self, states: Sequence[dict[str, Json]]) -> None:
+        """Resume what another process left."""
+        for state in states:
+            self.done, self._of_pages, self._deep, self._brightest, self._without_group = state["facts"]
+            self.bad += state["bad"]
+            self._labels.restore(*state["numbered"][0])
+            self._groups.restore(*state["numbered"][1])
+            self._sizes.extend(state["sizes"])
+        self._said = len(self.bad), len(self._sizes)
+
+    def finish(self, writer: Writer, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
-        if not self._ids:
+        if not writer.rows:
             found = "no usable image" if self.bad else "no images"
             raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
-        numbers, names, renumbered = np.full(len(self._ids), -1, np.int64), [], False
+        numbers, names, renumbered = np.full(writer.rows, -1, np.int64), [], False
         if protocol is None:
-            numbers, names, renumbered = number(self._labels)
+            numbers, names, renumbered = self._labels.sorted()
             if source.names:
                 names = [source.names[int(name)] for name in names]
-        result = self._writer.finish(
+        result = writer.finish(
             labels=numbers,
             class_names=names,
-            ids=self._ids,
-            **_group_numbers(source, self._groups, self._ids),
+            **self._group_numbers(source),
             protocol=protocol,
             made_from=f"{source.kind} {Path(source.where).name}",
         )
@@ -181,10 +219,10 @@ class _Rows:
             notes.append(f"{found}: they are nearly black; if their values have 12 bits, multiply them by 16")
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json has the originals")
-        if source.label and not source.names and not any(isinstance(label, str) for label in self._labels):
+        if source.label and not source.names and not self._labels.has_texts:
             notes.append(f"the column {source.label} holds numbers without names: the numbers are the class names")
         if result.size is None:
-            notes.append(_spread(self._shapes))
+            notes.append(_spread(np.asarray(self._sizes).reshape(-1, 2)))
         return Report(
             result.path,
             source.kind,
@@ -196,6 +234,90 @@ class _Rows:
             notes + oddities(result),
             len(result.group_names),
         )
+
+    def _group_numbers(self, source: Source) -> dict[str, Any]:
+        if not self._groups.values:
+            return {}
+        if self._without_group:
+            raise UserError(f"{source.where}, {self._without_group}", "no group", "one for every image, or for none")
+        numbers, names, _ = self._groups.sorted()
+        return {"groups": numbers, "group_names": names}
+
+
+class _Numbered:
+    """A label of each row, as a number in the order in which labels came."""
+
+    def __init__(self) -> None:
+        self.values: dict[int | str, int] = {}
+        self._numbers = array("q")
+        self._said = 0, 0
+
+    def add(self, value: int | str | None) -> None:
+        """Note the label of a row; None is -1."""
+        self._numbers.append(-1 if value is None else self.values.setdefault(value, len(self.values)))
+
+    @property
+    def has_texts(self) -> bool:
+        """True where a label is a text."""
+        return any(isinstance(value, str) for value in self.values)
+
+    def state(self) -> tuple[list[int | str], list[int]]:
+        """Return labels and numbers that came since this was asked for."""
+        (values, numbers), self._said = self._said, (len(self.values), len(self._numbers))
+        return list(self.values)[values:], self._numbers[numbers:].tolist()
+
+    def restore(self, values: list[int | str], numbers: list[int]) -> None:
+        """Take up what `state` returned."""
+        for value in values:
+            self.values[value] = len(self.values)
+        self._numbers.extend(numbers)
+        self._said = len(self.values), len(self._numbers)
+
+    def sorted(self) -> tuple[np.ndarray, list[str], bool]:
+        """Return numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""
+        distinct = sorted(self.values, key=lambda label: (isinstance(label, str), label))
+        place = np.empty(len(distinct) + 1, np.int64)
+        place[[self.values[label] for label in distinct]] = np.arange(len(distinct))
+        renumbered = any(not isinstance(label, str) and label != position for position, label in enumerate(distinct))
+        return place[np.asarray(self._numbers)], [str(label) for label in distinct], renumbered
+
+
+def pack_once(
+    found: Source | Evaluation,
+    size: tuple[int, int] | None,
+    fit: Fit = "no",
+    group: str | None = None,
+    store: Literal["auto", "decoded", "encoded"] = "auto",
+    align: bool = False,
+) -> Packed:
+    """Pack a source where it is not packed yet. Processes that start together pack it once.
+
+    `size`, `fit`, `group`, `store` and `align` as in `import_pictures`, whose UserErrors this raises.
+    """
+    # How it is read is part of it: the form of the source, its split, what is done to images.
+    split = found.split if isinstance(found, Source) else None
+    made = [image_store.FORMAT, image_store.VERSION, found.kind, found.where, split, size, fit, group]
+    made += [store] if store != "auto" else []
+    made += [columns] if (columns := getattr(found, "columns", ())) else []
+    if align or found.kind == "templates":  # of which some are always aligned
+        made.append(f"aligned {ALIGNMENT}")
+    folder = repack.placed(cache.key(made, found.files), Packed)
+    left_out = found.left_out if isinstance(found, Source) else ()
+    for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
+        _log.warning("%s: left out: %s", found.where, sentence)
+
+    def make(on_progress: Progress) -> None:
+        _log.info("packing %s into %s, once", found.where, folder)
+        source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
+        report = import_pictures(
+            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol,
+            on_progress=on_progress, key=folder.name,
+        )  # fmt: skip
+        for note in report.notes[len(left_out) :]:
+            _log.warning("%s: %s", source.where, note)
+
+    cache.make_once(folder, is_packed, make, f"packing {found.where}")
+    return Packed(folder)
 
 
 def import_faces(
@@ -227,27 +349,9 @@ def import_evaluation(
     return import_faces(source, out, image_size=image_size, resize=resize, **options)
 
 
-def number(labels: list[int | str]) -> tuple[np.ndarray, list[str], bool]:
-    """Return class numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""
-    distinct = sorted(set(labels), key=lambda label: (isinstance(label, str), label))
-    place = {label: position for position, label in enumerate(distinct)}
-    renumbered = any(not isinstance(label, str) and label != position for label, position in place.items())
-    return np.asarray([place[label] for label in labels], np.int64), [str(label) for label in distinct], renumbered
-
-
-def _group_numbers(source: Source, groups: list[str | None], ids: list[str]) -> dict[str, Json]:
-    known = [group for group in groups if group is not None]
-    if not known:
-        return {}
-    if len(known) < len(groups):
-        raise UserError(f"{source.where}, {ids[groups.index(None)]}", "no group", "one for every image, or for none")
-    names, numbers = np.unique(np.asarray(known, object), return_inverse=True)
-    return {"groups": numbers.astype(np.int64), "group_names": names.tolist()}
-
-
-def _spread(shapes: list[tuple[int, int]]) -> str:
-    ordered = sorted(shapes, key=lambda shape: shape[0] * shape[1])
-    least, middle, most = (image_store.describe(ordered[i]) for i in (0, len(ordered) // 2, -1))
+def _spread(shapes: np.ndarray) -> str:
+    ordered = shapes[np.argsort(shapes.prod(1), kind="stable")].tolist()
+    least, middle, most = (image_store.describe(tuple(ordered[i])) for i in (0, len(ordered) // 2, -1))
     return f"images keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
 
 
@@ -277,7 +381,7 @@ class _Made(NamedTuple):
     """Largest level, 0 .. 255, of an image of 16 bits; -1 for others."""
 
 
-def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
+def _prepare(source: Source, recipe: _Recipe, begin: int) -> Iterator[_Made | UserError]:
     def one(record: Record) -> _Made | UserError:
         if recipe.group is not None:
             # An image without a group is no damage that could be skipped: the expression does not fit the set.
@@ -289,12 +393,7 @@ def _prepare(source: Source, recipe: _Recipe) -> Iterator[_Made | UserError]:
 
     # PIL releases the interpreter lock while it decodes, so threads suffice. Images of their own sizes may take up to
     # 150 MB each.
-    return each(one, source.records(), threads(), 2 if recipe.size is None else 64)
-
-
-def threads() -> int:
-    """Return the number of threads that read files: the cores that this process may use, 8 at the most."""
-    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return each(one, islice(source.records(), begin, None), threads(), 2 if recipe.size is None else 64)
 
 
 def _one(record: Record, recipe: _Recipe) -> _Made:

@@ -1,12 +1,12 @@
 """The classes of every pixel of a set of images: read from whatever the set has once, kept compressed.
 
-A folder of `compressed_maps` (a byte for each pixel: its class, or `IGNORED`) with
+Rows of `map_store` (a byte for each pixel: its class, or `IGNORED`) with
 
-| file               | content                                                                            |
-|--------------------|------------------------------------------------------------------------------------|
-| `counts.npy`       | int64 (rows, classes + 1), pixels of each class, and last of those without a label |
-| `fingerprints.npy` | uint64 (rows,), BLAKE2b of each mask, for finding duplicates                       |
-| `ids.txt`          | one line per row: the name of the image in its source                            |
+| column        | hashed as          | content                                                                      |
+|---------------|--------------------|------------------------------------------------------------------------------|
+| `id`          | `ids.txt`          | the name of the image in its source                                          |
+| `counts`      | `counts.npy`       | int64 (classes + 1,), pixels of each class, and last of those without a label |
+| `fingerprint` | `fingerprints.npy` | uint64, BLAKE2b of each mask, for finding duplicates                         |
 
 Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of images,
 names of classes, and the classes of all pixels before masks were resized.
@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from trainkit.data import cache, repack
+from trainkit.data.cache import Progress
+from trainkit.data.row_files import Column, Form, Layout, Text, is_packed
+from trainkit.data.rows_writer import Writer, line
 from trainkit.data.scenes import files
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
-from trainkit.data.storage import cache, map_store
-from trainkit.data.storage.hashed_folder import Form
-from trainkit.data.storage.image_store import is_packed
-from trainkit.data.storage.import_images import Progress, threads
+from trainkit.data.storage import map_store
 from trainkit.data.storage.map_store import CompressedMaps
+from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
@@ -80,7 +82,7 @@ def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]
             return (0, 0), str(error)
         return picture, None if mask == picture else of_another_size(scene, picture, mask)
 
-    found = list(map_store.each(one, scenes, threads()))
+    found = list(each(one, scenes, threads()))
     return [shape for shape, _ in found], [text for _, text in found if text]
 
 
@@ -94,12 +96,22 @@ def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int
 class PackedMasks(CompressedMaps):
     """A packed set of masks opened for reading."""
 
-    counts: np.ndarray
-    """int64 (rows, classes + 1), pixels of each class, and last of those without a label."""
-    fingerprints: np.ndarray
-    """uint64 (rows,), `fingerprint` of each mask."""
-
     FORM = Form(FORMAT, VERSION, "a packed set of masks")
+
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> Layout:
+        """Return the columns."""
+        return _columns(len(manifest["names"]))
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 (rows, classes + 1), pixels of each class, and last of those without a label."""
+        return self.column("counts")
+
+    @property
+    def fingerprints(self) -> np.ndarray:
+        """uint64 (rows,), `fingerprint` of each mask."""
+        return self.column("fingerprint")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,21 +147,18 @@ class PackedMasks(CompressedMaps):
         """
         return self.bytes_of(row)
 
-    def _map(self) -> None:
-        super()._map()
-        rows, classes = len(self), len(self.names)
-        self.counts = self.array("counts.npy", "int64", (rows, classes + 1))
-        self.fingerprints = self.array("fingerprints.npy", "uint64", (rows,))
+    def _check_columns(self) -> None:
+        super()._check_columns()
         sizes = self.shapes.astype(np.int64).prod(1)
-        if (np.asarray(self.counts) < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
-            raise self.damaged("counts.npy", "counts that do not match the sizes of masks")
+        if (self.counts < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
+            raise self.damaged("rows.arrow", "counts that do not match the sizes of masks")
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the number of rows and the names of the classes."""
         return [json.dumps([manifest["rows"], manifest["names"]])]
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> list[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> None:
         names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
         wrong = {
             "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,
@@ -163,7 +172,11 @@ class PackedMasks(CompressedMaps):
             "objects": "objects" in manifest and not _holds_objects(manifest["objects"]),
         }
         self.refuse_entries(manifest, wrong)
-        return [*map_store.FILES, "counts.npy", "fingerprints.npy", "ids.txt"]
+
+
+def _columns(classes: int) -> Layout:
+    counts = Column("counts", "counts.npy", "int64", classes + 1)
+    return [Text("id", "ids.txt"), *map_store.COLUMNS, counts, Column("fingerprint", "fingerprints.npy", "uint64")]
 
 
 def pack_masks_once(
@@ -180,7 +193,7 @@ def pack_masks_once(
     """
     made = [FORMAT, VERSION, PREPARATION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
     made += [source.columns] if source.columns else []
-    folder = cache.place(cache.key(made, source.files))
+    folder = repack.placed(cache.key(made, source.files), PackedMasks)
 
     def make(on_progress: Progress) -> None:
         begin = time.perf_counter()
@@ -197,10 +210,7 @@ class _Row(NamedTuple):
     id: str
     original: bytes
     """SHA-256 before it was resized."""
-    shape: tuple[int, int]
-    stream: bytes
-    counts: np.ndarray
-    mark: int
+    columns: dict[str, object]
     fates: Fates
     white: bool
 
@@ -231,28 +241,24 @@ def _write(
         mask = mask if size is None else resized(mask, size)
         counts = counted(mask, classes)
         white = painted is None and labels.drops_white(stored) and int((counts[:-1] > 0).sum()) == 1
-        stream = map_store.compress(mask)
-        return _Row(scene.id, original, mask.shape, stream, counts, fingerprint(mask), found, white)
+        columns = {"id": line(scene.id), **map_store.packed(mask), "counts": counts, "fingerprint": fingerprint(mask)}
+        return _Row(scene.id, original, columns, found, white)
 
-    ids, originals, counts, prints = [], [], [], []
+    ids, originals = [], []
     tally = Tally(classes, source.is_painted)
-    with map_store.Writer(folder) as writer:
-        for done, found in enumerate(map_store.each(one, enumerate(source.scenes), threads()), start=1):
+    with Writer(folder, _columns(classes)) as writer:
+        for done, found in enumerate(each(one, enumerate(source.scenes), threads()), start=1):
             on_progress(done, len(source.scenes))
             if isinstance(found, UserError):
                 bad.append(str(found))
                 continue
-            writer.add(found.shape, found.stream)
+            writer.add(found.columns)
             ids.append(found.id)
             originals.append(found.original)
-            counts.append(found.counts)
-            prints.append(found.mark)
             tally.add(found.id, found.fates, found.white)
         refuse(source.where, bad, "masks that cannot be used")
-        writer.save("counts.npy", np.asarray(counts, np.int64).reshape(-1, classes + 1))
-        writer.save("fingerprints.npy", np.asarray(prints, np.uint64))
-        writer.save_lines("ids.txt", ids)
         manifest = {
+            "rows": writer.rows,
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
@@ -260,7 +266,7 @@ def _write(
             "made_from": f"{source.kind} {Path(source.where).name}",
             "originals": hashlib.sha256(json.dumps([ids, labels.names]).encode() + b"".join(originals)).hexdigest(),
         }
-        writer.finish(PackedMasks, manifest)
+        writer.publish(PackedMasks, manifest)
 
 
 def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:

@@ -16,13 +16,15 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from trainkit.data import cache
+from trainkit.data.cache import Progress
 from trainkit.data.folders import is_hidden
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.sources import split_of
-from trainkit.data.storage import cache, image_store, volume_store
-from trainkit.data.storage.import_images import Progress, threads
+from trainkit.data.storage import image_store, volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
+from trainkit.data.threads import threads
 from trainkit.data.volumes import channels, fingerprint, label_names, layouts, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.label_names import Classes

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
 from trainkit.data.storage import volume_store
-from trainkit.data.storage.import_images import Progress, threads
 from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.threads import threads
 from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
 from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation, three

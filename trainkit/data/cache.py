@@ -1,82 +1,25 @@
-"""Packing a source once: a cache of packed sets, keyed by the files that they are made of."""
+"""A cache of what is made of data once, keyed by the files that it is made of."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainkit import terminal
-from trainkit.data.evaluation_sets import Evaluation
-from trainkit.data.formats.image_decode import Fit
-from trainkit.data.record import Source
-from trainkit.data.storage import image_store, import_images
-from trainkit.data.storage.hashed_folder import PARTIAL
-from trainkit.data.storage.image_store import Packed, is_packed
-from trainkit.data.storage.import_images import Progress
+from trainkit.data.rows_writer import JOURNAL, PARTIAL
 from trainkit.errors import UserError
 from trainkit.paths import data_root, make_private, user_cache
 
 _BESIDE = ".trainkit-packed"
 """Folder of packed sets under the data root."""
 
-ALIGNMENT = 2
-"""Version of how faces are aligned: raised where other landmarks are refused, so that no set packed before is used."""
-
-_log = logging.getLogger(__name__)
-
-
-def pack_once(
-    found: Source | Evaluation,
-    size: tuple[int, int] | None,
-    fit: Fit = "no",
-    group: str | None = None,
-    store: Literal["auto", "decoded", "encoded"] = "auto",
-    align: bool = False,
-) -> Packed:
-    """Pack a source where it is not packed yet. Processes that start together pack it once.
-
-    `size`, `fit`, `group`, `store` and `align` as in `import_images.import_pictures`, whose UserErrors this raises.
-    """
-    # How it is read is part of it: the form of the source, its split, what is done to images.
-    made = [
-        image_store.FORMAT,
-        image_store.VERSION,
-        found.kind,
-        found.where,
-        found.split if isinstance(found, Source) else None,
-        size,
-        fit,
-        group,
-    ]
-    if store != "auto":
-        made.append(store)
-    if columns := getattr(found, "columns", ()):
-        made.append(columns)
-    if align or found.kind == "templates":  # of which some are always aligned
-        made.append(f"aligned {ALIGNMENT}")
-    folder = place(key(made, found.files))
-    left_out = found.left_out if isinstance(found, Source) else ()
-    for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
-        _log.warning("%s: left out: %s", found.where, sentence)
-
-    def make(on_progress: Progress) -> None:
-        _log.info("packing %s into %s, once", found.where, folder)
-        source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
-        report = import_images.import_pictures(
-            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol,
-            on_progress=on_progress,
-        )  # fmt: skip
-        for note in report.notes[len(left_out) :]:
-            _log.warning("%s: %s", source.where, note)
-
-    make_once(folder, is_packed, make, f"packing {found.where}")
-    return Packed(folder)
+Progress = Callable[[int, int], None]
+"""Called with (rows or cases done, those in all)."""
 
 
 def make_once(
@@ -125,11 +68,14 @@ def place(name: str) -> Path:
 
 
 def _remove_abandoned(own: Path) -> None:
-    """Remove folders of the cache that are half made, but for those whose lock another process holds."""
+    """Remove folders of the cache that are half made, but for those whose lock another process holds, and for the own
+    one that is resumed."""
     import filelock
 
     for half in own.parent.glob(f".*{PARTIAL}*"):
         name = half.name[1:].rpartition(PARTIAL)[0]
+        if name == own.name and (half / JOURNAL).is_file():
+            continue
         with contextlib.suppress(filelock.Timeout, OSError):
             lock = filelock.FileLock(own.with_name(name).with_suffix(".lock"), timeout=0)
             with contextlib.nullcontext() if name == own.name else lock:
