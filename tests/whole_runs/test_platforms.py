@@ -91,7 +91,7 @@ def hides(hidden: str, code: str) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT / "hidden"), str(ROOT)]), "HIDDEN": hidden}
     # As a module of trainkit: from others nothing is hidden.
     words = [sys.executable, "-c", f"exec({code!r}, {{'__name__': 'trainkit.test'}})"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=env)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
