@@ -307,7 +307,7 @@ def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]
     volumes, one = np.bincount(label.ravel(), minlength=3).astype(float).tolist(), (1.0, 1.0, 1.0)
     with Writer(folder, how=Preparation(SHAPES["cube"].axes)) as writer:
         info = CaseInfo("0", "0", size, one, size, one, (float(noise.min()),), tuple(volumes), {})
-        writer.add(info, image[None], label, None, 0)
+        writer.add_case(info, image[None], label, None, 0)
         writer.finish(names=["background", *SHAPES["cube"].names])
     return _split(folder, patch, "disk")
 

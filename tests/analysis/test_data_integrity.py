@@ -307,7 +307,7 @@ def test_volumes_are_compared_by_patients_and_content_and_not_looked_at(tmp_path
                 label = (image > 1).astype(np.uint8)
                 mm3 = (float((label == 0).sum()), float(label.sum()))
                 case = CaseInfo(f"{patient}_{number}", patient, shape, spacing, shape, spacing, (-9.0,), mm3)
-                writer.add(case, image[None], label, None, number)
+                writer.add_case(case, image[None], label, None, number)
             writer.finish(names=("background", "a"))
         return str(tmp_path / name)
 

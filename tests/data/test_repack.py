@@ -19,6 +19,7 @@ from trainkit.data.storage import import_images
 from trainkit.data.storage.boundary_distance import Distance, Distances
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.mask_store import PackedMasks
+from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.errors import UserError
 
 IMAGES = ["decoded", "encoded", "own_sizes", "pairs"]
@@ -56,6 +57,18 @@ def test_masks_and_their_distances_are_packed_anew(before, tmp_path):
     masks, distances = PackedMasks(tmp_path / "masks"), Distances(tmp_path / "distances")
     assert masks.originals == digests["masks"][1] and distances.of == masks.digest
     assert distances.settings == Distance() and distances.map(1).shape == masks.mask(1).shape
+
+
+@pytest.mark.parametrize("name", ["volumes", "resampled"])
+def test_volumes_that_a_user_imported_are_opened(before, name, caplog):
+    digest, content = json.loads((before / "digests.json").read_text())[name]
+    voxels = np.fromfile(before / name / "images.bin", np.float16)
+    data = PackedVolumes(before / name)
+    assert data.digest == digest and data.content(np.arange(2)) == content and data.changed() == []
+    assert "packed anew, once" in caplog.messages[0] and (before / name / "images.bin").is_file()
+    assert np.array_equal(np.concatenate([data.image(case).ravel() for case in range(2)]), voxels)
+    for case in range(2):
+        data.check(case)
 
 
 def test_a_set_of_the_cache_is_made_of_that_of_before(before, tmp_path, caplog, monkeypatch):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +20,16 @@ from trainkit.data.rows_writer import Writer
 from trainkit.errors import UserError
 from trainkit.files import Json, sha256
 
-Lengths = Callable[[Path, Mapping[str, Json]], Mapping[str, np.ndarray]]
-"""Gives of parts without offsets the bytes of each row, by the names of the parts."""
+Known = Callable[[Path, Mapping[str, Json]], Mapping[str, Sequence[Json]]]
+"""Gives of parts without offsets the bytes of each row, and texts that had no file, by the names of the columns."""
 
 _log = logging.getLogger(__name__)
 _HEADER = 128
 """Bytes of the header of `images.npy`, whatever the number of rows."""
 
 
-def no_lengths(path: Path, manifest: Mapping[str, Json]) -> dict[str, np.ndarray]:
-    """Return nothing: every part has offsets, or as many bytes in each row."""
+def nothing(path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
+    """Return nothing: every part has offsets, or as many bytes in each row, and every text a file."""
     return {}
 
 
@@ -42,7 +42,7 @@ def is_old(path: Path, kind: type[Rows]) -> bool:
         return False
 
 
-def current(path: Path, kind: type[Rows], lengths: Lengths = no_lengths) -> Path:
+def current(path: Path, kind: type[Rows], known: Known = nothing) -> Path:
     """Return where a set is in the form of today: `path`, or, of one in that of before, a place in the cache.
 
     Raises UserError where one of before is damaged.
@@ -50,27 +50,27 @@ def current(path: Path, kind: type[Rows], lengths: Lengths = no_lengths) -> Path
     if not is_old(path, kind):
         return path
     key = cache.key([kind.FORM.format, kind.FORM.version], [path / row_files.MANIFEST])
-    return _anew(path, cache.place(f"anew-{key}"), kind, lengths)
+    return _anew(path, cache.place(f"anew-{key}"), kind, known)
 
 
-def placed(key: str, kind: type[Rows], lengths: Lengths = no_lengths) -> Path:
+def placed(key: str, kind: type[Rows], known: Known = nothing) -> Path:
     """Return the place of a set in the cache; what an earlier version packed of the same files is packed anew there."""
     before, folder = cache.place(key), cache.place(f"{key}-rows")
     if not row_files.is_packed(folder) and is_old(before, kind):
-        _anew(before, folder, kind, lengths)
+        _anew(before, folder, kind, known)
     return folder
 
 
-def _anew(path: Path, folder: Path, kind: type[Rows], lengths: Lengths) -> Path:
+def _anew(path: Path, folder: Path, kind: type[Rows], known: Known) -> Path:
     def make(on_progress: cache.Progress) -> None:
         _log.warning("%s is in the form of an earlier version: packed anew, once, into %s", path, folder)
-        pack(path, folder, kind, on_progress, lengths)
+        pack(path, folder, kind, on_progress, known)
 
     cache.make_once(folder, row_files.is_packed, make, f"packing {path} anew", "row")
     return folder
 
 
-def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, lengths: Lengths = no_lengths) -> None:
+def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, known: Known = nothing) -> None:
     """Write a set in the form of before to `out`. Raises UserError where it is damaged."""
     manifest = row_files.read_manifest(path, kind.FORM)
     entries = manifest.pop("files")
@@ -78,45 +78,44 @@ def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, l
         if Path(name).name != name or sha256(path / name) != entry["sha256"]:
             raise UserError(str(path / name), "is not what was written (SHA-256 differs)", remedy=row_files.REBUILD)
     manifest |= {"grouped": True} if "groups.npy" in entries else {}
-    with Writer(out, kind.layout(manifest), batch_rows=1 if lengths is not no_lengths else 1 << 16) as writer:
+    with Writer(out, kind.layout(manifest), batch_rows=kind.BATCH_ROWS) as writer:
         total = 0
-        for total, row in enumerate(_rows(path, manifest, kind, lengths), start=1):
+        for total, row in enumerate(_rows(path, manifest, kind, known), start=1):
             writer.add(row)
             on_progress(total, manifest.get("rows", total))
         for name in kind.beside(manifest):
             (writer.folder / name).write_bytes((path / name).read_bytes())
-        known = {key: value for key, value in manifest.items() if key not in ("format", "version", "digest")}
-        writer.publish(kind, known)
+        writer.publish(kind, {key: manifest[key] for key in manifest if key not in ("format", "version", "digest")})
     found = json.loads((out / row_files.MANIFEST).read_text("utf-8"))["digest"]
     if found != manifest["digest"]:
         raise UserError(str(path), "its digest does not match its entries", remedy=row_files.REBUILD)
 
 
-def _rows(path: Path, manifest: Mapping[str, Json], kind: type[Rows], lengths: Lengths) -> Iterator[dict[str, object]]:
+def _rows(path: Path, manifest: Mapping[str, Json], kind: type[Rows], known: Known) -> Iterator[dict[str, object]]:
     """Yield the rows of a set in the form of before."""
     columns: dict[str, Callable[[int], object]] = {}
-    sizes, count = lengths(path, manifest), 0
+    found, count = known(path, manifest), 0
     for spec in kind.layout(manifest):
         file = path / spec.file
         if isinstance(spec, Column):
             values = row_files.mapped(file) if file.exists() else None
             columns[spec.name] = (lambda row: 0) if values is None else values.__getitem__
         elif isinstance(spec, Text):
-            texts = file.read_text("utf-8").split("\n")[:-1]
+            texts = found[spec.name] if spec.name in found else file.read_text("utf-8").split("\n")[:-1]
             columns[spec.name], count = texts.__getitem__, len(texts)
         else:
             data = np.asarray(np.memmap(file, np.uint8, "r") if file.stat().st_size else np.empty(0, np.uint8))
-            ends = _ends(path, spec, sizes, len(data))
+            ends = _ends(path, spec, found, len(data))
             count = len(ends) - 1
             columns[spec.name] = lambda row, data=data, ends=ends: data[ends[row] : ends[row + 1]]
     for row in range(count):
         yield {name: read(row) for name, read in columns.items()}
 
 
-def _ends(path: Path, spec: Part, sizes: Mapping[str, np.ndarray], length: int) -> np.ndarray:
+def _ends(path: Path, spec: Part, found: Mapping[str, Sequence[Json]], length: int) -> np.ndarray:
     """Return where each row of a part begins in its file, and where the last ends."""
     if spec.offsets:
         return row_files.mapped(path / spec.offsets)
-    if spec.name in sizes:
-        return np.concatenate([[0], np.cumsum(sizes[spec.name])])
+    if spec.name in found:
+        return np.cumsum([0, *found[spec.name]])
     return np.arange(_HEADER, length + 1, spec.stride)

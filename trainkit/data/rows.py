@@ -76,6 +76,8 @@ class Rows(ABC):
     """A folder of rows opened for reading. Pickles as its path, so spawned workers map the file themselves."""
 
     FORM: ClassVar[Form]
+    BATCH_ROWS: ClassVar[int] = 1 << 16
+    """Most rows of a batch."""
 
     def __init__(self, path: Path | str):
         """Check manifest, digest, sizes of all files and hashes of small ones, and map them. Raises UserError."""
@@ -237,15 +239,12 @@ class Rows(ABC):
         self._as = {kind: whole.view(kind) for kind in kinds}
 
     def _advise(self, block: mmap.mmap) -> None:
-        """Have small parts read without what follows them."""
-        for name, spec in self._layout.items():
-            if not isinstance(spec, Part) or not hasattr(mmap, "MADV_RANDOM"):
-                continue
-            _, data, length, _ = self._entry[name]
-            if length.sum() < _SMALL * len(self):
-                before = data % mmap.PAGESIZE
-                for begin, count in zip((data - before).tolist(), (length + before).tolist(), strict=True):
-                    block.madvise(mmap.MADV_RANDOM, begin, count)
+        """Have what is asked for read without what follows it: small parts through the mapping, all else by `read`."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        lengths = [self._entry[name][2].sum() for name, spec in self._layout.items() if isinstance(spec, Part)]
+        if hasattr(mmap, "MADV_RANDOM") and max(lengths, default=0) < _SMALL * len(self):
+            block.madvise(mmap.MADV_RANDOM)
 
     def _read_columns(self, memory: np.ndarray) -> None:
         """Read all but the parts to where they are in the file."""
@@ -387,25 +386,27 @@ class Rows(ABC):
             return
         spec, entry = self._layout[name], self._entry[name]
         for batch in np.unique(batches[~sound[batches]]).tolist():
+            rows, (begin, *other, crc) = self._firsts[batch + 1] - self._firsts[batch], entry[:, batch].tolist()
             if isinstance(spec, Column):
-                rows = int(self._first[batch + 1] - self._first[batch])
-                begin, crc = entry[:, batch].tolist()
                 size = rows * np.dtype(spec.dtype).itemsize * max(1, spec.width)
-                found = zlib.crc32(self._bytes[begin : begin + size].data)
+                found = zlib.crc32(self._at_once(begin, begin + size).data)
             else:
-                _, data, length, crc = entry[:, batch].tolist()
-                offsets = self._offsets(name, batch)
-                stride = getattr(spec, "stride", 0)
-                steps = np.diff(offsets)
+                data, length = other
+                offsets = self._at_once(begin, begin + 8 * (rows + 1)).view(np.int64)
+                stride, steps = getattr(spec, "stride", 0), np.diff(offsets)
                 if offsets[0] != 0 or offsets[-1] != length or (steps != stride if stride else steps < 0).any():
                     found = f"offsets of {name} in batch {batch} that do not match its {length} bytes"
                     raise self.damaged(FILE, found, "ones that rise from 0")
                 found = zlib.crc32(offsets.data)
                 if isinstance(spec, Text):
-                    found = zlib.crc32(self._bytes[data : data + length].data, found)
+                    found = zlib.crc32(self._at_once(data, data + length).data, found)
             if found != crc:
                 raise self.damaged(FILE, f"{name} of batch {batch} is not what was written (checksum differs)")
             sound[batch] = True
+
+    def _at_once(self, begin: int, end: int) -> np.ndarray:
+        """Read what belongs together in one request, before the mapping is asked for it page by page."""
+        return self._bytes[begin:end] if self.on_network else self.read(begin, end)
 
     # ---- The whole
 

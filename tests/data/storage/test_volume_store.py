@@ -8,14 +8,17 @@ import pickle
 import shutil
 
 import numpy as np
+import packed_rows
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.storage import hashed_folder, volume_store
+from trainkit.data import rows
+from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
+from trainkit.files import sha256
 
 NAMES = ("background", "a", "b", "c")
 
@@ -44,7 +47,7 @@ def write(out, cases=3, spacing=None, names=NAMES):
                 volumes_mm3=(10.0, 2.0, 1.5),
                 facts={"mean": 1.0},
             )
-            writer.add(info, image[None], labels, truth, 2**63 + number)
+            writer.add_case(info, image[None], labels, truth, 2**63 + number)
         return writer.finish(names=names, made_from="a test")
 
 
@@ -124,17 +127,15 @@ def test_the_digest_is_of_the_content_alone(tmp_path, made):
     assert write(tmp_path / "resampled", spacing=(1.0, 1.0, 1.0)).digest != made.digest
 
 
-@pytest.mark.parametrize("name", ["images.bin", "labels.bin", "foreground.bin", "cases.json"])
-def test_a_flipped_bit_is_noticed_at_open_and_named_by_case(copied, name, monkeypatch):
-    data = bytearray((copied / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (copied / name).write_bytes(data)
-    with pytest.raises(UserError, match=rf"{name}: is not what was written"):
+@pytest.mark.parametrize(
+    ("part", "name"), [("image", "image"), ("label", "labels"), ("foreground", "places of organs")]
+)
+def test_a_flipped_bit_is_noticed_at_open_and_named_by_case(copied, part, name, monkeypatch):
+    packed_rows.damage(PackedVolumes(copied), part, 1)
+    with pytest.raises(UserError, match=r"rows\.arrow: is not what was written"):
         PackedVolumes(copied)
-    if name == "cases.json":
-        return
     # Large files are not hashed at every start; then the case says so.
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     opened = PackedVolumes(copied)
     bad = []
     for number in range(len(opened)):
@@ -145,7 +146,15 @@ def test_a_flipped_bit_is_noticed_at_open_and_named_by_case(copied, name, monkey
     assert len(bad) == 1 and name in bad[0] and "(case1)" in bad[0] and "checksum differs" in bad[0]
 
 
-@pytest.mark.parametrize("name", ["images.bin", "labels.bin", "foreground.bin", "cases.json", "manifest.json"])
+def test_a_flipped_bit_in_the_facts_of_cases_is_noticed(copied):
+    data = bytearray((copied / "cases.json").read_bytes())
+    data[len(data) // 2] ^= 1
+    (copied / "cases.json").write_bytes(data)
+    with pytest.raises(UserError, match=r"cases\.json: is not what was written"):
+        PackedVolumes(copied)
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "cases.json", "manifest.json"])
 def test_missing_and_cut_files_are_named(copied, name):
     content = (copied / name).read_bytes()
     (copied / name).write_bytes(content[:-1])
@@ -209,7 +218,7 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
     manifest = json.loads((copied / "manifest.json").read_text())
     manifest["files"]["cases.json"] = {
         "bytes": (copied / "cases.json").stat().st_size,
-        "sha256": hashed_folder.sha256(copied / "cases.json"),
+        "sha256": sha256(copied / "cases.json"),
     }
     manifest["digest"] = PackedVolumes.digest_of(manifest)
     (copied / "manifest.json").write_text(json.dumps(manifest))
@@ -258,12 +267,12 @@ def test_the_writer_refuses_what_it_could_not_give_back(tmp_path, made):
     info = made.case(0)
     with Writer(tmp_path / "set", how=Preparation("yzx")) as writer:
         with pytest.raises(ValueError, match="of a case of"):
-            writer.add(info, image[1:], labels, None, 0)
+            writer.add_case(info, image[1:], labels, None, 0)
         with pytest.raises(ValueError, match="of a case of"):
-            writer.add(info, image.astype(np.float32), labels, None, 0)
+            writer.add_case(info, image.astype(np.float32), labels, None, 0)
         with pytest.raises(ValueError, match="only there"):
-            writer.add(info, image[None], labels, labels, 0)
-        writer.add(info, image[None], labels, None, 0)
+            writer.add_case(info, image[None], labels, labels, 0)
+        writer.add_case(info, image[None], labels, None, 0)
         with pytest.raises(ValueError, match="2 names"):
             writer.finish(names=("background", "a"))
 

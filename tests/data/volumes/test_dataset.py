@@ -75,7 +75,7 @@ def pack(
                 floors=(float(image.min()) - 0.1,),
                 volumes_mm3=tuple(float((label == k).sum()) for k in range(len(names))),
             )
-            writer.add(info, image[None], label, truth, first + number)
+            writer.add_case(info, image[None], label, truth, first + number)
         writer.finish(names=names)
     return out
 
@@ -339,6 +339,7 @@ def test_a_patch_lies_inside_or_holds_all(shapes, patch, seed):
         return np.arange(0, math.prod(shapes[case]), 11, dtype=np.int32) if case % 2 == 0 else np.empty(0, np.int32)
 
     packed = SimpleNamespace(
+        on_network=False,
         case=lambda case: SimpleNamespace(shape=shapes[case], floors=(0.0,)),
         foreground=known,
         names=("background", "x"),
@@ -512,8 +513,8 @@ def test_workers_read_what_the_process_would(train):
 def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
     split = block(train, cache=place).open(0).train
     whole = CaseSplit("val", split.packed, split.cases)
-    with open(train / "labels.bin", "r+b") as file:  # in place, where the map sees it
-        file.seek(12 * 24 * 32 * 2 + 5)
+    with open(train / "rows.arrow", "r+b") as file:  # in place, where the map sees it
+        file.seek(split.packed.span("label", 2)[0] + 5)
         file.write(b"\x09")
     with pytest.raises(UserError, match=r"case 2 \(p2_1\).*labels"):
         split.on_device(split.fetch(np.array([8]), 0))
@@ -693,7 +694,7 @@ def test_one_volume_under_two_names_leaks_from_fold_to_fold(tmp_path):
             shape = (12, 24, 32)
             image, label = volume(marks[name], shape)
             info = CaseInfo(name, name.split("_")[0], shape, SPACING, shape, SPACING, (-5.0,), (1.0, 1.0, 1.0, 1.0))
-            writer.add(info, image[None], label, None, marks[name])
+            writer.add_case(info, image[None], label, None, marks[name])
         writer.finish(names=NAMES)
     with pytest.raises(UserError, match=f"volumes are in data.train: ({inside} = {outside}|{outside} = {inside})"):
         block(tmp_path / "set", fold=0, folds=2).open(0)

@@ -7,6 +7,7 @@ import json
 import shutil
 
 import numpy as np
+import packed_rows
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from organ_volumes import affine, put, put_case, put_set, volume
 
 from trainkit.cli import main
-from trainkit.data import folders
+from trainkit.data import folders, rows
 from trainkit.data.formats import nifti
-from trainkit.data.storage import hashed_folder, volume_store
+from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import fingerprint, importer, preprocess, sources, verify
 from trainkit.data.volumes.preprocess import Preparation
@@ -314,15 +315,13 @@ def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
 
 def test_verify_names_what_was_changed_after_the_import(packed, tmp_path, monkeypatch):
     copy = shutil.copytree(packed.out, tmp_path / "set")
-    content = bytearray((copy / "labels.bin").read_bytes())
-    content[720 + 5] ^= 1
-    (copy / "labels.bin").write_bytes(content)
+    packed_rows.damage(PackedVolumes(copy), "label", 1, 5)
     assert verify.verify(copy) == [
-        f"{copy / 'labels.bin'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
+        f"{copy / 'rows.arrow'}: is not what was written (SHA-256 differs); remove the folder and import the set again"
     ]
-    monkeypatch.setattr(hashed_folder, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     found = verify.verify(copy)
-    assert len(found) == 2 and "labels.bin: is not what" in found[0] and "case 1 (p01)" in found[1]
+    assert len(found) == 2 and "rows.arrow: is not what" in found[0] and "case 1 (p01)" in found[1]
 
 
 def test_a_set_is_packed_once_and_again_when_anything_changes(files, tmp_path, monkeypatch):

@@ -1,17 +1,17 @@
 """The packed form of a set of volumes: prepared once, memory-mapped, able to say whether it is what was written.
 
-A folder with
+A folder of `rows`, a batch for each case, with the columns
 
-| file             | content                                                                                     |
-|------------------|---------------------------------------------------------------------------------------------|
-| `images.bin`     | float16, the prepared images end to end, each (channels, depth, height, width)              |
-| `labels.bin`     | uint8, their labels on the same grids                                                       |
-| `originals.bin`  | only where volumes were resampled: uint8, the labels as annotated, on the grids of the files |
-| `foreground.bin` | int32, for every case and label the places of its voxels in the flattened prepared grid      |
-| `cases.json`     | for every case: id, patient, shapes, spacings, label volumes, intensities, fingerprint, CRCs |
-| `manifest.json`  | version, names of the labels, order of the axes, size and SHA-256 of every file, the digest  |
+| column       | hashed as        | content                                                                           |
+|--------------|------------------|-----------------------------------------------------------------------------------|
+| `id`         |                  | the name of the case                                                              |
+| `image`      | `images.bin`     | float16 (channels, depth, height, width), the prepared image                       |
+| `label`      | `labels.bin`     | uint8, its labels on the same grid                                                 |
+| `original`   | `originals.bin`  | only where volumes were resampled: uint8, the labels as annotated                  |
+| `foreground` | `foreground.bin` | int32, for every label the places of its voxels in the flattened grid             |
 
-Where a case begins in a file follows from the shapes, so nothing can point elsewhere. A patch is cut out of the
+and beside them `cases.json`: for every case id, patient, shapes, spacings, label volumes, intensities, fingerprint and
+CRCs. A part has the bytes that the shapes of its case say, or the set is refused. A patch is cut out of the
 memory-mapped volume by slicing: what it costs depends on the patch, not on the volume.
 """
 
@@ -23,13 +23,16 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import folders
-from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
+from trainkit.data import folders, repack, row_files
+from trainkit.data.row_files import REBUILD, RENAME, Form, Layout, Part, Text, unreadable
+from trainkit.data.rows import Rows
+from trainkit.data.rows_writer import Writer as RowWriter
+from trainkit.data.rows_writer import line
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
 from trainkit.files import Json
@@ -44,8 +47,8 @@ LABEL_LIMIT = IGNORED
 """Labels are bytes, and one value is IGNORED."""
 
 _CASES_LIMIT = 256 << 20
-_FILES = {"images.bin": np.float16, "labels.bin": np.uint8, "foreground.bin": np.int32}
-_ORIGINALS = "originals.bin"
+_PARTS = {"images": "image", "labels": "label", "originals": "original", "foreground": "foreground"}
+"""Column of each CRC of a case."""
 _CHECKED = {"images": "image", "labels": "labels", "originals": "original labels", "foreground": "places of organs"}
 
 
@@ -53,7 +56,7 @@ def is_packed(path: Path) -> bool:
     """Return True for a folder with the manifest of packed volumes."""
     try:
         with (path / "manifest.json").open("rb") as file:
-            head = file.read(hashed_folder.MANIFEST_LIMIT)
+            head = file.read(row_files.MANIFEST_LIMIT)
     except OSError:
         return False
     return f'"{FORMAT}"'.encode() in head
@@ -106,10 +109,30 @@ class CaseInfo:
     second and further channels are in the list `also`."""
 
 
-class PackedVolumes(HashedFolder):
-    """A packed set of volumes opened for reading. Contents of large files are compared case by case, by `check`."""
+class PackedVolumes(Rows):
+    """A packed set of volumes opened for reading. Contents of large sets are compared case by case, by `check`."""
 
     FORM = Form(FORMAT, VERSION, "packed volumes", "trainkit data import --volumes")
+    BATCH_ROWS = 1
+
+    def __init__(self, path: Path | str):
+        """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
+        super().__init__(repack.current(Path(path), type(self), _of_before))
+
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> Layout:
+        """Return the columns."""
+        return _columns(manifest["resampled"] is not None)
+
+    @classmethod
+    def beside(cls, manifest: Mapping[str, Json]) -> list[str]:
+        """Return the facts of cases."""
+        return ["cases.json"]
+
+    @classmethod
+    def unlisted(cls, manifest: Mapping[str, Json]) -> list[str]:
+        """Return the names of cases, which are among their facts too."""
+        return ["ids.txt"]
 
     def __len__(self) -> int:
         return self.manifest["cases"]
@@ -168,31 +191,27 @@ class PackedVolumes(HashedFolder):
 
     def image(self, i: int) -> np.ndarray:
         """Return the prepared image of case `i`, float16 (channels, depth, height, width), a view of the file."""
-        part = slice(self._voxels[i] * self.channels, self._voxels[i + 1] * self.channels)
-        return self._images[part].reshape((self.channels, *self._cases[i].shape))
+        return self.array("image", i, np.float16, (self.channels, *self._cases[i].shape))
 
     def label(self, i: int) -> np.ndarray:
         """Return the labels of case `i` on the grid of its prepared image, uint8, a view of the file."""
-        return self._labels[self._voxels[i] : self._voxels[i + 1]].reshape(self._cases[i].shape)
+        return self.array("label", i, np.uint8, self._cases[i].shape)
 
     def truth(self, i: int) -> np.ndarray:
         """Return the labels of case `i` as annotated, on the grid of its file, uint8, a view of the file."""
-        if self._originals is None:
-            return self.label(i)
-        return self._originals[self._annotated[i] : self._annotated[i + 1]].reshape(self._cases[i].original_shape)
+        return self.array("original", i, np.uint8, self._cases[i].original_shape) if self.resampled else self.label(i)
 
     def foreground(self, i: int, label: int) -> np.ndarray:
         """Return the places of voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
 
         All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for absent organs; for 0 see `places`.
         """
-        first, last = self._places[i * len(self.names) + label : i * len(self.names) + label + 2]
-        return self._foreground[first:last]
+        ends = self._organs[i]
+        return self.array("foreground", i, np.int32, (ends[-1],))[ends[label] : ends[label + 1]]
 
     def present(self, i: int) -> np.ndarray:
         """Return the labels above 0 that case `i` has on its prepared grid, int64, ascending."""
-        start = i * len(self.names)
-        return np.flatnonzero(np.diff(self._places[start + 1 : start + len(self.names) + 1])) + 1
+        return np.flatnonzero(np.diff(self._organs[i][1:])) + 1
 
     def fingerprints(self) -> np.ndarray:
         """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""
@@ -200,7 +219,7 @@ class PackedVolumes(HashedFolder):
 
     def content(self, cases: np.ndarray) -> str:
         """Compute the SHA-256 of cases as they are in their files: images, labels as annotated, patients and names."""
-        labels = self.manifest["files"][_ORIGINALS if self.resampled else "labels.bin"]["sha256"]
+        labels = self.manifest["files"]["originals.bin" if self.resampled else "labels.bin"]["sha256"]
         ids, patients, prints = self.ids(), self.patients(), self._fingerprints.tolist()
         own = [[ids[case], patients[case], prints[case]] for case in cases.tolist()]
         return hashlib.sha256(json.dumps([labels, list(self.names), own]).encode()).hexdigest()
@@ -208,15 +227,10 @@ class PackedVolumes(HashedFolder):
     def check(self, i: int) -> None:
         """Compare the content of case `i` with what was written. Raises UserError naming case and file."""
         for name, crc in self._crcs[i].items():
-            if _crc(self._part(name, i)) != crc:
-                found = f"{_CHECKED[name]} ({name}.bin) is not what was written (checksum differs)"
+            begin, end = self.span(_PARTS[name], i)
+            if zlib.crc32(self.read(begin, end).data if self.on_network else self._bytes[begin:end].data) != crc:
+                found = f"{_CHECKED[name]} is not what was written (checksum differs)"
                 raise UserError(self.where(i), found, remedy=REBUILD)
-
-    def _part(self, name: str, i: int) -> np.ndarray:
-        if name == "foreground":
-            classes = len(self.names)
-            return self._foreground[self._places[i * classes] : self._places[(i + 1) * classes]]
-        return {"images": self.image, "labels": self.label, "originals": self.truth}[name](i)
 
     def _read_cases(self) -> None:
         path = self.path / "cases.json"
@@ -233,27 +247,20 @@ class PackedVolumes(HashedFolder):
             expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
             self._crcs = [{name: int(entry["crc"][name]) for name in sorted(expected)} for entry in entries]
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            raise hashed_folder.unreadable(path, error) from None
-        folders.check_names(str(path), (*self.ids(), *self.patients()), hashed_folder.RENAME)
-        self._voxels = _ends(math.prod(case.shape) for case in self._cases)
-        self._annotated = _ends(math.prod(case.original_shape) for case in self._cases)
-        self._places = _ends(count for case in counts for count in case)
-        images = self._voxels[-1] * self.channels
-        sizes = {"images.bin": images, "labels.bin": self._voxels[-1], "foreground.bin": self._places[-1]}
-        if self.resampled:
-            sizes[_ORIGINALS] = self._annotated[-1]
-        elif self._annotated != self._voxels:
+            raise unreadable(path, error) from None
+        folders.check_names(str(path), (*self.ids(), *self.patients()), RENAME)
+        self._organs = [_ends(case) for case in counts]
+        if not self.resampled and any(case.original_shape != case.shape for case in self._cases):
             raise self.damaged("cases.json", "shapes that differ, of volumes that were not resampled")
-        for name, size in sizes.items():
-            found = self.manifest["files"][name]["bytes"]
-            expected = size * np.dtype(_FILES.get(name, np.uint8)).itemsize
-            if found != expected:
-                raise self.damaged(name, f"{found} bytes", f"{expected} by cases.json")
+        for name, sizes in _sizes(entries, self.channels).items():
+            if name in self._layout:
+                begins, ends = self.spans(name, np.arange(len(self)))
+                if not np.array_equal(ends - begins, sizes):
+                    raise self.damaged("cases.json", f"shapes that do not match the bytes of {name}")
 
     def _map(self) -> None:
+        super()._map()
         self._read_cases()
-        self._images, self._labels, self._foreground = (self.flat(name, _FILES[name]) for name in _FILES)
-        self._originals = self.flat(_ORIGINALS) if self.resampled else None
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
@@ -261,7 +268,7 @@ class PackedVolumes(HashedFolder):
         keys = ("cases", "names", "axes", "spacing", "resampled", *(["channels"] if "channels" in manifest else []))
         return [json.dumps([manifest[key] for key in keys])]
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> list[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> None:
         wrong = {
             "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
             "names": not _is_names(manifest.get("names")),
@@ -271,18 +278,53 @@ class PackedVolumes(HashedFolder):
             "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
         }
         self.refuse_entries(manifest, wrong)
-        return [*_FILES, "cases.json", *([] if manifest["resampled"] is None else [_ORIGINALS])]
 
 
-class Writer(FolderWriter):
+def _columns(resampled: bool) -> Layout:
+    parts = [Part("image", "images.bin"), Part("label", "labels.bin"), Part("foreground", "foreground.bin")]
+    return [Text("id", "ids.txt"), *parts, *([Part("original", "originals.bin")] if resampled else [])]
+
+
+def _sizes(entries: Sequence[Mapping[str, Json]], channels: int) -> dict[str, np.ndarray]:
+    """Return the bytes of each part of each case, by the facts of cases."""
+    voxels = [math.prod(entry["shape"]) for entry in entries]
+    sizes = {
+        "image": [2 * channels * count for count in voxels],
+        "label": voxels,
+        "foreground": [4 * sum(entry["foreground"]) for entry in entries],
+        "original": [math.prod(entry["original_shape"]) for entry in entries],
+    }
+    # As numbers of any length: a shape may be made up.
+    return {name: np.asarray(found, object) for name, found in sizes.items()}
+
+
+def _of_before(path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
+    """Return names of cases and bytes of their parts, of a set in the form of before."""
+    try:
+        entries = json.loads((path / "cases.json").read_text("utf-8"))
+        sizes = _sizes(entries, max(1, len(manifest.get("channels", ()))))
+        return {
+            "id": [str(entry["id"]) for entry in entries],
+            **{name: found.tolist() for name, found in sizes.items()},
+        }
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise unreadable(path / "cases.json", error) from None
+
+
+def placed(key: str) -> Path:
+    """Return the place of a set in the cache, made of what an earlier version packed of the same files, if it did."""
+    return repack.placed(key, PackedVolumes, _of_before)
+
+
+class Writer(RowWriter):
     """Writes packed volumes."""
 
     def __init__(self, out: Path | str, *, how: Preparation):
-        super().__init__(out, [*_FILES, *([_ORIGINALS] if how.spacing is not None else [])])
+        super().__init__(out, _columns(how.spacing is not None), batch_rows=PackedVolumes.BATCH_ROWS)
         self.how = how
         self._entries: list[dict[str, Json]] = []
 
-    def add(
+    def add_case(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
     ) -> None:
         """Add one case: its image float16 (channels, D, H, W) and labels uint8 (D, H, W) on the prepared grid, and,
@@ -297,11 +339,9 @@ class Writer(FolderWriter):
         parts = {"images": image, "labels": label, "foreground": np.concatenate(found)}
         if truth is not None:
             parts["originals"] = truth
-        crc = {}
-        for name, array in parts.items():
-            array = np.ascontiguousarray(array)
-            self._files[f"{name}.bin"].write(array.data)
-            crc[name] = _crc(array)
+        parts = {name: np.ascontiguousarray(array) for name, array in parts.items()}
+        crc = {name: zlib.crc32(array.data) if array.size else 0 for name, array in parts.items()}
+        self.add({"id": line(case.id), **{_PARTS[name]: array for name, array in parts.items()}})
         self._entries.append(
             {
                 "id": case.id,
@@ -402,11 +442,4 @@ def _counts(value: Json, length: int) -> list[int]:
 
 
 def _ends(sizes: Iterable[int]) -> list[int]:
-    ends = [0]
-    for size in sizes:
-        ends.append(ends[-1] + size)
-    return ends
-
-
-def _crc(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data) if array.size else 0
+    return [0, *accumulate(sizes)]

@@ -161,7 +161,7 @@ def _write(
             if damaged == "fail" and len(bad) == _NAMED:
                 break
         elif damaged == "skip" or not bad:
-            writer.add(made.record.info, made.image, made.label, made.truth, made.record.fingerprint)
+            writer.add_case(made.record.info, made.image, made.label, made.truth, made.record.fingerprint)
             records.append(made.record)
         if on_progress:
             on_progress(seen, len(source.cases))
@@ -187,7 +187,7 @@ def pack_volumes_once(
     labels = [classes.names, classes.values, classes.ignored]
     made = [*versions, source.kind, source.where, labels, asked, axes, cases]
     made += [source.channels, source.incomplete, further]
-    folder = cache.place(f"volumes-{cache.key(made, source.files)}")
+    folder = volume_store.placed(f"volumes-{cache.key(made, source.files)}")
 
     def make(on_progress: Progress) -> None:
         _log.info("preparing %s into %s, once", source.where, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -79,10 +80,11 @@ def _row(size: int) -> np.dtype:
 class Shelf:
     """The volumes of a split where they are wanted. Each case is compared with its checksums when it is first read.
 
-    `disk` maps the files of the packed set. `ram` copies a case when it is first read, into memory that processes
-    started by fork share, so that four workers do not hold it four times; where they are started otherwise, they map
-    the files. `device` copies all cases when the first batch is cut, on whatever device that batch is. What is read is
-    the same to the bit.
+    `disk` maps the file of the packed set; of one on a network disk, where a mapped file that is cut ends the process,
+    it maps a copy in the folder of temporary files, made case by case. `ram` copies a case when it is first read, into
+    memory that processes started by fork share, so that four workers do not hold it four times; where they are started
+    otherwise, they map the files. `device` copies all cases when the first batch is cut, on whatever device that batch
+    is. What is read is the same to the bit.
     """
 
     def __init__(self, packed: PackedVolumes, cases: np.ndarray, place: Place):
@@ -101,9 +103,15 @@ class Shelf:
         self._views: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(self.cases)
         self._tensors: dict[torch.device, tuple[Tensor, ...]] = {}
         self._memory: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        if self.place == "ram":
+        if self.place == "ram" or (self.place == "disk" and self.packed.on_network):
             voxels, numbers = self._voxels, self._voxels * self.packed.channels
-            block = mmap.mmap(-1, max(1, 2 * numbers + voxels + len(self.cases)))
+            size = max(1, 2 * numbers + voxels + len(self.cases))
+            if self.place == "ram":
+                block = mmap.mmap(-1, size)
+            else:
+                with tempfile.TemporaryFile(prefix="trainkit-volumes-") as file:
+                    file.truncate(size)
+                    block = mmap.mmap(file.fileno(), size)
             images = np.frombuffer(block, np.float16, numbers)
             labels = np.frombuffer(block, np.uint8, voxels, 2 * numbers)
             there = np.frombuffer(block, np.bool_, len(self.cases), 2 * numbers + voxels)
