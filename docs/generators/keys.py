@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from docs.generators.markdown import attribute_docs, code, first_paragraph, prose, slug, table
 from trainkit.config import units, validation
+from trainkit.config.field_names import FIELD_NAMES
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named
 
@@ -297,14 +298,10 @@ def _classes(kind: Any) -> Iterator[tuple[type, str, bool, str]]:
 
 
 def field_names() -> str:
-    """The names that other programs use for keys, once trainkit knows them."""
-    try:
-        known = importlib.import_module("trainkit.config.field_names").FIELD_NAMES
-    except ModuleNotFoundError:
-        return ""
+    """The names that other programs use for keys."""
     lines = []
-    for entry in sorted(known, key=lambda entry: entry.name):
-        mark = f'<a id="elsewhere-{entry.name}" name="{entry.name}"></a>`{entry.name}`'
-        lines.append((mark, prose(entry.tool), ", ".join(map(code, entry.ours)) or "none", prose(entry.note)))
+    for name, ours in sorted(FIELD_NAMES.items()):
+        mark = f'<a id="elsewhere-{name}" name="{name}"></a>`{name}`'
+        lines.append((mark, ", ".join(map(code, ours))))
     text = "## Names in other programs\n\nThe names that other programs use for these keys.\n\n"
-    return text + table(("name elsewhere", "program", "in trainkit", "note"), lines)
+    return text + table(("name elsewhere", "in trainkit"), lines)

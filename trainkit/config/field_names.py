@@ -1,4 +1,8 @@
-"""Advice for names of other trainers: the override to write instead of an unknown key or option."""
+"""The names that other trainers use for settings, and the answer to an unknown key or option with such a name.
+
+They are those of Lightning, timm, Hugging Face's Trainer, InsightFace, nnU-Net and Ultralytics that are typed by habit.
+Names that a single block of a recipe has too, such as `lr`, need no entry.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,46 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from trainkit.config.field_name_table import FIELD_NAMES, FieldName
+_NAMES = {
+    "train.length": "epochs max_epochs num_epochs num_epoch num_train_epochs max_steps",
+    "train.batch_size": "batch batch_size per_device_train_batch_size",
+    "train.micro_batch": "accumulate_grad_batches gradient_accumulation_steps grad_accum_steps gradient_acc",
+    "train.precision": "amp fp16 bf16 mixed_precision",
+    "train.compile": "torch_compile torchcompile",
+    "train.activation_checkpointing": "gradient_checkpointing grad_checkpointing",
+    "train.ema": "model_ema model_ema_decay",
+    "train.schedule.name": "sched lr_scheduler_type cos_lr",
+    "train.schedule.warmup.over": "warmup_epochs warmup_epoch warmup_steps warmup_ratio",
+    "optim.lr": "learning_rate lr0 initial_lr",
+    "optim.weight_decay": "wd",
+    "optim.name": "opt optimizer",
+    "optim.clip_norm": "clip_grad gradient_clip_val max_grad_norm",
+    "loader.workers": "num_workers dataloader_num_workers",
+    "loader.pin": "pin_memory pin_mem",
+    "evaluations.NAME.every": "check_val_every_n_epoch val_check_interval eval_steps eval_strategy",
+    "evaluations.NAME.batch_size": "per_device_eval_batch_size validation_batch_size",
+    "best.metric": "monitor metric_for_best_model eval_metric",
+    "stop_when.patience": "patience early_stopping_patience",
+    "checkpoints.every": "save_steps save_period",
+    "checkpoints.keep_last": "save_total_limit checkpoint_hist",
+    "log.every": "log_every_n_steps logging_steps log_interval",
+    "data.train": "data_dir nnunet_raw",
+    "data.image_size data.crop data.patch": "imgsz img_size input_size patch_size",
+    "task.net.weights": "pretrained initial_checkpoint pretrained_weights",
+    "task.smoothing task.identity.smoothing": "label_smoothing",
+    "task.margin": "margin_list",
+    "--resume": "resume ckpt_path",
+    "TRAINKIT_STORE": "output_dir default_root_dir",
+    "CUDA_VISIBLE_DEVICES": "devices gpus",
+}
+FIELD_NAMES = {name: tuple(ours.split()) for ours, names in _NAMES.items() for name in names.split()}
+"""Another tool's name, with underscores, to what stands for it: a recipe's key, an `--option` or an environment
+variable. Of several keys, a recipe has one, by its task and data."""
 
-__all__ = ["FIELD_NAMES", "FieldName", "advise", "find", "of_options", "quoted"]
 
-BY_NAME: dict[str, FieldName] = {entry.name: entry for entry in FIELD_NAMES}
-
-
-def find(name: str) -> FieldName | None:
-    """Return the entry of a name, written with dashes or underscores, in any case; None where there is none."""
-    return BY_NAME.get(name.lstrip("-").replace("-", "_").lower())
+def find(name: str) -> tuple[str, ...]:
+    """Return what stands for a name, written with dashes or underscores, in any case; empty where it is unknown."""
+    return FIELD_NAMES.get(name.lstrip("-").replace("-", "_").lower(), ())
 
 
 def quoted(key: str, value: str) -> str:
@@ -23,48 +57,26 @@ def quoted(key: str, value: str) -> str:
     return f"{key}={value}" if re.fullmatch(r"[\w.:/@%+-]+", value) else f'{key}="{value}"'
 
 
-def said_of(entry: FieldName) -> str:
-    """Say what stands for a name where no value can be written."""
-    ours = entry.ours[0] if entry.ours else ""
-    sentences = [entry.note] if entry.note else []
-    if not ours:
-        sentences.insert(0, "trainkit has no such setting")
-    elif ours.startswith("--"):
-        sentences.insert(0, f"use the option {ours}")
-    elif not entry.is_key:
-        sentences.insert(0, f"use the environment variable {ours}")
-    else:
-        sentences.insert(0, f"trainkit's key is {ours}")
-    return "; ".join(sentences)
+def advise(name: str, has: Callable[[str], bool], tree: Any, around: str, siblings: Sequence[str]) -> str:
+    """Say what stands for an unknown key; empty where that is not known.
 
-
-def advise(
-    name: str, value: str | None, has: Callable[[str], bool], tree: Any, around: str, siblings: Sequence[str]
-) -> tuple[str, str, str] | None:
-    """Return the key to write instead of an unknown one, its value where it converts, and a note; None if unknown.
-
-    `around` is the dotted path of the block with the unknown key, and `siblings` are that block's keys. `value` is the
-    text of the value. The key is empty where trainkit has none, and the note then says what to do.
+    `around` is the dotted path of the block with the unknown key, and `siblings` are that block's keys; `has` is true
+    for keys that the recipe may have.
     """
-    entry = find(name)
-    if entry is None:
-        return None
-    here = next((last for key in entry.ours if entry.is_key and (last := key.rpartition(".")[2]) in siblings), "")
-    filled = [_with_evaluation(key, tree) for key in entry.ours]
+    ours = find(name)
+    if not ours:
+        return ""
+    here = next((last for key in ours if (last := key.rpartition(".")[2]) in siblings), "")
     if here and around:  # the block itself has that key
-        key = f"{around}.{here}"
-    else:
-        key = next((key for key in filled if entry.is_key and has(key)), "")
-    if not key and entry.is_key:
-        return "", "", f"{said_of(entry)}, which this recipe does not have"
-    if not key:
-        return "", "", said_of(entry)
-    converted = entry.convert(value) if value is not None else None
-    if key == "stop_when.patience" and converted and not tree.get("stop_when"):
-        best = tree.get("best")
-        metric = best.get("metric") if isinstance(best, dict) else None
-        key, converted = "stop_when", f"{{metric: {metric or 'EVALUATION/METRIC'}, patience: {converted}}}"
-    return key, converted or "", entry.note if key in filled or key == "stop_when" else ""
+        return f"trainkit's key is {around}.{here}"
+    filled = [_with_evaluation(key, tree) for key in ours]
+    return _said(next((key for key in filled if has(key)), ours[0]))
+
+
+def _said(ours: str) -> str:
+    if ours.startswith("--"):
+        return f"use the option {ours}"
+    return f"use the environment variable {ours}" if ours.isupper() else f"trainkit's key is {ours}"
 
 
 def _with_evaluation(key: str, tree: Any) -> str:
@@ -79,24 +91,10 @@ def of_options(argv: Sequence[str], known: Collection[str]) -> str:
 
     `known` are the options that the command has. One option makes a clause, several make a list of lines.
     """
-    found: list[tuple[str, str]] = []
-    for n, word in enumerate(argv):
-        option, equals, value = word.partition("=")
-        entry = find(option) if option.startswith("-") and option not in known else None
-        if entry is None or option.startswith("--") != (len(entry.name) > 1):
-            continue
-        after = argv[n + 1] if n + 1 < len(argv) else "-"
-        if not equals and not after.startswith("-") and "=" not in after:
-            value = after
-        if not equals and entry.is_flag and entry.convert(value) is None:
-            value = ""  # what follows a flag is another argument
-        converted = entry.convert(value) if value or entry.is_flag else None
-        if converted is not None and entry.is_key:
-            note = f" ({entry.note})" if entry.note else ""
-            found.append((option, f"write {quoted(entry.ours[0], converted)}{note}"))
-        else:
-            found.append((option, said_of(entry)))
-    if len(found) == 1:
-        return f"No such option '{found[0][0]}'; {found[0][1]}"
-    lines = "".join(f"\n  {option}: {advice}" for option, advice in found)
-    return f"No such options; change the recipe with KEY=VALUE instead{lines}" if found else ""
+    options = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    found = [(option, find(option)) for option in options if option not in known]
+    said = [(option, _said(ours[0])) for option, ours in found if ours]
+    if len(said) == 1:
+        return f"No such option '{said[0][0]}'; {said[0][1]}"
+    lines = "".join(f"\n  {option}: {advice}" for option, advice in said)
+    return f"No such options; change the recipe with KEY=VALUE instead{lines}" if said else ""

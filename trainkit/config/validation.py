@@ -335,23 +335,21 @@ def _unknown(
         home, _, last = other.rpartition(".")
         return any(last in _hints(block) and _is_at(home, at) for at, block in blocks)
 
-    text = None if isinstance(value, dict) else value if isinstance(value, str) else flow(value)
     near = nearest(key, keys)
     # Only the case differs: the plain hint is shorter.
-    advice = None if near.lower() == key.lower() else field_names.advise(key, text, has, tree, around, keys)
+    advice = "" if near.lower() == key.lower() else field_names.advise(key, has, tree, around, keys)
     homes = [home for home, block in blocks if key in _hints(block)]
-    if advice is not None and (advice[1] or not homes):
-        return replace(base, remedy=_written(*advice, bool(base.override)))
+    if advice:
+        return replace(base, remedy=advice)
     if len(homes) == 1:
         where = f"in {homes[0]}" if homes[0] else "at the top level"
-        if base.override and text is not None and "*" not in homes[0]:
+        if base.override and not isinstance(value, dict) and "*" not in homes[0]:
             home = f"{homes[0]}." if homes[0] else ""
+            text = value if isinstance(value, str) else flow(value)
             return replace(base, remedy=f"it belongs {where}: write {field_names.quoted(home + key, text)}")
         return replace(base, remedy=f"it belongs {where}")
     if near:
         return replace(base, nearest=near)
-    if advice is not None:
-        return replace(base, remedy=_written(*advice, bool(base.override)))
     return replace(base, remedy=f"the keys here are {', '.join(keys)}")
 
 
@@ -359,20 +357,6 @@ def _is_at(home: str, place: str) -> bool:
     """True where a dotted path is that of a block, in which `*` stands for any name."""
     steps, wanted = home.split("."), place.split(".")
     return len(steps) == len(wanted) and all(w in ("*", s) for s, w in zip(steps, wanted, strict=True))
-
-
-def _written(key: str, value: str, note: str, override: bool) -> str:
-    """Return the remedy that names the key to write, with its value where that is known."""
-    block, _, last = key.rpartition(".")
-    if not key:
-        return note
-    if not value:
-        text = f"trainkit's key is {key}"
-    elif override:
-        text = f"write {field_names.quoted(key, value)}"
-    else:
-        text = f"write `{last}: {value}` {f'in {block}' if block else 'at the top level'}"
-    return f"{text} ({note})" if note else text
 
 
 def _number(bound: float) -> str:
