@@ -584,11 +584,7 @@ REASONS = {
     "the first 540 bytes of a volume of a request; its reader reads the rest": {
         "inference/served_requests.py zlib.decompressobj",
     },
-    "a set's index, in the cache": {
-        "data/people/index.py json.loads", "data/storage/hashed_folder.py json.loads",
-        "data/storage/hashed_folder.py numpy.memmap",
-        "data/storage/hashed_folder.py numpy.lib.format.open_memmap",
-    },
+    "names of a set's index, in the cache": {"data/people/index.py json.loads"},
     "a journal of what was written, whose batches are compared with their CRC-32": {
         "data/rows_writer.py json.loads",
     },

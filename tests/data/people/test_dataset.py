@@ -325,7 +325,7 @@ def test_pictures_and_words_in_a_batch_are_those_of_their_records(home):
     batch = train.fetch(rows, 0)
     order = np.argsort(train.modality[rows], kind="stable")
     assert batch["index"].tolist() == rows[order].tolist()
-    ids, texts, modality = train.index.ids(), train.index.texts(), batch["modality"].numpy()
+    ids, texts, modality = train.index.ids(), train.index.words(), batch["modality"].numpy()
     place = Counter()
     for row, code in zip(rows[order], modality, strict=True):
         at = place[code]

@@ -59,7 +59,7 @@ def test_a_table_and_a_saved_set_give_the_same_people(tmp_path):
     found = people_index.indexed(str(tmp_path / "people.parquet"))
     assert found.persons == PEOPLE and len(found) == 25
     kinds = [kind for *_, kind in seen(found)]
-    assert kinds == [RGB] * 23 + [NIR, TEXT] and found.texts()[-1] == "a red coat"
+    assert kinds == [RGB] * 23 + [NIR, TEXT] and found.words()[-1] == "a red coat"
     assert seen(found)[0] == ("anna", "c0", RGB) and seen(found)[23] == ("anna", "c1", NIR)
     saved = people_index.indexed(str(tmp_path / "saved"))
     assert saved.manifest["digest"] == found.manifest["digest"]

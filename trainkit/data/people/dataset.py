@@ -221,7 +221,7 @@ class People:
         captions = rows[index.modality[rows] == TEXT]
         ids, ends = None, None
         if coder is not None:
-            texts = index.texts()
+            texts = index.words()
             ids, ends = tokenizer.table(coder, [texts[row] for row in captions.tolist()]), (coder.begin, coder.end)
         return PeopleSplit(
             name,
@@ -366,7 +366,7 @@ class PeopleSplit(TrainSplit):
 
     @functools.cached_property
     def _texts(self) -> list[str]:
-        return self.index.texts()
+        return self.index.words()
 
     def order(self, epoch: int, batch_size: int) -> DrawnRowOrder:
         """Return rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.

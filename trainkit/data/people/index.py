@@ -1,20 +1,20 @@
 """Index of a set of people, as arrays: scanned once, kept in the cache, reopened in milliseconds.
 
-A folder with
+A folder of `rows` with the columns
 
-| file           | content                                                                                         |
-|----------------|-------------------------------------------------------------------------------------------------|
-| `person.npy`   | int32 (records,), whom each shows, as `names.json` numbers them; -1 for a distractor            |
-| `camera.npy`   | int16 (records,), -1 unknown                                                                    |
-| `place.npy`    | int16 (records,), which records of a person hide each other in a search; -1 hides nothing       |
-| `modality.npy` | int8 (records,), a place in `modalities.MODALITIES`                                             |
-| `role.npy`     | int8 (records,), 0 as it comes, 1 query only, 2 gallery only                                    |
-| `of.npy`       | int32 (records,), for a caption the record of the image that it describes, else -1            |
-| `queries.npy`  | int32 (queries, 5), queries that the set itself gives, list after list                          |
-| `ids.txt`      | one line per record: the path of an image below the root, a name for each caption              |
-| `texts.txt`    | one line per caption                                                                            |
-| `names.json`   | names of persons and cameras                                                                    |
-| `manifest.json` | root, lists, seconds, size and SHA-256 of every file, and the digest of the whole              |
+| column     | content                                                                                             |
+|------------|-----------------------------------------------------------------------------------------------------|
+| `id`       | the path of an image below the root, a name for each caption                                        |
+| `person`   | int32, whom each shows, as `names.json` numbers them; -1 for a distractor                           |
+| `camera`   | int16, -1 unknown                                                                                   |
+| `place`    | int16, which records of a person hide each other in a search; -1 hides nothing                      |
+| `modality` | int8, a place in `modalities.MODALITIES`                                                            |
+| `role`     | int8, 0 as it comes, 1 query only, 2 gallery only                                                   |
+| `of`       | int32, for a caption the record of the image that it describes, else -1                             |
+| `text`     | the words of a caption; empty for images                                                            |
+
+and beside them `queries.npy`, int32 (queries, 5), queries that the set itself gives, list after list, and `names.json`,
+names of persons and cameras.
 
 Records are in the order of their modalities, and in that of the set within one: images first, captions last.
 
@@ -39,10 +39,12 @@ import numpy as np
 from trainkit.data import cache, folders
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
-from trainkit.data.people.records import Layout, Rows
+from trainkit.data.people.records import Layout as SetLayout
+from trainkit.data.people.records import Rows as Records
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.storage import hashed_folder
-from trainkit.data.storage.hashed_folder import REBUILD, FolderWriter, Form, HashedFolder
+from trainkit.data.row_files import REBUILD, Column, Form, Layout, Text, is_packed, mapped, unreadable
+from trainkit.data.rows import Rows
+from trainkit.data.rows_writer import Writer
 from trainkit.errors import UserError
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, TEXT
@@ -54,7 +56,12 @@ VERSION = 1
 """Raised with any change to how a set is read, so that an older index is not taken for a new one."""
 
 _ARRAYS = {"person": "int32", "camera": "int16", "place": "int16", "modality": "int8", "role": "int8", "of": "int32"}
-_FILES = (*(f"{name}.npy" for name in _ARRAYS), "queries.npy", "ids.txt", "texts.txt", "names.json")
+_COLUMNS = (
+    Text("id", "ids.txt"),
+    *(Column(name, f"{name}.npy", dtype) for name, dtype in _ARRAYS.items()),
+    Text("text", "texts.txt", sparse=True),
+)
+_BESIDE = ("names.json", "queries.npy")
 
 
 def indexed(text: str, part: str = "train", columns: Columns | None = None) -> PeopleIndex:
@@ -77,14 +84,14 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
         stamps = {name: people_records.stamp(f"{layout.root}/{name}") for name in folders}
         folder = noted.parent / _key(first, stamps)
         found[:] = [folder]
-        return (folder / "manifest.json").is_file()
+        return is_packed(folder)
 
     def make(_: object) -> None:
         begin = time.perf_counter()
-        rows = Rows(layout.root)
+        rows = Records(layout.root)
         layout.read(rows)
         folder = noted.parent / _key(first, rows.stamps)
-        if not (folder / "manifest.json").is_file():
+        if not is_packed(folder):
             _write(folder, layout, rows, begin)
         aside = noted.with_name(f"{noted.name}.{uuid.uuid4().hex[:8]}")
         aside.write_text("".join(f"{name}\n" for name in rows.stamps), "utf-8", errors="surrogateescape")
@@ -101,11 +108,11 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
 def _key(first: str, stamps: Mapping[str, str]) -> str:
     """Name the index of a set by its annotations and by when each of its folders last changed."""
     text = "".join(f"\n{folder} {when}" for folder, when in stamps.items())
-    return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24]
+    return hashlib.sha256((first + text).encode(errors="surrogateescape")).hexdigest()[:24] + "-rows"
 
 
-class PeopleIndex(HashedFolder):
-    """The index of a set of people, opened for reading; arrays are mapped, names and texts read when asked for."""
+class PeopleIndex(Rows):
+    """The index of a set of people, opened for reading; names and texts are read when asked for."""
 
     FORM = Form(FORMAT, VERSION, "an index of people")
 
@@ -130,23 +137,27 @@ class PeopleIndex(HashedFolder):
     of: np.ndarray
     """int32 (records,): for a caption the record of the image that it describes, else -1."""
 
-    def __init__(self, path: Path | str):
-        """Open and check: sizes and hashes of the files, shapes, ranges. Raises UserError."""
-        super().__init__(path)
-        self._check_arrays()
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> Layout:
+        """Return the columns."""
+        return _COLUMNS
+
+    @classmethod
+    def beside(cls, manifest: Mapping[str, Json]) -> Sequence[str]:
+        """Return the names, and the queries that the set gives."""
+        return _BESIDE
 
     @classmethod
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return nothing: its files say all."""
         return []
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> Sequence[str]:
+    def _check_manifest(self, manifest: dict[str, Json]) -> None:
         kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
         for key, kind in (kinds | {"seconds": float}).items():
             self.refuse_entries(manifest, {key: type(manifest.get(key)) is not kind}, kind.__name__)
         if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
             raise self.damaged("manifest.json", "lists of an unknown form", "names and counts")
-        return _FILES
 
     def __len__(self) -> int:
         return self.manifest["records"]
@@ -184,13 +195,9 @@ class PeopleIndex(HashedFolder):
         """int32 (records,), the row of each in `images()`; -1 for a caption."""
         return np.where(self.modality == TEXT, -1, np.arange(len(self))).astype(np.int32)
 
-    def ids(self) -> list[str]:
-        """Return the name of every record: the path of an image below `root`, a name for each caption."""
-        return self._lines("ids.txt")
-
-    def texts(self) -> list[str]:
+    def words(self) -> list[str]:
         """Return the words of every record; empty for images."""
-        return [""] * int(np.count_nonzero(self.modality != TEXT)) + self._lines("texts.txt")
+        return self.texts("text")
 
     def lists(self) -> dict[str, np.ndarray]:
         """Return the queries that the set gives, int32 (queries, 5) by name in its order; empty where it gives none."""
@@ -219,24 +226,19 @@ class PeopleIndex(HashedFolder):
             names = json.loads((self.path / "names.json").read_text("utf-8"))
             persons, cameras = tuple(names["persons"]), tuple(names["cameras"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise hashed_folder.unreadable(self.path / "names.json", error) from None
+            raise unreadable(self.path / "names.json", error) from None
         folders.check_names(self.where, (*persons, *cameras))
         return persons, cameras
 
-    def _lines(self, name: str) -> list[str]:
-        try:
-            return (self.path / name).read_text("utf-8").split("\n")[:-1]
-        except (OSError, ValueError) as error:
-            raise hashed_folder.unreadable(self.path / name, error) from None
-
     def _map(self) -> None:
+        super()._map()
         for name in ("kind", "where", "root", "seconds"):
             setattr(self, name, self.manifest[name])
         for name in _ARRAYS:
-            setattr(self, name, hashed_folder.mapped(self.path / f"{name}.npy"))
-        self._queries = hashed_folder.mapped(self.path / "queries.npy")
+            setattr(self, name, self.column(name))
+        self._queries = mapped(self.path / "queries.npy")
 
-    def _check_arrays(self) -> None:
+    def _check_columns(self) -> None:
         n, persons, cameras = len(self), len(self.persons), len(self.cameras)
         above = {
             "person": persons,
@@ -247,10 +249,8 @@ class PeopleIndex(HashedFolder):
             "of": n,
         }
         sound = all(
-            (array := getattr(self, name)).shape == (n,)
-            and array.dtype == kind
-            and (n == 0 or (array.min() >= (0 if name in ("modality", "role") else -1) and array.max() < above[name]))
-            for name, kind in _ARRAYS.items()
+            n == 0 or (array.min() >= (0 if name in ("modality", "role") else -1) and array.max() < above[name])
+            for name, array in ((name, self.column(name)) for name in _ARRAYS)
         )
         asked = self._queries
         sound = sound and asked.dtype == np.int32 and asked.shape[1:] == (len(MODALITIES),)
@@ -263,7 +263,7 @@ class PeopleIndex(HashedFolder):
             raise UserError(str(self.path), "arrays of inconsistent sizes", remedy=REBUILD)
 
 
-def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
+def _write(folder: Path, layout: SetLayout, rows: Records, begin: float) -> None:
     """Bring records into their order, and write them as arrays."""
     if not len(rows):
         raise UserError(layout.where, "no records", "at least one")
@@ -285,18 +285,14 @@ def _write(folder: Path, layout: Layout, rows: Rows, begin: float) -> None:
         "modality": modality[order],
         "role": np.asarray(rows.role, np.int8)[order],
         "of": moved[np.asarray(rows.of, np.int32)[order]],
-        "queries": moved[np.asarray([q for some in rows.lists.values() for q in some], np.int32).reshape(-1, 5)],
     }
-    texts = [rows.text[row] for row in order.tolist() if rows.modality[row] == TEXT]
-    with FolderWriter(folder) as writer:
-        for name, array in arrays.items():
-            writer.save(f"{name}.npy", array)
-        lines = {"ids.txt": [rows.ids[row] for row in order.tolist()], "texts.txt": texts}
-        for name, every in lines.items():
-            text = "".join(f"{line}\n" for line in every)
-            (writer.folder / name).write_text(text, "utf-8", newline="")
-        names = json.dumps({"persons": persons, "cameras": cameras}, ensure_ascii=True)
-        (writer.folder / "names.json").write_text(names, "utf-8")
+    asked = moved[np.asarray([q for some in rows.lists.values() for q in some], np.int32).reshape(-1, 5)]
+    with Writer(folder, _COLUMNS) as writer:
+        for row, numbers in zip(order.tolist(), zip(*arrays.values(), strict=True), strict=True):
+            texts = {"id": rows.ids[row], "text": rows.text[row] if rows.modality[row] == TEXT else ""}
+            writer.add({**texts, **dict(zip(arrays, numbers, strict=True))})
+        writer.save("queries.npy", asked)
+        writer.save_json("names.json", {"persons": persons, "cameras": cameras})
         manifest: dict[str, Json] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
         manifest |= {"records": len(rows), "persons": len(persons)}

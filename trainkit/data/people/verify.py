@@ -92,7 +92,7 @@ def _damage(file: str) -> str:
 
 
 def _captions(index: PeopleIndex) -> list[str]:
-    texts, tokens = [text for text in index.texts() if text], Captions().make()
+    texts, tokens = [text for text in index.words() if text], Captions().make()
     return tokenizer.odd(tokens, texts, tokenizer.table(tokens, texts)) if texts else []
 
 
