@@ -28,7 +28,6 @@ EXAMPLES = {
     "evaluate": "trainkit evaluate last",
     "predict": "trainkit predict last photos predictions.parquet",
     "export": "trainkit export last exported",
-    "projector": "trainkit projector last projected",
     "promote": "trainkit promote last --as champion",
     "ui": "trainkit ui --port 5001",
     "sync": "trainkit sync",

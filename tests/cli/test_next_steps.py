@@ -15,7 +15,7 @@ from PIL import Image
 from trainkit.cli import main
 from trainkit.tracking.store import Store
 
-ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",), ("projector",)}
+ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",)}
 """Commands that train, and those that open a page."""
 
 
@@ -23,7 +23,7 @@ ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",), ("projector",)}
 def asked(monkeypatch, tmp_path, store):
     """Run a command whose work is replaced; returns the lines that it prints last."""
     monkeypatch.chdir(tmp_path)
-    from trainkit.analysis import compare, compare_report, data_integrity, projector, promote
+    from trainkit.analysis import compare, compare_report, data_integrity, promote
     from trainkit.autoconfig import download
     from trainkit.diagnostics import benchmark_command, preflight, sync_audit, throughput_limits
     from trainkit.export import export
@@ -42,14 +42,13 @@ def asked(monkeypatch, tmp_path, store):
     monkeypatch.setattr(promote, "asked", lambda *words: None)
     decision = SimpleNamespace(lines=lambda: ["promoted"], refused=False, model="net", alias="champion")
     monkeypatch.setattr(promote, "promote", lambda *words: decision)
-    monkeypatch.setattr(projector, "export", lambda *words: [])
     monkeypatch.setattr(download, "download", lambda *words: [])
     monkeypatch.setattr(evaluate_run, "request_for", lambda *words: None)
     monkeypatch.setattr(evaluate_run, "evaluate", lambda *words: {})
     monkeypatch.setattr(evaluate_run, "names_run", lambda word: word == "a")
     predicted = SimpleNamespace(notes=[], damaged=[], columns=["top1"], rows=1, weights="best")
     monkeypatch.setattr(predict, "predict", lambda *words, **more: predicted)
-    exported = SimpleNamespace(notes=[], written=[], agreements={}, latency=None)
+    exported = SimpleNamespace(notes=[], written=[], agreements={})
     monkeypatch.setattr(export, "export", lambda *words, **more: exported)
     monkeypatch.setattr(relocate, "relocate", lambda *words: None)
     monkeypatch.setattr(relocate, "described", lambda *words: None)
@@ -128,8 +127,3 @@ def test_a_promotion_prints_the_command_that_serves_the_model(asked):
     uri, *command = shlex.split(line.removeprefix("Serve: "))
     assert uri == f"MLFLOW_TRACKING_URI={Store.locate().uri}"
     assert command[:5] == ["mlflow", "models", "serve", "-m", "models:/net@champion"]
-
-
-def test_the_projector_is_opened_by_tensorboard(asked):
-    done = CliRunner().invoke(main.main, ["projector", "a", "out"])
-    assert done.output.splitlines()[-1] == "Next: tensorboard --logdir out"

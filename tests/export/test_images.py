@@ -235,8 +235,6 @@ def test_what_timm_cannot_make_is_refused_before_any_work(home, tmp_path, monkey
     for run in (faces(home), eyes(home)):
         with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* which timm cannot build"):
             export.export(run.name, tmp_path / "out", ("hub-folder",))
-    with pytest.raises(UserError, match="--latency: a network that only outputs embeddings"):
-        export.export(faces(home).name, tmp_path / "out", ("safetensors",), latency=True)
     (tmp_path / "README.md").write_text("kept")
     with pytest.raises(UserError, match=r"README\.md: exists already"):
         export.export(faces(home).name, tmp_path, ("safetensors",))

@@ -95,8 +95,6 @@ def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):
 def test_what_cannot_be_is_refused(run, tmp_path):
     with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* is for volumes"):
         export.export(run.name, tmp_path / "out", ("hub-folder",))
-    with pytest.raises(UserError, match="--latency: a network for volumes"):
-        export.export(run.name, tmp_path / "out", ("safetensors",), latency=True)
     assert not (tmp_path / "out").exists()
 
 

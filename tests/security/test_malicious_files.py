@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from PIL import Image
 from runs import ROOT
 
-from trainkit.analysis import projector
+from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
@@ -102,8 +102,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "config.load": loader.load,
     "journal.read": journal.read,
     "launcher._processes_in": process._processes_in,
+    "saved_rows._read": lambda path: saved_rows._read(path, ()),
     "store.Store.prepare": _store,
-    "projector._read": lambda path: projector._read(path, str(path)),
 }
 """Functions that are given one file, whose name somebody else chose."""
 
@@ -186,7 +186,7 @@ _SUFFIXES = {
     "store.Store.prepare": (".db",),
 }
 """Names beside a payload's own, by which a door takes a file for one of its form."""
-_NEVER_REFUSE = {"duplicates._kept", "launcher._processes_in", "projector._read", "journal.read"}
+_NEVER_REFUSE = {"duplicates._kept", "launcher._processes_in", "saved_rows._read", "journal.read"}
 """What they cannot use they leave alone: a cache is made anew, a launcher's config or a damaged journal counts for
 nothing."""
 
@@ -569,7 +569,9 @@ DOORS: dict[str, set[str]] = {
     "a run": {"tracking/run_folder.py json.loads", "inference/output_folder.py json.loads",
               "tracking/journal.py json.loads"},
     "store.Store.prepare": {"tracking/mlflow_database.py sqlite3.connect"},
-    "projector._read": {"analysis/projector.py pyarrow.parquet.read_table", "analysis/projector.py numpy.frombuffer"},
+    "saved_rows._read": {
+        "analysis/saved_rows.py pyarrow.parquet.read_schema", "analysis/saved_rows.py pyarrow.parquet.read_table",
+    },
     # Recipes, and configs of launchers
     "config.load": {"config/yaml_reader.py yaml.parse"},
 }  # fmt: skip
@@ -615,11 +617,8 @@ REASONS = {
         "checkpoint/timm_weights.py huggingface_hub.hf_hub_download"
     },
     "a file of the store, read by the next call": {
-        "analysis/saved_rows.py client.download_artifacts", "analysis/projector.py client.download_artifacts",
+        "analysis/saved_rows.py client.download_artifacts",
         "tracking/store.py mlflow.artifacts.download_artifacts",
-    },
-    "parquet of a run, read as `projector._read` does": {
-        "analysis/saved_rows.py pyarrow.parquet.read_schema", "analysis/saved_rows.py pyarrow.parquet.read_table",
     },
     "a module of trainkit by a name in its source": {
         *(f"{file} importlib.import_module" for file in (

@@ -86,14 +86,13 @@ def test_a_run_that_ends_well_leaves_none(planted, store, tmp_path, monkeypatch)
     for folder in (PLUGIN, ROOT / "tests" / "support"):
         monkeypatch.syspath_prepend(str(folder))
     for words in (
-        ["show", name], ["compare", name, name], ["projector", name, tmp_path / "projector"], ["promote", name],
+        ["show", name], ["compare", name, name], ["promote", name],
         ["export", name, tmp_path / "exported", "--plugin", "toy", "--plugin", "leaky"], ["ls"], ["sync"],
         ["check", recipe, "--plugin", "toy", "--plugin", "leaky"],
     ):  # fmt: skip
         ask(*words)
     assert left(store) == {}
-    for folder in ("projector", "exported"):
-        assert not (tmp_path / folder).exists() or left(tmp_path / folder) == {}
+    assert not (tmp_path / "exported").exists() or left(tmp_path / "exported") == {}
 
 
 def test_a_run_that_crashes_in_its_loop_leaves_none_and_says_where_it_was(planted, store):

@@ -123,7 +123,7 @@ def test_a_folder_of_the_store_is_its_run(store):
 @pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize(
     "words",
-    ["show {}", "cp {} new.yaml", "predict {} images out.csv", "evaluate {}", "export {} out", "projector {} out",
+    ["show {}", "cp {} new.yaml", "predict {} images out.csv", "evaluate {}", "export {} out",
      "compare {} other", "promote {}", "sync {}", "run --resume {}",
      "run my.yaml --plugin toy --score {}", "run my.yaml --plugin toy --resume {}"],
 )  # fmt: skip

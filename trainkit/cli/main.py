@@ -45,7 +45,7 @@ GROUPS = {
     "Data": (data.data, recipes.download),
     "Compare and choose": (runs.compare, runs.promote, models.evaluate),
     "Speed": (speed.bench, speed.limits, speed.syncs),
-    "Use the model": (models.predict, models.export_, models.projector),
+    "Use the model": (models.predict, models.export_),
     "Store": (stores.ui, stores.sync, stores.relocate),
 }
 """Headings of `trainkit --help`, and the commands below each."""

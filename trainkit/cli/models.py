@@ -1,40 +1,19 @@
-"""Commands that use trained models: predictions, evaluations, exported files, embeddings."""
+"""Commands that use trained models: predictions, evaluations, exported files."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import Number, RenamedOption, echo, next_step, plugin_words, plugins_option, recipe_file
+from trainkit.cli.options import RenamedOption, echo, next_step, plugin_words, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 from trainkit.terminal import bar
 
 if TYPE_CHECKING:
     from trainkit.export.files import Format
-
-
-@click.command()
-@click.argument("run")
-@click.argument("out", type=click.Path(path_type=Path), required=False)
-def projector(run: str, out: Path | None) -> None:
-    """Write the embeddings of RUN for TensorBoard's projector.
-
-    Default for OUT: projector/RUN.
-
-    Example: trainkit projector last embeddings
-    """
-    from trainkit.analysis import projector
-    from trainkit.tracking.store import Store
-
-    store = Store.locate()
-    out = out or Path("projector") / store.find(run).name
-    for done in projector.export(store, run, out):
-        echo(f"{done.folder}: {done.samples} embeddings of {done.dimensions} dimensions")
-    echo(f"Next: tensorboard --logdir {shlex.quote(str(out))}")
 
 
 @click.command()
@@ -128,28 +107,8 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     show_default=True,
     help="Number of real images on which the files are compared with the trained model.",
 )
-@click.option(
-    "--latency",
-    is_flag=True,
-    help="Measure the latency of one image: float32 and bfloat16, eager, compiled, ONNX Runtime.",
-)
-@click.option(
-    "--seconds",
-    type=Number(min=0),
-    default=30.0,
-    show_default=True,
-    help="With --latency: seconds to measure, without compilation.",
-)
 @plugins_option
-def export_(
-    run: str,
-    out: Path,
-    formats: tuple[Format, ...],
-    pictures: int,
-    latency: bool,
-    seconds: float,
-    plugins: tuple[str, ...],
-) -> None:
+def export_(run: str, out: Path, formats: tuple[Format, ...], pictures: int, plugins: tuple[str, ...]) -> None:
     """Export the model of RUN as safetensors and ONNX files.
 
     The best weights are written to the folder OUT. OUT/model.safetensors and OUT/model.onnx take RGB pixels, or
@@ -166,15 +125,12 @@ def export_(
     def say(line: str) -> None:
         echo(f"{line} ...", err=True)
 
-    how = {"pictures": pictures, "latency": latency, "seconds": seconds, "plugins": plugins}
-    done = export.export(run, out, formats or export.FORMATS, say=say, **how)
+    done = export.export(run, out, formats or export.FORMATS, say=say, pictures=pictures, plugins=plugins)
     for line in done.notes:
         echo(f"note: {line}")
     for file in done.written:
         agreed = done.agreements.get(file.name)
         echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
-    for line in done.latency.lines() if done.latency else ():
-        echo(line)
     if "hub-folder" in formats:
         echo(f"Load: timm.create_model('local-dir:{out}', pretrained=True)")
     else:

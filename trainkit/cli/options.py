@@ -119,7 +119,10 @@ class Number(click.FloatRange):
 
 
 _OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
-_GONE = {"claims": "run python -m benchmarks.claims"}
+_GONE = {
+    "claims": "run python -m benchmarks.claims",
+    "projector": "the rows of an inspection hold its embeddings: docs/reference/artifacts.md",
+}
 
 
 def _advice(error: click.UsageError, words: Sequence[str] | None) -> str:

@@ -99,16 +99,14 @@ class Exportable:
     """Writes an ONNX file, given model.json, and compares; returns also the accepted shapes, and notes."""
     write_config: Callable[[Path], Agreement] | None = None
     """Writes timm's config.json into a folder beside the tensors, and compares the network that timm loads."""
-    timed: tuple[nn.Module, Tensor] | None = None
-    """A module that returns logits, and one image, for timing."""
     notes: Sequence[str] = ()
 
 
 class Exporter(NamedTuple):
     """Functions that export runs of one kind of data and rebuild their networks from exported files."""
 
-    exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int, bool], Exportable]
-    """Given recipe, `DatasetInfo`, name of the run, weights, formats, images to check on, True for timing."""
+    exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int], Exportable]
+    """Given recipe, `DatasetInfo`, name of the run, weights, formats, images to check on."""
     rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
     """Given recipe, `DatasetInfo`, content of model.json, file of tensors."""
     part: Callable[[Task, nn.Module], nn.Module] = lambda task, net: net

@@ -25,7 +25,6 @@ from trainkit.export import files, model_card
 from trainkit.export.agreement import Agreement, Exportable, Exporter
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.images import headless
-from trainkit.export.latency import Latency, time_network
 from trainkit.files import Json, sha256, write_aside
 from trainkit.inference.output_folder import check_free
 from trainkit.inference.trained_model import JSON_BYTES, Rebuilt, meta_of, placed, read_meta
@@ -46,7 +45,6 @@ class Exported:
     agreements: Mapping[str, Agreement]
     """Differences from the trained network, by file name."""
     notes: tuple[str, ...]
-    latency: Latency | None = None
 
 
 def export(
@@ -55,16 +53,14 @@ def export(
     formats: Sequence[Format] = FORMATS,
     *,
     pictures: int = 8,
-    latency: bool = False,
-    seconds: float = 30.0,
     plugins: tuple[str, ...] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> Exported:
     """Write the network with the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
     Each file is compared with the trained network on `pictures` images, spread over the run's first evaluation, in
-    float32 on the CPU. `hub-folder` adds a config.json with which timm builds the network. With `latency` the network
-    is timed in several ways for about `seconds`. `say` receives progress messages.
+    float32 on the CPU. `hub-folder` adds a config.json with which timm builds the network. `say` receives progress
+    messages.
 
     Raises UserError before any work if the task cannot be exported, a file exists already, or a package is missing; and
     if a file cannot be written or differs from the trained network; no file is kept then.
@@ -85,10 +81,10 @@ def export(
     if ONNX in names:
         files.require("onnx", "onnxscript", "onnxruntime")
     weights = best_weights(folder.path)
-    network = exporter.exportable(recipe, meta, folder.name, weights, formats, pictures, latency)
+    network = exporter.exportable(recipe, meta, folder.name, weights, formats, pictures)
     about = {**network.about, **_origin(folder, recipe, meta, weights, network)}
     out.mkdir(parents=True, exist_ok=True)
-    return _write(out, names, network, about, folder, recipe, weights, seconds if latency else None, say)
+    return _write(out, names, network, about, folder, recipe, weights, say)
 
 
 def _origin(
@@ -117,12 +113,11 @@ def _write(
     folder: RunFolder,
     recipe: Recipe,
     weights: Path,
-    seconds: float | None,
     say: Callable[[str], None],
 ) -> Exported:
-    """Write and check the files `names`, then model.json and README.md; `seconds` of timing, None for no timing."""
+    """Write and check the files `names`, then model.json and README.md."""
     agreements: dict[str, Agreement] = {}
-    notes, kept, timed = list(network.notes), list[str](), None
+    notes, kept = list(network.notes), list[str]()
     with files.aside(out, kept) as aside:
         if TENSORS in names:
             files.write_tensors(aside / TENSORS, network.net, folder.name)
@@ -134,17 +129,13 @@ def _write(
             agreements[ONNX], shapes, more = network.write_onnx(aside / ONNX, about)
             about |= shapes
             notes += more
-        if seconds is not None and network.timed is not None:
-            onnx, last = aside / ONNX if ONNX in names else None, recipe.device.channels_last
-            timed = time_network(*network.timed, onnx, seconds=seconds, last=last, say=say)
-            about["latency"] = asdict(timed)
         about["notes"] = notes
         about["checked"] = {name: asdict(one) for name, one in agreements.items()}
         about["sha256"] = {name: sha256(aside / name) for name in names}
         write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
-        write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements, timed))
+        write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements))
         kept += [*names, ABOUT, CARD]
-    return Exported(tuple(out / name for name in kept), agreements, tuple(notes), timed)
+    return Exported(tuple(out / name for name in kept), agreements, tuple(notes))
 
 
 def load(folder: Path | str) -> nn.Module:

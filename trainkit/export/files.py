@@ -137,17 +137,14 @@ def write_onnx(
     program.save(str(file), external_data=False)
 
 
-def session(file: Path | str, device: str = "cpu") -> Callable[[Tensor], Outputs]:
+def session(file: Path | str) -> Callable[[Tensor], Outputs]:
     """Open an ONNX file as a function of tensors, run by ONNX Runtime with as many threads as torch has."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    providers = ["CPUExecutionProvider"]
-    if device == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        providers.insert(0, "CUDAExecutionProvider")
-    opened = onnxruntime.InferenceSession(str(file), options, providers=providers)
+    opened = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     takes, names = opened.get_inputs()[0].name, [one.name for one in opened.get_outputs()]
 
     def run(pixels: Tensor) -> Outputs:

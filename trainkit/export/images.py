@@ -76,28 +76,17 @@ class Deployed(NamedModule):
         return {"embedding": self.net.neck(self.net.encode(images, None))}
 
 
-class _First(nn.Module):
-    """Only the first output, for timing."""
-
-    def __init__(self, deployed: nn.Module):
-        super().__init__()
-        self.deployed = deployed
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.deployed(pixels)[0]
-
-
 def exporter(recipe: Recipe) -> Exporter | None:
     """Return the exporter for data of single images; None for other data."""
     return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt, _without_head)
 
 
 def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
 ) -> Exportable:
     """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and `pictures` images to check it on.
 
-    Raises UserError for formats and timings that it does not support.
+    Raises UserError for formats that it does not support.
     """
     prepared, net = _preparation(recipe), load_network(recipe, meta, weights)
     if "hub-folder" in formats and not isinstance(net, Classifier):
@@ -106,10 +95,6 @@ def exportable(
     split = files.scored_split(recipe)
     pixels, expected, rows = _real(recipe.task, net, split, pictures)
     outputs = [name for name in ("logits", "embedding") if name in expected]
-    if latency and "logits" not in outputs:
-        raise UserError(
-            "--latency", "a network that only outputs embeddings", "one that outputs classes", "leave it out"
-        )
     deployed = Deployed(recipe.task, net, prepared, outputs).eval()
 
     def check(file: Path) -> RowAgreement:
@@ -129,7 +114,6 @@ def exportable(
         check=check,
         write_onnx=lambda file, about: write_onnx_of_rows(file, deployed, _named(net), pixels, expected, about),
         write_config=write_config,
-        timed=(_First(deployed), pixels[:1]),
     )
 
 

@@ -17,7 +17,6 @@ from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
-from trainkit.export.latency import Latency
 from trainkit.files import Json
 from trainkit.metrics.significance import DRAWS, Interval
 from trainkit.terminal import aligned, numbers
@@ -36,7 +35,6 @@ def card(
     file: Path,
     about: Mapping[str, Json],
     agreements: Mapping[str, Agreement],
-    latency: Latency | None = None,
 ) -> str:
     """Write the model card in Markdown: `file` are the weights, `about` is the content of model.json.
 
@@ -54,7 +52,7 @@ def card(
         "## Metrics",
         *_scores(folder, recipe, file),
         "## Speed",
-        *_speed(folder, file, latency),
+        _speed(folder, file),
         "## Data and licences",
         "\n".join(f"- {line}" for line in licences(recipe)),
         f"SHA-256 of the training data: {code(about['data']['digest'])}.",
@@ -250,19 +248,16 @@ def _step(file: Path) -> int:
     return int(word) if word.isdecimal() else 0
 
 
-def _speed(folder: RunFolder, file: Path, latency: Latency | None) -> Iterator[str]:
+def _speed(folder: RunFolder, file: Path) -> str:
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     _, rates = history.series("final/speed/samples_per_s")
     seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
     machine = _machine(file)
-    if rates:
-        place = f" on {plain(machine)}" if machine else ""
-        whole = f"; {seconds[-1]:,.0f} s in total" if seconds else ""
-        yield f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
-    if latency is not None:
-        yield "\n".join(latency.lines())
-    if not rates and latency is None:
-        yield "Not measured."
+    if not rates:
+        return "Not measured."
+    place = f" on {plain(machine)}" if machine else ""
+    whole = f"; {seconds[-1]:,.0f} s in total" if seconds else ""
+    return f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
 
 
 def _machine(file: Path) -> str:

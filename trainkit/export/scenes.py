@@ -44,7 +44,7 @@ def exporter(recipe: Recipe) -> Exporter | None:
 
 
 def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
 ) -> Exportable:
     """Load the network of a run of `segment2d`, and `pictures` images to check it on.
 
@@ -78,7 +78,6 @@ def exportable(
         checked_on=(split.name, chosen.rows.tolist()),
         check=check,
         write_onnx=lambda file, about: write_checked(file, deployed, chosen, refined, about),
-        timed=(deployed, chosen[0]),
         notes=chosen.notes,
     )
 

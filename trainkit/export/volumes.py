@@ -55,17 +55,15 @@ def exporter(recipe: Recipe) -> Exporter | None:
 
 
 def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int, latency: bool
+    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
 ) -> Exportable:
     """Load the network of a run of `segment3d`, and patches of `pictures` volumes to check it on.
 
-    Raises UserError for formats and timings that it does not support.
+    Raises UserError for formats that it does not support.
     """
     if "hub-folder" in formats:
         found = f"the network of run {run} is for volumes, which timm does not have"
         raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
-    if latency:
-        raise UserError("--latency", "a network for volumes", "one for images that outputs classes", "leave it out")
     net = load_network(recipe, meta, weights)
     deployed = Deployed(net)
     split = files.scored_split(recipe)

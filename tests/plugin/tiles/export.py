@@ -22,7 +22,7 @@ def exporter(recipe):
     return Exporter(exportable, rebuilt)
 
 
-def exportable(recipe, meta, run, weights, formats, pictures, latency):
+def exportable(recipe, meta, run, weights, formats, pictures):
     net = load_network(recipe, meta, weights)
     split, deployed = files.scored_split(recipe), Deployed(net)
     rows = files.spread(split.size, pictures)
