@@ -238,16 +238,12 @@ def test_damaged_pictures_are_named_and_have_no_row(pictures, people, tmp_path):
     for file in (tmp_path / "in" / "anna").iterdir():
         file.unlink()
     assert "0 rows" in ask(faces(people).name, tmp_path / "in", tmp_path / "none.parquet", code=2)
-    assert not (tmp_path / "none.parquet").exists() and not (tmp_path / "none.parquet.parts").exists()
+    assert not (tmp_path / "none.parquet").exists()
 
 
-@pytest.fixture
-def small_parts(monkeypatch):
+def test_what_was_interrupted_leaves_nothing_and_begins_anew(pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(table_writer, "BATCH", 2)
     monkeypatch.setattr(table_writer, "ROWS", 4)
-
-
-def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp_path, monkeypatch, small_parts):
     run = classes(pictures)
     (tmp_path / "in").mkdir()
     for file in (pictures / "val").glob("*/*.png"):
@@ -255,8 +251,7 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
     (tmp_path / "in" / "across_001.png").write_bytes(b"damaged")
     whole = predict.predict(run.name, tmp_path / "in", tmp_path / "whole.parquet")
     assert len(whole.damaged) == 1 and whole.rows == 20
-
-    honest, calls, reads = images._Network.columns, [], []
+    honest, calls = images._Network.columns, []
 
     def counted(self, read):
         calls.append([record.id for record, _ in read])
@@ -269,44 +264,19 @@ def test_what_was_interrupted_goes_on_and_ends_with_the_same_table(pictures, tmp
         patch.setattr(images._Network, "columns", counted)
         with pytest.raises(KeyboardInterrupt):
             predict.predict(run.name, tmp_path / "in", out)
-    assert not out.exists()
-    parts = sorted(path.name for path in (tmp_path / "out.parquet.parts").glob("*.parquet"))
-    assert parts == ["part-000000.parquet", "part-000001.parquet"]
-
-    # Another prediction does not go on with these.
-    with pytest.raises(UserError, match="parts of another prediction"):
-        predict.predict(classes(pictures).name, tmp_path / "in", out)
-    with pytest.raises(UserError, match="parts of another prediction"):
-        predict.predict(run.name, tmp_path / "in", out, mirror=True)
-
-    real = images.pixels_of
-    monkeypatch.setattr(images, "pixels_of", lambda record: (reads.append(record.id), real(record))[1])
+    assert {file.name for file in tmp_path.iterdir() if "cache" not in file.name} >= {"in", "whole.parquet"}
+    assert not [file for file in tmp_path.iterdir() if "out.parquet" in file.name]
     done = predict.predict(run.name, tmp_path / "in", out)
-    assert len(reads) == 21 - 8 and done.rows == 20 and done.damaged == whole.damaged
+    assert done.rows == 20 and done.damaged == whole.damaged
     assert parquet.read_table(out).equals(parquet.read_table(tmp_path / "whole.parquet"))
-    assert not (tmp_path / "out.parquet.parts").exists()
 
 
-def test_all_parts_may_be_there_and_the_table_not(pictures, tmp_path, monkeypatch, small_parts):
-    run, out = classes(pictures), tmp_path / "out.parquet"
-    with monkeypatch.context() as patch:
-        patch.setattr(table_writer, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            predict.predict(run.name, pictures / "val", out)
-    monkeypatch.setattr("trainkit.data.formats.image_decode.decode", None)
-    assert predict.predict(run.name, pictures / "val", out).rows == 21
-
-
-def test_a_set_that_has_changed_meanwhile_is_begun_anew(pictures, tmp_path, monkeypatch, small_parts):
-    run, out = classes(pictures), tmp_path / "out.parquet"
-    shutil.copytree(pictures / "val" / "down", tmp_path / "in")
-    with monkeypatch.context() as patch:
-        patch.setattr(table_writer, "_join", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            predict.predict(run.name, tmp_path / "in", out)
-    shutil.copy(pictures / "val" / "across" / "000.png", tmp_path / "in" / "new.png")
-    with pytest.raises(UserError, match="other weights, images or settings"):
-        predict.predict(run.name, tmp_path / "in", out)
+def test_a_source_that_changes_meanwhile_makes_no_table(pictures, tmp_path, monkeypatch):
+    run = classes(pictures)
+    monkeypatch.setattr("trainkit.data.record.Source.count", lambda self: 22)
+    with pytest.raises(UserError, match="21 of 22 entries were read"):
+        predict.predict(run.name, pictures / "val", tmp_path / "out.parquet")
+    assert not [file for file in tmp_path.iterdir() if "out.parquet" in file.name]
 
 
 def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypatch):
@@ -327,12 +297,7 @@ def test_mistakes_are_said_before_any_work(pictures, people, tmp_path, monkeypat
             predict.predict(run.name, source, out)
     with pytest.raises(UserError, match=r"CSV cannot store embeddings.*a file \.parquet"):
         predict.predict(other.name, people, tmp_path / "faces.csv")
-    (tmp_path / "other.parquet.parts").mkdir()
-    (tmp_path / "other.parquet.parts" / "mine.txt").write_text("kept")
-    with pytest.raises(UserError, match="contains other files"):
-        predict.predict(run.name, pictures / "val", tmp_path / "other.parquet")
     assert (tmp_path / "there.parquet").read_text() == "kept"
-    assert (tmp_path / "other.parquet.parts" / "mine.txt").read_text() == "kept"
 
 
 def test_of_a_folder_no_name_is_taken_that_a_table_could_not_hold_and_no_entry_vanishes(tmp_path):

@@ -177,30 +177,6 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
     assert (out / image.name).read_text() == "kept" and len(list(out.iterdir())) == 1
 
 
-def test_what_was_interrupted_goes_on(name, sets, tmp_path, monkeypatch):
-    from trainkit.data.volumes import reader
-
-    whole = predict.predict(name, sets / "val", tmp_path / "whole").written
-    real, seen = reader.read_image, []
-
-    def stops(path):
-        seen.append(path)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        return real(path)
-
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr("trainkit.data.volumes.reader.read_image", stops)
-        with pytest.raises(KeyboardInterrupt):
-            predict.predict(name, sets / "val", out)
-    assert len(list(out.glob("*.nii.gz"))) == 1
-    monkeypatch.setattr("trainkit.data.volumes.reader.read_image", lambda path: (seen.append(path), real(path))[1])
-    done = predict.predict(name, sets / "val", out)
-    assert len(seen) == 3 and [file.read_bytes() for file in done.written] == [file.read_bytes() for file in whole]
-    assert {file.name for file in out.iterdir()} == {file.name for file in whole}
-
-
 def test_mirrors_are_averaged(name, sets, tmp_path):
     one = sorted((sets / "val" / "image").iterdir())[0]
     plain = predict.predict(name, one, tmp_path / "plain").written

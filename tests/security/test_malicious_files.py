@@ -566,8 +566,7 @@ DOORS: dict[str, set[str]] = {
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/verification.py json.loads"},
     "an export": {"data/folders.py json.loads"},
-    "a run": {"tracking/run_folder.py json.loads", "inference/output_folder.py json.loads",
-              "tracking/journal.py json.loads"},
+    "a run": {"tracking/run_folder.py json.loads", "tracking/journal.py json.loads"},
     "store.Store.prepare": {"tracking/mlflow_database.py sqlite3.connect"},
     "saved_rows._read": {
         "analysis/saved_rows.py pyarrow.parquet.read_schema", "analysis/saved_rows.py pyarrow.parquet.read_table",
@@ -599,8 +598,7 @@ REASONS = {
     "a file that this command wrote a moment before": {
         "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
         "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
-        "inference/table_writer.py pyarrow.parquet.read_table",
-        "inference/table_writer.py pyarrow.parquet.read_metadata", "data/repack.py json.loads",
+        "data/repack.py json.loads",
     },
     "opened once its header and its hashes are those that this program would write": {
         "training/teacher_cache.py numpy.load", "data/repack.py numpy.memmap"

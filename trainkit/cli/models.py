@@ -37,8 +37,7 @@ def predict(run: str, source: str, out: Path, mirror: bool, plugins: tuple[str, 
 
     Segmentation of volumes: OUT/NAME.nii.gz. SOURCE is a NIfTI file, a folder of them, or a data set: tom500#val.
 
-    Files that cannot be read are listed and left out; the exit code is then 2. An interrupted prediction continues when
-    you run the same command again.
+    Files that cannot be read are listed and left out; the exit code is then 2.
 
     Example: trainkit predict last photos predictions.csv
     """

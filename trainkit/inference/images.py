@@ -54,7 +54,6 @@ def predict(asked: Request) -> Predicted:
             read=run.reader(found),
             columns=run.columns,
             example=(Record("", "", Path(), ""), tables.zeros(1, prepared.side)[0].numpy()),
-            key=key(found),
         )
         said = origin(asked.folder, made.weights, meta) | {"source": found.where, "mirror": asked.mirror}
         return tables.write(asked, entries, names, said, made.weights)
@@ -137,13 +136,6 @@ def pixels_of(record: Record) -> np.ndarray:
     """Decode the image of a record, uint8 (height, width, 3). Raises UserError if it is damaged."""
     data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data
     return image_decode.decode(data, record.where) if isinstance(data, bytes) else data
-
-
-def key(source: Source) -> str:
-    """Hash the files of a source: any changed, replaced or added file changes the key."""
-    from trainkit.data.cache import key as made_of
-
-    return made_of([source.kind, source.where, source.split], source.files)
 
 
 def open_pictures(text: str) -> Source:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from trainkit.data import sources
-from trainkit.data.cache import key
 from trainkit.data.formats import image_decode
 from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
@@ -51,7 +50,6 @@ class _Found:
     where: str
     entries: list[_Entry]
     """In the order of their modalities."""
-    files: tuple[Path, ...]
     labelled: bool
     """True if the set has an identity for each record."""
     notes: tuple[str, ...] = ()
@@ -86,7 +84,6 @@ def predict(asked: Request) -> Predicted:
             read=run.read,
             columns=run.columns,
             example=(dataclasses.replace(every[0], modality=RGB), tables.zeros(1, prepared.side)[0].numpy()),
-            key=key(["people", found.where], found.files),
         )
         said = origin(asked.folder, made.weights, asked.meta) | {"source": found.where}
         return tables.write(asked, entries, (), said, made.weights, notes)
@@ -191,7 +188,7 @@ def _records(text: str) -> _Found:
         ]
         if len(every) < found.count():
             raise UserError(text, f"a {found.kind}", "a re-identification set, or image files", "name another source")
-        return _Found(found.where, every, found.files, labelled=False)
+        return _Found(found.where, every, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
 
 
@@ -212,9 +209,7 @@ def _set(text: str) -> _Found:
                 rows.ids[row], person, rows.camera[row], rows.modality[row], file, rows.text[row], rows.where[row]
             )
 
-    every = list(entries())
-    files = (*layout.annotations, *(entry.file for entry in every if entry.modality != TEXT))
-    return _Found(layout.where, every, files, labelled=True, notes=tuple(rows.losses()))
+    return _Found(layout.where, list(entries()), labelled=True, notes=tuple(rows.losses()))
 
 
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:

@@ -25,8 +25,7 @@ def predict(
 
     For segmentation runs `out` is a folder of label maps, for others a table with a row per image or record: see
     `volumes`, `scenes`, `images` and `people`. `mirror`: mean over mirror images, along all axes for volumes, left to
-    right for images. Unreadable samples are reported and skipped; an interrupted prediction continues where it stopped.
-    It runs on the GPU if there is one.
+    right for images. Unreadable samples are reported and skipped. It runs on the GPU if there is one.
 
     Raises UserError before any work if the run cannot predict, there is nothing to read, or an output file exists.
     """

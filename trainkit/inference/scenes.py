@@ -23,7 +23,7 @@ from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few, number_of
 from trainkit.inference import samples
-from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
+from trainkit.inference.output_folder import Predicted, Request, check_free, write_each
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 from trainkit.interfaces import DatasetInfo, LabelsImages
 from trainkit.plots.scenes import palette
@@ -61,8 +61,7 @@ def predict(asked: Request) -> Predicted | None:
     meta, recipe, out = asked.meta, asked.recipe, asked.out
     size = cast("Scenes", recipe.data).size
     targets = [(out / f"{picture.id}.png", picture) for picture in found]
-    folder = ResumableFolder(asked)
-    check_free(out, folder.missing([*(target for target, _ in targets), out / CLASSES]))
+    check_free(out, [*(target for target, _ in targets), out / CLASSES])
     stretched: list[str] = []
     colours = meta.class_colours or palette(meta.classes)
     with rebuilt(asked.folder, recipe, meta) as made:
@@ -75,11 +74,9 @@ def predict(asked: Request) -> Predicted | None:
                 stretched.append(picture.id)
             return _encoded(labels, colours)
 
-        written, damaged = folder.fill(targets, label, _write)
-    if written and not folder.has(out / CLASSES):
-        folder.note(out / CLASSES)
+        written, damaged = write_each(targets, label, _write, asked.on_progress)
+    if written:
         _write(out / CLASSES, _described(meta, colours, origin(asked.folder, made.weights, meta)).encode())
-    folder.end()
     if stretched and size is not None:
         sides = "{} x {} pixels".format(*size)
         many = number_of(len(stretched), "images")
@@ -200,7 +197,7 @@ def _described(meta: DatasetInfo, colours: Sequence[Sequence[int]], origin: Mapp
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, without overwriting."""
+    """Write a file atomically."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,8 +205,6 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
-            raise UserError(str(path), "was created by another process meanwhile", remedy="name another folder")
         os.replace(aside, path)
     except OSError as error:
         found = f"cannot be written ({error.strerror or error})"

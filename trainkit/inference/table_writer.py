@@ -1,18 +1,18 @@
-"""Write embeddings and classes as a table: a row per image or record, written in parts.
+"""Write embeddings and classes as a table: a row per image or record.
 
-Until a table is finished its parts are in a folder beside it, `OUT.parts`. An interrupted prediction keeps complete
-parts and continues after them; batches begin at the same entries, so the numbers are the same.
+Rows are written as they are predicted, to a hidden file beside the table that becomes the table at the end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trainkit.data.threads import threads
 from trainkit.errors import UserError
-from trainkit.files import write_aside
+from trainkit.files import sync_file
 from trainkit.inference.output_folder import Predicted, Request
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ SUFFIXES = (".parquet", ".csv")
 BATCH = 64
 """Entries per forward pass."""
 ROWS = 16 * BATCH
-"""Entries per part: at most this many are computed again after an interruption."""
-ABOUT = "about.json"
-_CHECK = "check permissions and free space"
+"""Entries per row group of a parquet file."""
 _METADATA = b"trainkit"
 """Key of the origin in the metadata of the parquet file."""
 
@@ -56,8 +54,6 @@ class Entries(Generic[Item, Seen]):
     """Predicts the rows of a batch or less."""
     example: Seen
     """A sample whose columns define the schema."""
-    key: str
-    """Hash of the source files."""
 
 
 def check_target(out: Path) -> None:
@@ -92,65 +88,89 @@ def write(
     weights: Path,
     notes: Sequence[str] = (),
 ) -> Predicted:
-    """Write the table of all entries, and resume an interrupted attempt.
+    """Write the table of all entries; nothing if all are damaged.
 
-    `names` are the names of the classes; `said` describes the origin of the numbers. Raises UserError if existing parts
-    are of another prediction.
+    `names` are the names of the classes; `said` describes the origin of the numbers. Raises UserError if it cannot be
+    written.
     """
     out, on_progress = asked.out, asked.on_progress
     schema = _schema(entries.columns([entries.example]), {**said, "classes": list(names)})
     if out.suffix.lower() == ".csv" and "probabilities" not in schema.names:
         found = "CSV cannot store embeddings, the only output of this run"
         raise UserError(str(out), found, "a file .parquet", f"use {out.with_suffix('.parquet')}")
-    folder = out.with_name(f"{out.name}.parts")
-    done = _begun(folder, {**said, "key": entries.key, "total": entries.total, "rows": ROWS})
-    seen = min(done * ROWS, entries.total)
+    seen, rows = 0, 0
     held: list[Columns] = []
-    bad: list[str] = []
-    with ThreadPoolExecutor(threads()) as pool:
-        for batch in _prefetched(islice(entries.items(), seen, None), entries.read, pool):
-            if on_progress:
-                on_progress(seen, entries.total)
-            read = [one for one in batch if not isinstance(one, UserError)]
-            bad += [str(one) for one in batch if isinstance(one, UserError)]
-            if read:
-                held.append(entries.columns(read))
-            seen += len(batch)
-            if seen % ROWS == 0 or seen == entries.total:
-                _keep(folder, (seen - 1) // ROWS, held, bad, schema)
-                held, bad = [], []
-    if seen != entries.total:
-        found = f"{seen} of {entries.total} entries were read: the source changed meanwhile"
-        raise UserError(str(out), found, remedy="run the command again")
+    damaged: list[str] = []
+    table = _Table(out, schema, names)
+    try:
+        with ThreadPoolExecutor(threads()) as pool:
+            for batch in _prefetched(entries.items(), entries.read, pool):
+                if on_progress:
+                    on_progress(seen, entries.total)
+                read = [one for one in batch if not isinstance(one, UserError)]
+                damaged += [str(one) for one in batch if isinstance(one, UserError)]
+                if read:
+                    held.append(entries.columns(read))
+                seen, rows = seen + len(batch), rows + len(read)
+                if held and (seen % ROWS == 0 or seen == entries.total):
+                    table.write(_arrow(held, schema))
+                    held = []
+        if seen != entries.total:
+            found = f"{seen} of {entries.total} entries were read: the source changed meanwhile"
+            raise UserError(str(out), found, remedy="run the command again")
+        if rows:
+            table.finish()
+    finally:
+        table.discard()
     if on_progress:
         on_progress(seen, entries.total)
-    rows, columns, damaged = _join(folder, out, schema, names)
-    known = tuple(names) if "class" in columns else ()
-    return Predicted((out,) if rows else (), damaged, tuple(notes), known, weights, rows, columns)
+    known = tuple(names) if "class" in schema.names else ()
+    written = (out,) if rows else ()
+    return Predicted(written, tuple(damaged), tuple(notes), known, weights, rows, table.columns)
 
 
-def _begun(folder: Path, said: Mapping[str, Any]) -> int:
-    """Create the folder of parts, and count the complete parts of this prediction."""
-    file, text = folder / ABOUT, json.dumps(said, indent=1, sort_keys=True) + "\n"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            if any(not left.name.startswith(".") for left in folder.iterdir()):
-                raise UserError(str(folder), "contains other files", remedy="move it, or name another table")
-            write_aside(file, text)
-        elif file.read_text(encoding="utf-8") != text:
-            found = "contains parts of another prediction (other weights, images or settings)"
-            raise UserError(str(folder), found, remedy="remove it to start again, or name another table")
-    except OSError as error:
-        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
-    done = 0
-    while _part(folder, done).is_file():
-        done += 1
-    return done
+class _Table:
+    """A table that is being written beside `out`; `columns` are the names of its columns."""
 
+    def __init__(self, out: Path, schema: pa.Schema, names: Sequence[str]):
+        from pyarrow import csv, parquet
 
-def _part(folder: Path, number: int) -> Path:
-    return folder / f"part-{number:06d}.parquet"
+        self._out, self._aside = out, out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
+        self._flat = _flat_schema(schema, names) if out.suffix.lower() == ".csv" else None
+        self.columns = tuple((self._flat or schema).names)
+        with self._writable():
+            out.parent.mkdir(parents=True, exist_ok=True)
+            if self._flat is not None:
+                self._file = csv.CSVWriter(self._aside, self._flat)
+            else:
+                self._file = parquet.ParquetWriter(self._aside, schema, compression="zstd", write_page_checksum=True)
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows. Raises UserError."""
+        with self._writable():
+            self._file.write_table(table if self._flat is None else _flat(table, self._flat))
+
+    def finish(self) -> None:
+        """Put the table in its place. Raises UserError if there is a file by now."""
+        with self._writable():
+            self._file.close()
+            sync_file(self._aside)
+            if self._out.exists():
+                raise UserError(str(self._out), "was created by another process meanwhile", remedy="name another file")
+            os.replace(self._aside, self._out)
+
+    def discard(self) -> None:
+        """Remove what is not in its place."""
+        self._file.close()
+        self._aside.unlink(missing_ok=True)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            found = f"cannot be written ({error.strerror or error})"
+            raise UserError(str(self._out), found, remedy="check permissions and free space") from None
 
 
 def _prefetched(
@@ -188,16 +208,14 @@ def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
     return pa.schema(fields, metadata={_METADATA: json.dumps(said).encode()})
 
 
-def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str], schema: pa.Schema) -> None:
-    """Write a part atomically, with a file of the errors of damaged samples."""
+def _arrow(held: Sequence[Columns], schema: pa.Schema) -> pa.Table:
+    """Join the columns of batches to rows of a table."""
     import pyarrow as pa
-    from pyarrow import parquet
 
     arrays = []
     for field in schema:
         if pa.types.is_fixed_size_list(field.type):
-            parts = [np.asarray(columns[field.name], np.float32).reshape(-1) for columns in held]
-            flat = np.concatenate(parts) if parts else np.empty(0, np.float32)
+            flat = np.concatenate([np.asarray(columns[field.name], np.float32).reshape(-1) for columns in held])
             arrays.append(
                 pa.FixedSizeListArray.from_arrays(pa.array(flat, field.type.value_type), field.type.list_size)
             )
@@ -206,68 +224,23 @@ def _keep(folder: Path, number: int, held: Sequence[Columns], bad: Sequence[str]
             if field.type == pa.string():  # file names may have bytes that are not UTF-8
                 values = [str(value).encode(errors="backslashreplace").decode() for value in values]
             arrays.append(pa.array(values, field.type))
-    path = _part(folder, number)
-    aside = path.with_suffix(".new")
-    try:
-        write_aside(path.with_suffix(".json"), json.dumps(list(bad)) + "\n")
-        table = pa.Table.from_arrays(arrays, schema=schema)
-        parquet.write_table(table, aside, compression="zstd", write_page_checksum=True)
-        _settle(aside)
-        os.replace(aside, path)
-    except OSError as error:
-        raise UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _join(
-    folder: Path, out: Path, schema: pa.Schema, names: Sequence[str]
-) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
-    """Join the parts and delete them; return rows, columns, and errors of damaged samples."""
-    from pyarrow import parquet
-
-    parts = sorted(folder.glob("part-*.parquet"))
-    bad = [line for part in parts for line in json.loads(part.with_suffix(".json").read_text(encoding="utf-8"))]
-    rows = sum(parquet.read_metadata(part).num_rows for part in parts)
-    columns = tuple(schema.names)
-    if rows:
-        aside = folder / f"whole{out.suffix.lower()}"
-        tables = (parquet.read_table(part, page_checksum_verification=True) for part in parts)
-        try:
-            if out.suffix.lower() == ".csv":
-                columns = _write_csv(aside, tables, schema, names)
-            else:
-                first = next(tables)
-                with parquet.ParquetWriter(aside, first.schema, compression="zstd", write_page_checksum=True) as writer:
-                    for table in chain([first], tables):
-                        writer.write_table(table)
-            _settle(aside)
-            if out.exists():
-                raise UserError(str(out), "was created by another process meanwhile", remedy="name another file")
-            os.replace(aside, out)
-        except OSError as error:
-            raise UserError(str(out), f"cannot be written ({error.strerror or error})", remedy=_CHECK) from None
-    shutil.rmtree(folder, ignore_errors=True)
-    return rows, columns, tuple(bad)
-
-
-def _write_csv(file: Path, tables: Iterable[pa.Table], schema: pa.Schema, names: Sequence[str]) -> tuple[str, ...]:
-    """Write texts and numbers, and a column `p.NAME` with the probability of each class, but no vectors."""
+def _flat_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return the columns of a CSV: texts and numbers, and `p.NAME` with the probability of each class; no vectors."""
     import pyarrow as pa
-    from pyarrow import csv
 
     plain = [field for field in schema if not pa.types.is_fixed_size_list(field.type)]
-    flat = pa.schema([*plain, *(pa.field(f"p.{name}", pa.float32()) for name in names)])
-    with csv.CSVWriter(file, flat) as writer:
-        for table in tables:
-            arrays = [table[field.name].combine_chunks() for field in plain]
-            every = np.stack(table["probabilities"].to_pylist()) if len(table) else np.empty((0, len(names)))
-            arrays += [pa.array(every[:, place].astype(np.float32)) for place in range(len(names))]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=flat))
-    return tuple(flat.names)
+    return pa.schema([*plain, *(pa.field(f"p.{name}", pa.float32()) for name in names)])
 
 
-def _settle(file: Path) -> None:
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
+def _flat(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    plain = [table[name] for name in schema.names if name in table.column_names]
+    every = np.stack(table["probabilities"].to_pylist()).astype(np.float32)
+    return pa.Table.from_arrays([*plain, *map(pa.array, every.T)], schema=schema)
 
 
 def zeros(count: int, side: tuple[int, int]) -> Tensor:

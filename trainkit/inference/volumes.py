@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import UserError, number_of
 from trainkit.inference import samples
-from trainkit.inference.output_folder import Predicted, Request, ResumableFolder, check_free
+from trainkit.inference.output_folder import Predicted, Request, check_free, write_each
 from trainkit.inference.trained_model import Rebuilt, rebuilt
 from trainkit.interfaces import DatasetInfo, LabelsVolumes
 
@@ -40,8 +40,7 @@ def predict(asked: Request) -> Predicted | None:
         return None
     found = sources.open_volumes(asked.source, labelled=False, channels=meta.channels)
     targets = {case.id: out / f"{case.id}.nii.gz" for case in found.cases}
-    folder = ResumableFolder(asked)
-    check_free(out, folder.missing(targets.values()))
+    check_free(out, list(targets.values()))
     how = _preparation(meta)
     headers, damaged, notes = _headers(found.cases, meta)
     damaged = [*found.incomplete, *damaged]
@@ -54,8 +53,9 @@ def predict(asked: Request) -> Predicted | None:
             return _label(array, header, how, task, made, asked.mirror), header
 
         readable = [(targets[case.id], case) for case in found.cases if case.id in headers]
-        written, more = folder.fill(readable, label, lambda target, found: nifti.write_labels(target, *found))
-    folder.end()
+        written, more = write_each(
+            readable, label, lambda target, found: nifti.write_labels(target, *found), asked.on_progress
+        )
     return Predicted(tuple(written), (*damaged, *more), tuple(notes), meta.class_names, made.weights)
 
 
