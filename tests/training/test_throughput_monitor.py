@@ -124,7 +124,7 @@ def test_a_network_that_is_compiled_again_in_each_step(monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_that_the_other_waits_for(store):
-    words = ["train.length=40 steps", "task.slow_rank=1", *PLAIN[:3], "log.every=10 steps"]
+    words = ["train.length=400 steps", "task.slow_rank=1", *PLAIN[:3], "log.every=100 steps"]
     done = spawn(2, str(TOY), "--plugin", "toy", *words)
     assert done.returncode == 0, done.stderr
     said = told(Ran(0, newest()))
