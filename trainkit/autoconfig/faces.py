@@ -64,7 +64,9 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
 
 def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str) -> None:
     """Say how images become squares: by landmarks, else cut where they are no squares; and how large."""
-    points = sum(record.landmarks is not None for record in source.records())
+    # Landmarks lie in a file beside images, so of a source that is one file a sample of its records says enough.
+    some = source.records() if source.some is None else source.some(range(min(looked.total, fitting.LOOKED_AT)))
+    points = sum(record.landmarks is not None for record in some)
     if points and points == looked.total:
         check_records(train, source.records())
         fitted.put("data.fit", "align", f"by the five points of each image in {LANDMARKS}")
@@ -94,9 +96,10 @@ def _hold_out(fitted: Fitted, source: Source, train: str) -> int:
     Returns how many images are left to train on. Raises UserError for too few people, or too few images of each.
     """
     people: dict[str, list[str]] = {}
-    for record in source.records():
-        name = source.names[record.label] if source.names and isinstance(record.label, int) else str(record.label)
-        people.setdefault(name, []).append(record.id)
+    read = source.labelled or (lambda: ((record.id, record.label) for record in source.records()))
+    for id, label in read():
+        name = source.names[label] if source.names and isinstance(label, int) else str(label)
+        people.setdefault(name, []).append(id)
     file = fitted.new.with_name(f"{_called(train)}_pairs.csv")
     fitted.put("data.hold_out", fitting.as_named(file))
     if file.exists():

@@ -81,11 +81,16 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
     counts: Counter[int | str] = Counter()
     chosen: list[Record] = []
     grouped = False
-    for row, record in enumerate(source.records()):
-        counts[record.label] += 1
-        grouped = grouped or record.group is not None
-        if row in wanted:
-            chosen.append(record)
+    if source.some is not None and source.labelled is not None:
+        counts.update(label for _, label in source.labelled())
+        chosen = list(source.some(sorted(wanted)))
+        grouped = any(record.group is not None for record in chosen)
+    else:
+        for row, record in enumerate(source.records()):
+            counts[record.label] += 1
+            grouped = grouped or record.group is not None
+            if row in wanted:
+                chosen.append(record)
 
     def one(record: Record) -> tuple[tuple[int, int], int, np.ndarray, np.ndarray]:
         data = image_decode.read(record.data, record.where) if isinstance(record.data, Path) else record.data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ class Source:
     """Columns of a table that the user assigned."""
     label: str | None = None
     """Column of a table that holds the labels."""
+
+    some: Callable[[Iterable[int]], Iterator[Record]] | None = None
+    """Reads records by their numbers, where that takes no reading of all others."""
+    labelled: Callable[[], Iterator[tuple[str, int]]] | None = None
+    """Returns id and label of each record, where that takes no reading of them."""
 
     def count(self) -> int:
         """Return the number of records; where nothing says it, all are read for it."""

@@ -171,6 +171,60 @@ def test_an_empty_file_is_refused(tmp_path):
     assert "record" in refused(folder)
 
 
+def test_records_are_read_by_number_and_counted_without_being_read(tmp_path):
+    records, pictures = small_set(tmp_path)
+    source = recordio.insightface(write(tmp_path / "set", records))
+    assert [(found.id, found.data) for found in source.some([3, 0])] == [
+        ("record 4", pictures[3]),
+        ("record 1", pictures[0]),
+    ]
+    assert list(source.labelled()) == [("record 1", 0), ("record 2", 0), ("record 3", 1), ("record 4", 1)]
+
+
+def test_the_table_of_a_large_set_is_made_once(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(recordio, "_KEPT", 4)
+    folder = write(tmp_path / "set", small_set(tmp_path)[0])
+    first = list(recordio.insightface(folder).records())
+    with monkeypatch.context() as patch:
+        patch.setattr(recordio, "_made", lambda *_: pytest.fail("made again"))
+        assert list(recordio.insightface(folder).records()) == first
+        (file,) = cache.glob("recordio-*.npy")
+        np.save(file, np.asarray([[1, 0, 1 << 40, 0]]))
+        with pytest.raises(UserError, match="records outside of their file"):
+            recordio.insightface(folder)
+        np.save(file, np.zeros((1, 3)))
+        with pytest.raises(UserError, match="remove the file"):
+            recordio.insightface(folder)
+    records, _ = small_set(tmp_path)
+    write(folder, {key: records[key] for key in (1, 2, 3, 4)})
+    assert recordio.insightface(folder).size == 4 and len(list(cache.glob("recordio-*.npy"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2\t8\n1\t0\n", [[1, 0], [2, 8]]),
+        ("1 0\r\n\n 2\t8", [[1, 0], [2, 8]]),
+        ("+1\t0\n", [[1, 0]]),
+        ("1\t0\n1\t8\n", "line 2: key again"),
+        ("1\n0\n", "line 1"),
+        ("1\t0\t2\n8\n", "line 1"),
+        ("1\t0\n2\t-8\n", "line 2: negative"),
+        ("1\t1.5\n", "line 1"),
+        (f"1\t{10**18}\n", "begins at byte"),
+        ("", "no records"),
+    ],
+)
+def test_an_index_is_read_as_its_lines_say(tmp_path, monkeypatch, text, found):
+    monkeypatch.setattr(recordio, "_PIECE", 5)
+    (tmp_path / "train.idx").write_bytes(text.encode())
+    if isinstance(found, list):
+        assert recordio.read_index(tmp_path / "train.idx").tolist() == found
+    else:
+        with pytest.raises(UserError, match=found):
+            recordio.read_index(tmp_path / "train.idx")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
@@ -211,7 +265,7 @@ def test_a_real_set_has_its_226_pictures_of_30_people():
     assert (source.size, len(found)) == (226, 226)
     assert sorted({r.label for r in found}) == list(range(30))
     # The file's own records of people say which images are whose: 227 .. 256, each a range.
-    offsets = recordio.read_index(REAL / "rec" / "train.idx")
+    offsets = dict(recordio.read_index(REAL / "rec" / "train.idx").tolist())
     content = (REAL / "rec" / "train.rec").read_bytes()
     labels = np.asarray([r.label for r in found])
     for person, key in enumerate(range(227, 257)):
