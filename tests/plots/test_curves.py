@@ -134,25 +134,6 @@ def test_columns_of_unequal_length_are_a_programming_error():
         figures.loss_curve([1, 2], [1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="1 learning rates"):
         figures.loss_curve([1, 2], [1.0, 2.0], [0.1])
-    with pytest.raises(ValueError, match="2 steps, 1 speeds"):
-        figures.speed_curve([1, 2], [1.0])
-
-
-def test_the_median_of_a_speed_curve_is_over_steps():
-    steps, rates = [10, 20, 30, 130], [900.0, 1000.0, 1100.0, 400.0]
-    (line,) = [each for each in figures.speed_curve(steps, rates).axes[0].lines if "median" in str(each.get_label())]
-    assert line.get_label() == "median 400 samples/s"
-
-
-def test_speed_curve_starts_at_zero_and_marks_evaluations():
-    (axes,) = figures.speed_curve([10, 20, 30], [1000.0, 1100.0, 1102.0], [15, 30]).axes
-    assert axes.get_ylim()[0] == 0
-    assert axes.get_ylim()[1] > 1102
-    lines = drawn(axes)
-    assert lines["median 1,100 samples/s"][1].tolist() == [1100, 1100]
-    assert lines["evaluation (not part of the rate)"][0].tolist() == [15, 30]
-    said = "Throughput is steady: median 1,100 samples/s (p10 1,000, p90 1,102)"
-    assert words(axes) == [said, "step", "throughput (samples/s)"]
 
 
 def test_time_shares_are_bars_from_the_largest_down():
@@ -178,8 +159,6 @@ def test_time_shares_are_bars_from_the_largest_down():
         lambda: figures.roc({"net": ([0.01, 1.0], [0.4, 1.0])}),
         lambda: figures.loss_curve([1, 2], [np.nan, np.inf], [0.1, 0.1], {"a/b": ([1], [np.nan])}),
         lambda: figures.loss_curve([], []),
-        lambda: figures.speed_curve([], [], []),
-        lambda: figures.speed_curve([5], [0.0], [5]),
         lambda: figures.time_shares({}),
         lambda: figures.time_shares({"a_very_long_name_of_a_phase": 1.0}),
     ],

@@ -8,21 +8,6 @@ import pytest
 from trainkit.plots import benchmark, findings, style
 
 
-@pytest.mark.parametrize(
-    ("steps", "values", "chosen", "said"),
-    [
-        ([100, 200, 300], [0.5, 0.602, 0.55], (200, 0.602), "val/top1 peaks at 0.602 at step 200"),
-        ([1, 2, 2400], [0.5, 0.55, 0.6], (2400, 0.6), "val/top1 is best at the last evaluation: 0.6 at step 2,400"),
-        ([100, 200, 300], [2.0, 1.2, 1.5], (200, 1.2), "val/top1 is lowest: 1.2 at step 200"),
-        ([100, 200, 300], [0.5, 0.6, 0.55], None, "val/top1 peaks at 0.6 at step 200"),
-        ([100], [0.5], (100, 0.5), "val/top1 is 0.5 at step 100 (one evaluation)"),
-        ([100], [np.nan], None, "val/top1 has no finite value"),
-    ],
-)  # fmt: skip
-def test_the_best_value_is_the_one_that_the_run_chose(steps, values, chosen, said):
-    assert findings.best("val/top1", (steps, values), chosen) == said
-
-
 def test_the_change_of_the_loss_is_that_of_its_ends():
     falling = np.linspace(2.0, 1.0, 100)
     assert findings.loss(np.arange(100), falling) == "Training loss falls from 1.95 to 1.05"
@@ -30,14 +15,6 @@ def test_the_change_of_the_loss_is_that_of_its_ends():
     assert findings.loss([1, 2], [2.303, 2.301]) == "Training loss hardly changes: 2.3 to 2.3"
     assert findings.loss([1, 2], [2.0, np.nan]) == "Training loss is not finite at 1 of 2 logged steps"
     assert findings.loss([], []) == "No training loss was logged"
-
-
-def test_throughput_is_steady_or_varies():
-    steps = np.arange(10, 210, 10)
-    assert findings.throughput(steps, np.full(20, 1000.0)).startswith("Throughput is steady: median 1,000 samples/s")
-    assert findings.throughput(steps, np.tile([1000.0, 500.0], 10)).startswith("Throughput varies: median")
-    assert findings.throughput([10], np.array([1000.0])) == "Median throughput is 1,000 samples/s"
-    assert findings.throughput([], np.array([])) == "No throughput was measured"
 
 
 def test_the_largest_phase_is_named():

@@ -1141,7 +1141,7 @@ def test_confusion_and_calibration_are_drawn_of_the_networks_of_this_run_alone()
     }
     tracker = Kept()
     networks = {"this run": curves, "EMA weights": curves, "pixels": curves}
-    draw(tracker, journal.History(), None, {"val": networks, "lfw": {"this run": {"roc": curves["roc"]}}})
+    draw(tracker, {"val": networks, "lfw": {"this run": {"roc": curves["roc"]}}})
     drawn = {call[1].removeprefix("figures/"): call[2] for call in tracker.calls}
     assert set(drawn) == {
         "roc_val.png",

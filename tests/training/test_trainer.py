@@ -110,10 +110,12 @@ def test_workers_give_the_same_bits_also_after_an_interruption(reference):
     assert all_same(run("loader.workers=2", resume="").last, reference.last)
 
 
-def test_figures_are_drawn_while_training_when_asked_for(store):
-    run("log.figures=4 steps", "train.ema=null", "evaluations={}", "best=null", stopping=stop_after(5))
-    drawn = sorted(path.name for path in store.rglob("figures/*.png"))
-    assert drawn == ["loss.png", "speed.png", "time.png", "timeline.png"]
+def test_figures_are_drawn_while_training_when_asked_for(store, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("trainkit.plots.run_figures.draw", lambda tracker, curves: drawn.append(list(curves)))
+    run("log.figures=5 steps", "train.ema=null", stopping=stop_after(7))
+    assert drawn == [["val"]] * 2, "at step 5, and at the end"
+    assert [path.name for path in store.rglob("figures/*.png")] == ["timeline.png"]
 
 
 @pytest.mark.slow

@@ -33,12 +33,11 @@ def write(
 
     `hurried`: draw none. A machine that is taken away leaves seconds, and the resumed run draws them.
     """
-    from trainkit.plots import curves, timeline
+    from trainkit.plots import timeline
 
     tracker, journal_file = run.tracker, run.require_folder().journal
     if not hurried:
         run.draw(outcome.curves)
-        tracker.figure("figures/time.png", curves.time_shares(_shares(outcome)))
         if outcome.steps is not None and len(outcome.steps):
             tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, journal_file))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
@@ -142,7 +141,3 @@ def _next(run: RunLogger) -> list[tuple[str, str]]:
     words = ("trainkit", "predict", folder.name, "IMAGES", "OUT.parquet", *plugins)
     found.append((shlex.join(words), "predict your own data"))
     return found
-
-
-def _shares(outcome: Outcome) -> dict[str, float]:
-    return {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}

@@ -279,7 +279,6 @@ def _keep(
 ) -> None:
     """Log one evaluation: metrics, rows, tables, images, curves."""
     from trainkit.plots import run_figures
-    from trainkit.tracking import journal
 
     values = {f"{name}/{key}": value for key, value in scores.metrics.items()}
     tracker.log(step, {**values, f"eval/{name}/unique_samples": scores.samples, f"time/eval_{name}_s": seconds})
@@ -293,4 +292,4 @@ def _keep(
         tracker.table(f"tables/{name}_{kind}_last.csv", columns)
     if scores.pictures:
         run_figures.keep_pictures(tracker, step, name, scores.pictures)
-    run_figures.draw(tracker, journal.History(), None, {name: {"this run": scores.curves}})
+    run_figures.draw(tracker, {name: {"this run": scores.curves}})

@@ -26,7 +26,6 @@ from trainkit.plots.style import (
     step_axis,
     titled,
 )
-from trainkit.speed.clock import median
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,13 +77,12 @@ def loss_curve(
     loss: Numbers,
     lr: Numbers | None = None,
     evals: Mapping[str, tuple[Numbers, Numbers]] | None = None,
-    best: tuple[str, float, float] | None = None,
     about: str = "Training loss, primary metric and learning rate over optimizer steps",
 ) -> Figure:
     """Draw the loss over the optimizer step, and below it evaluations (name to steps and values) and learning rate.
 
-    `step`, `loss` and `lr` are equally long. A loss that spans a factor of 20 gets a logarithmic axis. `best`: the
-    metric that decides, and the step and value of its best evaluation; `about`: the line below the title.
+    `step`, `loss` and `lr` are equally long. A loss that spans a factor of 20 gets a logarithmic axis. `about`: the
+    line below the title.
     """
     if len(step) != len(loss) or (lr is not None and len(lr) not in (0, len(step))):
         raise ValueError(f"{len(step)} steps, {len(loss)} losses, {None if lr is None else len(lr)} learning rates")
@@ -112,12 +110,8 @@ def loss_curve(
         panel = rest.pop(0)
         for place, (name, (at, values)) in enumerate(evals.items()):
             panel.plot(at, values, label=name, **line(place), **dots(len(at)))
-        if best is not None:
-            name, at, value = best
-            said = f"best: {value:.4g} at step {number(at)}"
-            panel.plot([at], [value], linestyle="none", marker="*", markersize=12, color=VERMILION, label=said)
         panel.set_ylabel(next(iter(evals)) if len(evals) == 1 else "metrics")
-        if len(evals) > 1 or best is not None:
+        if len(evals) > 1:
             legend(panel, loc="best")
     if len(rates):
         (panel,) = rest
@@ -126,54 +120,7 @@ def loss_curve(
         panel.set_ylabel("learning rate")
         panel.ticklabel_format(axis="y", style="plain" if np.nanmax(rates) >= 1e-3 else "sci", scilimits=(-3, 3))
     step_axis(axes)
-    titled(figure, _loss_title(step, loss, evals, best), about)
-    return figure
-
-
-def _loss_title(
-    step: np.ndarray,
-    loss: np.ndarray,
-    evals: Mapping[str, tuple[Numbers, Numbers]],
-    best: tuple[str, float, float] | None,
-) -> str:
-    """State the best value of the metric that decides, where that is drawn, else how the loss changed."""
-    if best is not None and best[0] in evals:
-        return findings.best(best[0], evals[best[0]], best[1:])
-    return findings.loss(step, loss)
-
-
-def speed_curve(
-    step: Numbers, samples_per_s: Numbers, marks: Numbers = (), about: str = "Training throughput over optimizer steps"
-) -> Figure:
-    """Draw samples per second over the optimizer step, from 0 up, and the steps of evaluations as `marks`."""
-    if len(step) != len(samples_per_s):
-        raise ValueError(f"{len(step)} steps, {len(samples_per_s)} speeds")
-    figure, (axes,) = blank(height=3.5)
-    rate = np.asarray(samples_per_s, dtype=float)
-    finite = rate[np.isfinite(rate)]
-    axes.plot(step, rate, **line(0), **dots(len(step)))
-    if len(finite):
-        middle = median(step, rate)
-        axes.axhline(middle, color=QUIET, linewidth=1, linestyle=DASHES[1], label=f"median {number(middle)} samples/s")
-        axes.set_ylim(0, max(float(finite.max()), 1e-9) * 1.15)
-    if len(marks):
-        axes.plot(
-            np.asarray(marks, dtype=float),
-            np.zeros(len(marks)),
-            linestyle="none",
-            marker="^",
-            markersize=8,
-            color=VERMILION,
-            clip_on=False,
-            zorder=5,
-            label="evaluation (not part of the rate)",
-        )
-    axes.set_ylabel("throughput (samples/s)")
-    axes.yaxis.set_major_formatter(lambda value, _: number(value))
-    if axes.get_legend_handles_labels()[1]:
-        legend(axes, loc="lower right")
-    step_axis([axes])
-    titled(figure, findings.throughput(step, rate), about)
+    titled(figure, findings.loss(step, loss), about)
     return figure
 
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainkit.config import metric_table
 from trainkit.plots.style import number, short
-from trainkit.speed.clock import median
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -21,8 +19,6 @@ PHASES = {
 """Names of the phases that the clock measures."""
 _SEVERAL = ("compute", "checkpoint")
 """Phases whose names are plural."""
-_STEADY = 0.1
-"""Throughput is steady where its p10 and p90 are within this share of the median."""
 
 
 def phase(name: str) -> str:
@@ -55,44 +51,6 @@ def loss(step: Numbers, values: Numbers) -> str:
     if change < 0.01:
         return f"Training loss hardly changes: {first:.3g} to {last:.3g}"
     return f"Training loss {'falls' if last < first else 'rises'} from {first:.3g} to {last:.3g}"
-
-
-def best(name: str, points: tuple[Numbers, Numbers], chosen: tuple[float, float] | None = None) -> str:
-    """State where a metric is best: at the step and value that the run chose, else at its best value."""
-    found = [(step, value) for step, value in zip(*points, strict=True) if math.isfinite(value)]
-    if not found:
-        return f"{name} has no finite value"
-    choose = min if metric_table.is_lower(name) else max
-    step, value = chosen if chosen is not None else choose(found, key=lambda point: point[1])
-    at = f"{value:.4g} at step {number(step)}"
-    if len(found) == 1:
-        return f"{name} is {at} (one evaluation)"
-    if step >= found[-1][0]:
-        return f"{name} is best at the last evaluation: {at}"
-    lowest = value <= min(each for _, each in found) and value < max(each for _, each in found)
-    return f"{name} is lowest: {at}" if lowest else f"{name} peaks at {at}"
-
-
-def throughput(step: Numbers, rate: np.ndarray) -> str:
-    """State the median throughput, and whether it is steady; each window counts as often as it has steps."""
-    end, good = np.asarray(step, dtype=float), np.isfinite(rate)
-    many = np.diff(end, prepend=0.0)
-    if not good.any() or not many[good].sum() > 0:
-        return "No throughput was measured"
-    middle = median(step, rate)
-    p10, p90 = _quantiles(rate[good], many[good], (0.1, 0.9))
-    said = [number(value) for value in (p10, middle, p90)]
-    if good.sum() < 3:
-        return f"Median throughput is {said[1]} samples/s"
-    if p10 >= (1 - _STEADY) * middle and p90 <= (1 + _STEADY) * middle:
-        return f"Throughput is steady: median {said[1]} samples/s (p10 {said[0]}, p90 {said[2]})"
-    return f"Throughput varies: median {said[1]} samples/s (p10 {said[0]}, p90 {said[2]})"
-
-
-def _quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> list[float]:
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return [float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)]) for share in shares]
 
 
 def roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], left: float) -> str:

@@ -1,4 +1,4 @@
-"""Draw the figures of a run from its journal, during training and at its end, and the images of evaluations."""
+"""Draw the figures of a run's evaluations, during training and at its end, and the images of evaluations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import number_of
-from trainkit.tracking import journal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,25 +23,13 @@ _SHEETS = {
 }
 
 
-def draw(
-    tracker: Tracker | Silent, history: journal.History, best: str | None, curves: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Log loss, speed, ROC, confusion and calibration as artifacts, in place of those of earlier steps.
+def draw(tracker: Tracker | Silent, curves: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log ROC, confusion and calibration as artifacts, in place of those of earlier steps.
 
-    `best` is the metric shown beside the loss; `curves` are those of the last evaluations, by evaluation and model.
+    `curves` are those of the last evaluations, by evaluation and model.
     """
     from trainkit.plots import curves as figures
 
-    steps, loss = history.series("train/loss")
-    if steps:
-        evaluations = {best: history.series(best)} if best is not None and best in history.metrics else {}
-        points = history.metrics.get(f"best/{best}", [])
-        chosen = (best, points[-1].step, points[-1].value) if best is not None and points else None
-        rates = history.series("train/lr")[1]
-        tracker.figure("figures/loss.png", figures.loss_curve(steps, loss, rates, evaluations, chosen))
-        evaluated = {p.step for name, points in history.metrics.items() if name.startswith("eval/") for p in points}
-        steps, rate = history.series("speed/samples_per_s")
-        tracker.figure("figures/speed.png", figures.speed_curve(steps, rate, sorted(evaluated)))
     for name, models in curves.items():
         own_first = sorted(models, key=lambda who: who != "this run")
         rocs = {

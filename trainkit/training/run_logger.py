@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -211,10 +210,7 @@ class RunLogger:
         if self.main and self.folder is not None:
             from trainkit.plots.run_figures import draw
 
-            with contextlib.suppress(OSError):  # the figures are then of what the disk has taken
-                self.tracker.commit()
-            best = self.recipe.best.metric if self.recipe.best else None
-            draw(self.tracker, journal.read(self.folder.journal), best, curves)
+            draw(self.tracker, curves)
 
     def damaged(self) -> list[Mapping[str, Json]]:
         """Return the samples given to `replaced` so far, those before an interruption too; on rank 0."""
