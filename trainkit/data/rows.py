@@ -41,7 +41,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -70,6 +70,7 @@ _SMALL = 32 << 10
 """Bytes up to which a part is read through the mapping, page by page where it is not in memory yet."""
 _CHUNK = 8 << 20
 _ALIGNED = 8
+Spec = TypeVar("Spec", Column, Part)
 
 
 class Rows(ABC):
@@ -276,8 +277,7 @@ class Rows(ABC):
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of all rows, (rows,) or (rows, width): a view where there is one batch."""
         if name not in self._columns:
-            spec = self._layout[name]
-            assert isinstance(spec, Column)
+            spec = self._spec(name, Column)
             parts = [self._values(spec, batch) for batch in range(len(self._first) - 1)]
             empty = np.empty((0, spec.width) if spec.width else 0, spec.dtype)
             self._columns[name] = parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
@@ -285,8 +285,7 @@ class Rows(ABC):
 
     def at(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return the numbers of some rows of a column that has one each."""
-        spec, batch = self._layout[name], np.searchsorted(self._first, rows, side="right") - 1
-        assert isinstance(spec, Column)
+        spec, batch = self._spec(name, Column), np.searchsorted(self._first, rows, side="right") - 1
         self._prove(name, batch)
         begins = self._entry[name][0] // np.dtype(spec.dtype).itemsize - self._first[:-1]
         return self._as[spec.dtype][begins[batch] + rows]
@@ -350,11 +349,16 @@ class Rows(ABC):
 
     def slot(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return which of `slots` some rows are. Raises UserError for damaged offsets."""
-        spec, data = self._layout[name], self._entry[name][1]
+        spec, data = self._spec(name, Part), self._entry[name][1]
         batch = np.searchsorted(self._first, rows, side="right") - 1
-        assert isinstance(spec, Part)
         self._prove(name, batch)
         return ((data - data[:1]) // spec.stride - self._first[:-1])[batch] + rows
+
+    def _spec(self, name: str, kind: type[Spec]) -> Spec:
+        spec = self._layout[name]
+        if not isinstance(spec, kind):
+            raise TypeError(f"{name} is a {type(spec).__name__}, not a {kind.__name__}")
+        return spec
 
     def _values(self, spec: Column, batch: int) -> np.ndarray:
         self._prove(spec.name, np.asarray([batch]))
