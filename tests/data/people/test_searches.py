@@ -42,7 +42,7 @@ def searched(source, same_camera="ignore", split="val", known=(RGB,)):
 def market(tmp_path_factory):
     """A folder as Market-1501 is laid out, and its test records as columns."""
     root = people_sets.market(tmp_path_factory.mktemp("market"), train=2, test=4, cameras=3)
-    rows = people_index.Rows(root)
+    rows = people_index.Records(root)
     people_index.sources.find(f"{root}#test").read(rows)
     return root, {
         "path": rows.ids,
