@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from dataclasses import fields, is_dataclass
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +15,7 @@ from scipy import stats
 
 from trainkit import rng
 from trainkit.analysis import compare as comparing
-from trainkit.analysis import compare_page, compare_report, compare_words, saved_rows
+from trainkit.analysis import compare_report, compare_words, saved_rows
 from trainkit.analysis.compare import Score, compare
 from trainkit.cli import main
 from trainkit.errors import UserError
@@ -380,35 +377,11 @@ def test_step_times_are_medians_over_steps_not_over_windows():
     assert measured("speed/peak_memory_gb", (10, 1.0), (20, 4.0), (500, 3.0)) == 4.0
 
 
-class Tags(HTMLParser):
-    """Whether tags are closed in their order, and all that is in attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.words, self.seen = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        self.words += [value or "" for _, value in attrs]
-        if tag not in ("meta", "line", "circle"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        if tag not in ("line", "circle"):
-            assert self.open.pop() == tag
-
-
-def test_the_page_needs_nothing_else(trained, tmp_path, monkeypatch):
+def test_the_image_and_the_values_are_written(trained, tmp_path, monkeypatch):
     store, runs = trained
-    files = [f"--{ending}={tmp_path / f'out.{ending}'}" for ending in ("html", "png", "json")]
+    files = [f"--{ending}={tmp_path / f'out.{ending}'}" for ending in ("png", "json")]
     said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, "--no-log", *files)
-    assert said.count("written") == 3
-    text, page = (tmp_path / "out.html").read_text(), Tags()
-    page.feed(text)
-    assert page.seen.count("polyline") == 2, "the score that decides, of both over the steps"
-    assert page.open == [] and "svg" in page.seen and "script" not in page.seen and "link" not in page.seen
-    assert "://" not in text and "prefers-color-scheme: dark" in text
-    assert runs["plain"].name in text and "optim.lr" in text and "significantly worse than A" in text
+    assert said.count("written") == 2
     assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     values = json.loads((tmp_path / "out.json").read_text())
     (primary,) = [score for score in values["compared"][0]["scores"] if score["primary"]]
@@ -429,26 +402,6 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
     assert [name for name, _ in compare_words.by_evaluation([*other, *best])] == ["best/val", "val"]
     assert compare_words.at_their_best([*other, *best]) == []
-
-
-def test_words_of_people_are_no_tags_of_the_page(trained):
-    store, runs = trained
-    found = compare(store, [runs["plain"], runs["slow"]])
-    found = comparing.replace(found, notes=("<b>bold</b> & more",))
-    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in compare_report.html(found)
-
-    def marked(value, name=""):
-        """With a tag at the end of every text in it: names, keys, values, reasons."""
-        if isinstance(value, str):
-            return value if name in ("verdict", "units") else f'{value}"><script>'
-        if isinstance(value, list | tuple):
-            return type(value)(marked(one) for one in value)
-        if is_dataclass(value) and not isinstance(value, RunFolder | comparing.Side):
-            return type(value)(**{f.name: marked(getattr(value, f.name), f.name) for f in fields(value)})
-        return value
-
-    text = compare_report.html(marked(found))
-    assert text.count('"&gt;&lt;script&gt;') + text.count("&quot;&gt;&lt;script&gt;") > 20 and "<script" not in text
 
 
 def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):
@@ -474,7 +427,7 @@ def judged(metric: str, low: float, gap: float, high: float, **more) -> Score:
     )
 
 
-def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page():
+def test_intervals_of_one_scale_are_drawn_as_one():
     wide, narrow = judged("accuracy", -0.04, 0.04, 0.08), judged("auc", 0.01, 0.02, 0.04)
     far, near = judged("hd95_mean_mm", -8, -4, 4, lower_is_better=True), judged("asd_mean_mm", -1, 0, 1)
     other = judged("nll", -0.3, -0.2, -0.1, lower_is_better=True)
@@ -490,14 +443,6 @@ def test_intervals_of_one_scale_are_drawn_as_one_in_the_picture_and_on_the_page(
     (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
     assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
 
-    page = compare_page._forest(scores, "A", 0.95)
-    bars = re.findall(r'>([a-z_0-9]+)</text><g class="\w+"><line class="ci" x1="([\d.]+)" x2="([\d.]+)"', page)
-    lengths = {name: float(end) - float(start) for name, start, end in bars}
-    assert list(lengths) == ["accuracy", "auc", "hd95_mean_mm", "asd_mean_mm", "nll"]
-    assert lengths["accuracy"] == pytest.approx(4 * lengths["auc"], abs=0.5)
-    assert lengths["hd95_mean_mm"] == pytest.approx(6 * lengths["asd_mean_mm"], abs=0.8)
-    assert lengths["nll"] == pytest.approx(0.46 * compare_page._PLOT * 2 / 3, abs=0.2), "no metric shares its scale"
-
 
 def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatch, tmp_path):
     store, runs = trained
@@ -510,13 +455,13 @@ def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatc
     assert kept.info.status == "FINISHED" and kept.data.metrics == {}
     assert "significantly worse" in kept.data.tags["mlflow.note.content"]
     files = {entry.path for entry in client.list_artifacts(kept.info.run_id)}
-    assert files == {f"comparison.{ending}" for ending in ("txt", "html", "png", "json")}
+    assert files == {f"comparison.{ending}" for ending in ("txt", "png", "json")}
     assert len(store.runs()) == before and store.find("last") in store.runs(), "it is no run that could be continued"
 
 
 def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):
     store, _ = trained
-    assert "ends in .html" in ask(store, monkeypatch, "a", "b", f"--html={tmp_path / 'out.txt'}", code=2)
+    assert "ends in .png" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'out.txt'}", code=2)
     assert "does not exist" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
 
 

@@ -1,4 +1,4 @@
-"""A comparison of runs as text, as an image, as plain values, and as an MLflow run; `compare_page` has the web page."""
+"""A comparison of runs as text, as an image, as plain values, and as an MLflow run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.analysis.compare import Comparison, Pair, Score
-from trainkit.analysis.compare_page import html
 from trainkit.analysis.compare_words import (
     about,
     at_their_best,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 COMPARED = "trainkit.compared"
 """Tag of the MLflow run that holds a comparison: the names of the runs compared."""
 _SHOWN = 8
-"""Metrics of an evaluation in the terminal, without those of classes; the page has all."""
+"""Metrics of an evaluation in the terminal, without those of classes; the values have all."""
 _DRAWN = 24
 """Differences in the image."""
 
@@ -71,7 +70,7 @@ def text(found: Comparison) -> str:
 
 
 def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, level: float) -> list[str]:
-    """Return the scores of an evaluation in columns; only the page has those of classes."""
+    """Return the scores of an evaluation in columns, without those of classes."""
     whole = split([score.metric for score in scores])[0]
     shown = [score for score in scores if score.primary or score.metric in whole[:_SHOWN]]
     seeds = any(score.seeds for score in shown)
@@ -88,12 +87,12 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
 
 
 def write(found: Comparison, file: Path) -> None:
-    """Write a comparison in the format of a file's ending: html, png, json, or else text."""
+    """Write a comparison in the format of a file's ending: png, json, or else text."""
     if file.suffix == ".png":
         figure(found).savefig(file, dpi=120, bbox_inches="tight", format="png")
         return
-    kinds = {".html": html, ".json": lambda found: json.dumps(values(found), indent=1) + "\n"}
-    file.write_text(kinds.get(file.suffix, lambda found: text(found).lstrip("\n") + "\n")(found), encoding="utf-8")
+    content = json.dumps(values(found), indent=1) if file.suffix == ".json" else text(found).lstrip("\n")
+    file.write_text(content + "\n", encoding="utf-8")
 
 
 def values(found: Comparison) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def _pair_values(pair: Pair) -> dict[str, Any]:
 def log(store: Store, found: Comparison) -> str:
     """Log a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
 
-    Its artifacts are the text, the page, the image and the values. It has no folder and no metrics, so that no table
+    Its artifacts are the text, the image and the values. It has no folder and no metrics, so that no table
     of runs ranks it. Raises UserError where the store does not accept it.
     """
     client, info = store.client(), found.sides[0].folder.info()
@@ -134,7 +133,7 @@ def log(store: Store, found: Comparison) -> str:
     tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
     tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
     with tempfile.TemporaryDirectory() as aside, store.asking():
-        for ending in ("txt", "html", "png", "json"):
+        for ending in ("txt", "png", "json"):
             write(found, Path(aside) / f"comparison.{ending}")
         experiment = client.get_experiment_by_name(info.experiment or "")
         if experiment is None:
@@ -192,7 +191,7 @@ def figure(found: Comparison) -> Figure:
         axes.set_xlim(-1.05 * edge, 1.05 * edge)
         axes.locator_params(axis="x", nbins=5)
         axes.xaxis.set_major_formatter(lambda tick, _: f"{abs(tick):.4g}")
-    more = f"; {left_out} more are on the page" if left_out else ""
+    more = f"; {left_out} more are among the values" if left_out else ""
     more = more if shown else "; no difference has an interval"
     grid[-1].set_xlabel(f"worse than {called[0]}   |   better than {called[0]}{more}", fontsize=SMALL)
     sides = ", ".join(f"{letter}: {side.name}" for letter, side in zip(called, found.sides, strict=True))

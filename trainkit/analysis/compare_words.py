@@ -1,4 +1,4 @@
-"""Words and numbers of a comparison, as the text, the page and the image have them."""
+"""Words and numbers of a comparison, as the text and the image have them."""
 
 from __future__ import annotations
 

@@ -21,20 +21,19 @@ def _file(ending: str, what: str) -> Callable[[Any], Any]:
 
 @click.command()
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
-@_file("html", "a self-contained HTML page")
 @_file("png", "a figure of the intervals")
 @_file("json", "all values as JSON")
 @click.option("--no-log", is_flag=True, help="Do not log the comparison to MLflow.")
-def compare(run: tuple[str, ...], html: Path | None, png: Path | None, json: Path | None, no_log: bool) -> None:
+def compare(run: tuple[str, ...], png: Path | None, json: Path | None, no_log: bool) -> None:
     """Compare runs: what changed, and what differs significantly.
 
     Each run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an MLflow run
     id, `last` (the newest run), `last-finished`, `best` (of the other run's experiment) or `best:RECIPE`. For a parent
     run its child runs are compared.
 
-    Example: trainkit compare best:convnext last --html compare.html
+    Example: trainkit compare best:convnext last --png compare.png
     """
-    files = {ending: file for ending, file in (("html", html), ("png", png), ("json", json)) if file is not None}
+    files = {ending: file for ending, file in (("png", png), ("json", json)) if file is not None}
     for ending, file in files.items():
         if file.suffix != f".{ending}":
             raise UserError(f"--{ending}", f"{file}", f"a file that ends in .{ending}")
