@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import renamed_keys, stored_recipes, yaml_reader
+from trainkit.config import dropped_keys, stored_recipes, yaml_reader
 from trainkit.config.yaml_reader import Tree
 from trainkit.errors import UserError
 
@@ -61,7 +61,7 @@ def read(recipe: Path) -> dict[str, Tree]:
         tree = yaml_reader.read(recipe.read_text(encoding="utf-8")).tree
     except OSError as error:
         raise UserError(str(recipe), f"cannot be read: {error.strerror}") from None
-    renamed_keys.drop(stored_recipes.complete(tree))
+    dropped_keys.drop(stored_recipes.complete(tree))
     return tree if isinstance(tree, dict) else {}
 
 

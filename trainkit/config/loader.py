@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from trainkit import paths
-from trainkit.config import metric_rules, metric_table, renamed_keys, stored_recipes
+from trainkit.config import dropped_keys, metric_rules, metric_table, stored_recipes
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.targets import Best, StopWhen
 from trainkit.config.units import Curve
@@ -105,7 +105,7 @@ def parse(
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
-    for path, instead in renamed_keys.drop(source.tree):
+    for path, instead in dropped_keys.drop(source.tree):
         problem = Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path))
         if trains or not stored or problem.override:
             source.problems.append(problem)
@@ -356,7 +356,7 @@ def hashed(recipe: object) -> dict[str, Tree]:
 
 def digest(recipe: object) -> str:
     """SHA-256, hexadecimal, of the recipe as `hashed` gives it."""
-    text = json.dumps(renamed_keys.restore(hashed(recipe)), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(dropped_keys.restore(hashed(recipe)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
