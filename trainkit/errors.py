@@ -1,14 +1,12 @@
-"""Define the exception that users see as a sentence and not as a traceback, the lists in it, and hints at new names."""
+"""Define the exception that users see as a sentence and not as a traceback, and the lists in it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable
 
 EXIT_CODE = 2
@@ -95,10 +93,3 @@ def number_of(count: int, many: str, one: str = "") -> str:
     """
     first, space, rest = many.partition(" ")
     return f"{count} {many if count != 1 else one or first.removesuffix('s') + space + rest}"
-
-
-@functools.cache
-def hint_renamed(old: str, new: str) -> None:
-    """Print on the first process, once, that a name has changed."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"hint: {old} is called {new} now; the old name goes with 1.0", file=sys.stderr, flush=True)

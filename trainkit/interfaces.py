@@ -38,8 +38,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from torch import Tensor, nn
 
-from trainkit.errors import hint_renamed
-
 IGNORED = 255
 """Value of unlabelled pixels in a `mask`; they count in no loss and no metric. Classes are 0 .. 254."""
 
@@ -318,13 +316,6 @@ class Networks:
     cached_in_evaluation: bool = False
     """So does `predict`: the outputs of evaluation samples are cached, too."""
 
-    def __getattr__(self, name: str) -> Any:
-        """Read a field by the name that it had in 0.1."""
-        if name not in _OLD_FIELDS:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        hint_renamed(f"Networks.{name}", _OLD_FIELDS[name])
-        return getattr(self, _OLD_FIELDS[name])
-
 
 @dataclass(frozen=True)
 class StepContext:
@@ -566,35 +557,3 @@ last, so that records in the order of their modalities begin with the images."""
 
 
 RGB, NIR, CP, SK, TEXT = range(len(MODALITIES))
-
-
-# ---- Names of 0.1, for plug-ins; removed in 1.0
-
-_OLD_CLASSES = {"Meta": "DatasetInfo", "Opened": "Dataset", "Parts": "Networks", "At": "StepContext"}
-_OLD_FIELDS = {
-    "learns": "model",
-    "tabulated": "cached",
-    "remembers": "memory",
-    "together": "indivisible",
-    "stored": "cache_on_disk",
-}
-
-
-def _old_parts(*values: Any, **fields: Any) -> Networks:
-    """Build `Networks` from the fields of 0.1's `Parts`."""
-    return Networks(*values, **{_OLD_FIELDS.get(name, name): value for name, value in fields.items()})
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _OLD_CLASSES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    hint_renamed(f"trainkit.interfaces.{name}", _OLD_CLASSES[name])
-    return _old_parts if name == "Parts" else globals()[_OLD_CLASSES[name]]
-
-
-def with_current_methods(cls: Any) -> Any:
-    """Give a task class of 0.1, which has `needs`, the method `required_weights`."""
-    if hasattr(cls, "needs") and not hasattr(cls, "required_weights"):
-        hint_renamed(f"{cls.__name__}.needs", "required_weights")
-        cls.required_weights = cls.needs
-    return cls

@@ -79,32 +79,3 @@ def test_its_kind_of_data_is_predicted(dots, tmp_path):
 def test_its_mistakes_are_named_in_the_recipe(dots):
     with pytest.raises(Exception, match="samples and test are 1 or more"):
         trained(dots, "data.samples=0")
-
-
-def test_a_plugin_written_for_0_1_trains_with_a_hint(dots, capsys):
-    """Names of the protocols as they were before: classes, fields, and the method `needs`."""
-    old = {
-        "Dataset, DatasetInfo, Loss, Networks, Scores": "At, Loss, Meta, Opened, Parts, Scores",
-        "Dataset(DatasetInfo(": "Opened(Meta(",
-        "def required_weights(self)": "def needs(self)",
-        "Networks(nn.Sequential(": "Parts(learns=nn.Sequential(",
-        'off = net(batch["image"])': 'off = networks.learns.get_submodule("")(batch["image"])',
-    }
-    page = (dots.parent / "dots.py").read_text()
-    for new, word in old.items():
-        assert page.count(new) == 1
-        page = page.replace(new, word)
-    (dots.parent / "dots_of_0_1.py").write_text(page.replace('"dots:', '"dots_of_0_1:'))
-    words = ("train.length=2 steps", "data.samples=64", "log={system_every: null}")
-    ran = Ran(launch(RunRequest(dots, words, ("dots_of_0_1",)), lambda: False), newest())
-    assert ran.code == 0 and ran.folder.info().status == "FINISHED"
-    hints = capsys.readouterr().err
-    for was, now in [
-        ("trainkit.interfaces.Parts", "Networks"),
-        ("Networks.learns", "model"),
-        ("trainkit.interfaces.Meta", "DatasetInfo"),
-        ("trainkit.interfaces.Opened", "Dataset"),
-        ("trainkit.interfaces.At", "StepContext"),
-        ("Count.needs", "required_weights"),
-    ]:
-        assert hints.count(f"hint: {was} is called {now} now; the old name goes with 1.0\n") == 1

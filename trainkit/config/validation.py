@@ -85,10 +85,8 @@ _used: dict[tuple[str, type], str] = {}
 
 @functools.cache
 def _load_class(place: str) -> type:
-    from trainkit.interfaces import with_current_methods  # imports torch
-
     module, _, name = place.partition(":")
-    return with_current_methods(getattr(importlib.import_module(module), name))
+    return getattr(importlib.import_module(module), name)
 
 
 def _word_of(named: Named, cls: type) -> str:
