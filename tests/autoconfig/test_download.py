@@ -176,13 +176,11 @@ def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web
 
 
 def test_nothing_downloads_but_fetch_import_and_copies():
-    """`data/hub.py`, which alone asks `dataset_files` for what is not here, and `timm_weights.py` are told whether they
-    may; `ui.py` asks the page that it has begun."""
-    calls = r"open_remote\(|remote_builder\("
-    calls += r"|network=True|hub\.download\(|hf_hub_download\(|snapshot_download\(|urllib\.request\.|\bload_dataset\("
+    """`data/hub.py` and `timm_weights.py` are told whether they may; `ui.py` asks the page that it has begun."""
+    calls = r"network=True|hub\.download\(|hf_hub_download\(|snapshot_download\(|urllib\.request\.|\bload_dataset\("
     package = Path(download.__file__).parents[1]
     files = {file for file in package.rglob("*.py") if re.search(calls, file.read_text(encoding="utf-8"))}
-    told = {"data/hub.py", "data/formats/dataset_files.py", "checkpoint/timm_weights.py", "tracking/ui.py"}
+    told = {"data/hub.py", "data/table.py", "checkpoint/timm_weights.py", "tracking/ui.py"}
     may = {"autoconfig/download.py", "data/storage/import_images.py", "autoconfig/images.py", "autoconfig/people.py",
            "autoconfig/scenes.py"}  # fmt: skip
     assert {str(file.relative_to(package)) for file in files} == told | may

@@ -15,7 +15,7 @@ from runs import stripes
 from trainkit.autoconfig import new_recipe
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import sources
+from trainkit.data import image_folder, sources
 from trainkit.data.formats import pairs_csv
 from trainkit.errors import UserError
 
@@ -175,7 +175,7 @@ def test_a_folder_around_the_folders_of_people_is_passed(here):
     assert recipe.data.train == "set/images"
     assert said[0] == "set holds a single folder with the others: using set/images"
     with pytest.raises(UserError, match=f"{here}/set: no images; .*did you mean {here}/set/images\\?"):
-        sources.folder(here / "set", nested=False)
+        image_folder.open_folder(here / "set", nested=False)
 
 
 def test_a_folder_around_the_folders_of_classes_or_of_splits_is_passed(here):

@@ -36,23 +36,6 @@ def plain(root: Path) -> Path:
     return root
 
 
-def arrays(root: Path) -> Path:
-    for i, name in enumerate(NAMES):
-        save(root / name, i)
-    first, second, same = (np.asarray(column) for column in zip(*PAIRS, strict=True))
-    np.savez(
-        root / "metadata.npz",
-        image_paths=np.asarray(NAMES),
-        templates=TEMPLATE,
-        medias=MEDIA,
-        faceness_scores=FACENESS,
-        p1=first,
-        p2=second,
-        label=same,
-    )
-    return root
-
-
 def insightface(root: Path, size: int = 8) -> Path:
     for i, name in enumerate(NAMES):
         save(root / "loose_crop" / name, i, size)
@@ -66,7 +49,7 @@ def insightface(root: Path, size: int = 8) -> Path:
     return root
 
 
-@pytest.mark.parametrize("form", [plain, arrays, insightface])
+@pytest.mark.parametrize("form", [plain, insightface])
 def test_every_form_of_template_metadata_gives_one_protocol(tmp_path, form):
     root = form(tmp_path / "set")
     import_images.import_evaluation(root, tmp_path / "out", image_size=8)
@@ -104,18 +87,6 @@ def test_bad_template_metadata_is_named(tmp_path, file, text, words):
         evaluation_sets.recognise(root)
 
 
-def test_metadata_with_objects_or_without_columns_is_refused(tmp_path):
-    root = arrays(tmp_path / "set")
-    np.savez(root / "metadata.npz", image_paths=np.asarray([object()], dtype=object))
-    with pytest.raises(UserError, match=r"metadata\.npz"):
-        evaluation_sets.recognise(root)
-    content = (root / "metadata.npz").read_bytes()
-    for damaged in (b"", content[:100], b"PK\x03\x04" + b"\0" * 50):
-        (root / "metadata.npz").write_bytes(damaged)
-        with pytest.raises(UserError, match=r"metadata\.npz"):
-            evaluation_sets.recognise(root)
-
-
 def test_missing_pairs_are_named(tmp_path):
     root = plain(tmp_path / "set")
     (root / "template_pairs.csv").unlink()
@@ -123,24 +94,15 @@ def test_missing_pairs_are_named(tmp_path):
         evaluation_sets.recognise(root)
 
 
-def tinyface(root: Path, folders: bool) -> Path:
+def tinyface(root: Path) -> Path:
     parts = {"Probe": ["7_1.jpg", "9_2.jpg"], "Gallery_Match": ["9_1.jpg", "7_3.jpg"], "Gallery_Distractor": ["1.jpg"]}
-    seed = 0
-    for part, names in parts.items():
-        for name in names:
-            save(root / "Testing_Set" / part / name, seed)
-            seed += 1
-    if not folders:
-        for part, names in parts.items():
-            lines = "".join(f"{part}/{name}\n" for name in names)
-            (root / "Testing_Set" / f"{part.lower()}.txt").write_text(lines)
+    for seed, (part, name) in enumerate((part, name) for part, names in parts.items() for name in names):
+        save(root / "Testing_Set" / part / name, seed)
     return root
 
 
-@pytest.mark.parametrize("folders", [True, False])
-def test_tinyface_is_probes_matches_and_distractors(tmp_path, folders):
-    root = tinyface(tmp_path / "set", folders)
-    import_images.import_evaluation(root, tmp_path / "out", image_size=8)
+def test_tinyface_is_probes_matches_and_distractors(tmp_path):
+    import_images.import_evaluation(tinyface(tmp_path / "set"), tmp_path / "out", image_size=8)
     data = Packed(tmp_path / "out")
     protocol = data.protocol()
     assert isinstance(protocol, Identification)
@@ -152,7 +114,7 @@ def test_tinyface_is_probes_matches_and_distractors(tmp_path, folders):
 
 
 def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
-    root = tinyface(tmp_path / "set", True)
+    root = tinyface(tmp_path / "set")
     save(root / "Testing_Set" / "Probe" / "5_1.jpg", 0)
     with pytest.raises(UserError, match=r"5_1\.jpg.*not in the gallery"):
         evaluation_sets.recognise(root)
@@ -161,7 +123,7 @@ def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
         evaluation_sets.recognise(root)
 
 
-@pytest.mark.parametrize("metadata", ["", "metadata.npz", "metadata.pt"])
+@pytest.mark.parametrize("metadata", ["", "metadata.pt"])
 def test_a_folder_of_cvlface_is_refused_with_what_to_use_instead(tmp_path, metadata):
     (tmp_path / "state.json").write_text("{}")
     if metadata:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trainkit.data import folders, sources
+from trainkit.data import folders, image_folder, sources
 from trainkit.data.formats import ijb
 from trainkit.data.people import records
 from trainkit.data.people import sources as people_sources
@@ -77,7 +77,7 @@ def probes(root: Path) -> Path:
 
 KINDS = {
     "class folders": (classes, lambda root: [r.id for r in sources.open_source(root).records()]),
-    "faces": (classes, lambda root: [r.id for r in sources.folder(root, nested=False).records()]),
+    "faces": (classes, lambda root: [r.id for r in image_folder.open_folder(root, nested=False).records()]),
     "images to predict": (classes, lambda root: [r.id for r in images.open_pictures(str(root)).records()]),
     "images of scenes to predict": (
         lambda root: classes(root) / "a",

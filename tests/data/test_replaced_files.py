@@ -140,7 +140,7 @@ def test_by_name_size_and_time_of_change_alone_it_is_not_noticed(tmp_path, cache
     def key(made: list[Any], files: Any) -> str:
         import hashlib
 
-        seen = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        seen = [(str(file), os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
         return hashlib.sha256(repr((made, seen)).encode()).hexdigest()[:24]
 
     monkeypatch.setattr(packing, "key", key)

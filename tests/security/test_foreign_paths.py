@@ -154,14 +154,8 @@ def _templates(root: Path, name: str) -> None:
     evaluation_sets.recognise(root).read()
 
 
-def _identification(root: Path, name: str) -> None:
-    for part in ("probe", "gallery_match"):
-        (root / f"{part}.txt").write_text(f"{name}\n")
-    evaluation_sets.recognise(root).read()
-
-
 LINKED = {kind: LISTS[kind] for kind in ("pairs.csv", "list of scenes", "index of people", "dataset.json")}
-LINKED |= {"templates": _templates, "TinyFace": _identification}
+LINKED |= {"templates": _templates}
 
 
 @pytest.mark.parametrize("name", ["b.png", "c/1_secret.png", "c/../c/1_secret.png"])

@@ -28,17 +28,15 @@ from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import evaluation_sets, leakage, row_files, sources
+from trainkit.data import evaluation_sets, leakage, row_files, sources, table
 from trainkit.data.faces import align
 from trainkit.data.formats import (
-    arrow_tables,
-    dataset_files,
-    ijb,
     image_decode,
     insightface_bin,
     nifti,
     pairs_csv,
     recordio,
+    table_files,
 )
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
@@ -66,6 +64,10 @@ def _evaluation(path: Path) -> None:
     _records(evaluation_sets.recognise(path).read()[0])
 
 
+def _cells(content: table_files.Content) -> Iterator[Any]:
+    return content.read(list(content.columns))
+
+
 def _people(path: Path) -> None:
     layout = people_sources.find(str(path))
     layout.read(Rows(layout.root))
@@ -84,10 +86,8 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "pairs.read_csv": pairs_csv.read_csv,
     "align.read_landmarks": align.read_landmarks,
     "pictures.decode": lambda path: image_decode.decode(path.read_bytes(), str(path)),
-    "tables.parquet": lambda path: _records(arrow_tables.parquet(path)),
-    "dataset_files.open_table": lambda path: _records(arrow_tables.source(*dataset_files.open_table(path, None))),
-    "tables.stream_batches": lambda path: list(arrow_tables.stream_batches([path])),
-    "templates.load_npz": ijb.load_npz,
+    "table.open_table": lambda path: list(_cells(table.open_table(path).content)),
+    "table_files.open_streams": lambda path: list(_cells(table_files.open_streams([path]))),
     "recordio.read_index": recordio.read_index,
     "people_sources.find": _people,
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
@@ -172,7 +172,7 @@ def test_no_payload_runs_by_any_door_for_a_file(hostile_files, door, tmp_path):
 
 _SUFFIXES = {
     "sources.open_source": (".rec", ".parquet"),
-    "dataset_files.open_table": (".csv", ".json", ".jsonl", ".tar"),
+    "table.open_table": (".csv", ".json", ".jsonl", ".tar", ".parquet"),
     "pictures.decode": (".tif", ".pgm", ".heic"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
@@ -441,12 +441,9 @@ def test_with_a_common_reader_in_place_of_ours_the_payloads_run(hostile_files, t
         "InsightFace bin, eval": lambda path: monkeypatch.setattr(
             insightface_bin, "evaluate", lambda data, where: __import__("pickle").loads(data)
         ),
-        "npz object, eval": lambda path: monkeypatch.setattr(
-            np, "load", lambda file, allow_pickle=False, real=np.load: real(file, allow_pickle=True)
-        ),
         "PostScript": lambda path: monkeypatch.setattr(image_decode, "FORMATS", None),
     }
-    doors = {"InsightFace bin, eval": "insightface_bin.read_bin", "npz object, eval": "templates.load_npz"}
+    doors = {"InsightFace bin, eval": "insightface_bin.read_bin"}
     for number, payload in enumerate(payloads):
         if payload.name in common:
             path = tmp_path / f"x{payload.suffix}"
@@ -543,21 +540,14 @@ DOORS: dict[str, set[str]] = {
     "volumes of the Decathlon": {"data/folders.py json.loads"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer",
                       "data/formats/recordio.py numpy.fromstring"},
-    "tables.parquet": {"data/formats/arrow_tables.py pyarrow.parquet.ParquetFile"},
-    "dataset_files.open_table": {"data/formats/dataset_files.py datasets.load_dataset_builder",
-                                 "data/formats/dataset_files.py json.loads",
-                                 "data/formats/dataset_files.py fsspec.open",
-                                 "data/formats/dataset_files.py yaml.safe_load"},
-    "saved by datasets": {"data/formats/arrow_tables.py pyarrow.memory_map",
-                          "data/formats/arrow_tables.py pyarrow.ipc.open_stream",
-                          "data/formats/arrow_tables.py pyarrow.ipc.MessageReader.open_stream",
-                          "data/formats/arrow_tables.py json.loads"},
-    "people_sources.find": {"data/people/sources.py csv.reader", "data/people/sources.py pyarrow.parquet.ParquetFile",
-                            "data/people/sources.py json.loads"},
+    "table.open_table": {"data/formats/table_files.py csv.reader", "data/formats/table_files.py json.loads",
+                         "data/formats/table_files.py pyarrow.parquet.ParquetFile",
+                         "data/formats/table_files.py tarfile.open"},
+    "saved by datasets": {"data/formats/table_files.py pyarrow.memory_map",
+                          "data/formats/table_files.py pyarrow.ipc.open_stream",
+                          "data/formats/table_files.py pyarrow.ipc.MessageReader.open_stream"},
     "people by JSON": {"data/folders.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
-    "templates.load_npz": {"data/formats/ijb.py zipfile.ZipFile", "data/formats/ijb.py numpy.load"},
-    "pairs.read_csv": {"data/formats/pairs_csv.py csv.reader"},
     "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/row_files.py numpy.lib.format.open_memmap"},
@@ -610,8 +600,12 @@ REASONS = {
         "models/emcad.py timm.create_model", "autoconfig/transfer.py timm.create_model",
     },
     "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
-    "files of data, read by `dataset_files.open_table`": {"data/hub.py huggingface_hub.snapshot_download"},
-    "files of the hub as they come, read by `tables.parquet`": {"data/formats/arrow_tables.py fsspec.open"},
+    "files of data, read by `table.open_table`": {
+        "data/hub.py huggingface_hub.snapshot_download", "data/formats/table_files.py fsspec.open",
+    },
+    "a card, whose values are words; `datasets` lists the files that it names": {
+        "data/hub.py yaml.safe_load", "data/hub.py datasets.load_dataset_builder",
+    },
     "model.safetensors alone, read by `weights.read_tensors`": {
         "checkpoint/timm_weights.py huggingface_hub.hf_hub_download"
     },
@@ -630,7 +624,7 @@ REASONS = {
 }  # fmt: skip
 """Why no payload is laid before a call."""
 OTHER_DOORS = {
-    "weights.read_centres", "sources.open_source", "evaluations.recognise", "tables.stream_batches",
+    "weights.read_centres", "sources.open_source", "evaluations.recognise", "table_files.open_streams", "pairs.read_csv", "people_sources.find",
     "recordio.read_index", "volume_sources.open_volumes", "nifti.read_header", "journal.read",
     "launcher._processes_in", "evaluation, packed", "tokens.read_merges",
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import scene_bombs
 
 from trainkit.autoconfig import archive
 from trainkit.data import sources
-from trainkit.data.formats import ijb, image_decode, insightface_bin, nifti, recordio
+from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio
 from trainkit.data.formats.tiff import pages as tiff_pages
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
@@ -110,30 +109,6 @@ def _nifti(side: int, compressed: bool, behind: int = 0) -> bytes:
     head["vox_offset"], head["magic"] = 352, b"n+1"
     data = head.binaryblock + bytes(4) + bytes(behind)
     return gzip.compress(data, 9) if compressed else data
-
-
-def _npz(**arrays: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return stream.getvalue()
-
-
-def _npz_that_claims(rows: int) -> bytes:
-    """Of 10 bytes, by the header of its array 8 for each row."""
-    stream, member = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(member, {"descr": "<i8", "fortran_order": False, "shape": (rows,)})
-    with zipfile.ZipFile(stream, "w") as archive:
-        archive.writestr("label.npy", member.getvalue() + bytes(10))
-    return stream.getvalue()
-
-
-def _npz_nested() -> bytes:
-    inside = _npz(label=np.zeros(10 * MB, np.uint8))
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("a.npy", "b.npz", "label.npy"):
-            archive.writestr(name, inside * 20)
-    return stream.getvalue()
 
 
 def _parquet(rows: int, value: int, column: str = "image", label: str = "label") -> bytes:
@@ -292,12 +267,6 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "NIfTI of 256 GB in 70 bytes": (_written("a.nii.gz", lambda: _nifti(4096, True)), nifti.read_image),
     "NIfTI of 2 GB in 100 KB": (_written("a.nii.gz", lambda: _nifti(812, True, 20 * MB)), nifti.read_image),
     "NIfTI with 64 MB behind it": (_written("a.nii.gz", lambda: _nifti(8, True, 64 * MB)), nifti.read_image),
-    "npz of 300 MB in 300 KB": (
-        _written("a.npz", lambda: _npz(label=np.zeros(300 * MB, np.uint8))),
-        ijb.load_npz,
-    ),
-    "npz that claims 80 GB": (_written("a.npz", lambda: _npz_that_claims(10**10)), ijb.load_npz),
-    "npz within npz": (_written("a.npz", _npz_nested), ijb.load_npz),
     "parquet whose rows are one image of 8 MB": (_written("a.parquet", lambda: _parquet(100_000, 8 * MB)), _records),
     "parquet of 300 MB in 20 KB": (_written("a.parquet", lambda: _parquet(4, 300 * MB)), _records),
     "people whose captions are one text of 8 MB": (

@@ -12,7 +12,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.folder_levels import taken
 from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
 from trainkit.config.schema import Recipe
-from trainkit.data import folders, hub, sources
+from trainkit.data import folders, hub
 from trainkit.data.faces.align import LANDMARKS, check_records
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import pairs_csv
@@ -142,7 +142,7 @@ def _called(train: str) -> str:
     """Return a name for files about a set: that of its folder, with the one above where it is called as a split."""
     base, _, split = train.partition("#")
     parts = [part for part in (*base.split("/")[-2:], split) if part]
-    last = parts[-1:] if parts[-1].lower() not in sources.SPLITS else parts[-2:]
+    last = parts[-1:] if parts[-1].lower() not in folders.SPLIT_NAMES else parts[-2:]
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in "_".join(last))
 
 

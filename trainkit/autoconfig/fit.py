@@ -19,7 +19,7 @@ from trainkit.config.schema import Recipe
 from trainkit.config.units import Span, read_batch_size, samples_per_update
 from trainkit.config.yaml_reader import Tree
 from trainkit.data import hub, kinds, sources
-from trainkit.data.folders import visible
+from trainkit.data.folders import SPLITS, visible
 from trainkit.errors import UserError, number_of
 from trainkit.paths import data_root, locate
 
@@ -31,13 +31,6 @@ FEW_UPDATES = 300
 
 UPDATES = 8
 """Updates of an epoch below which the batch is made smaller."""
-
-SPLITS = {
-    "train": ("train", "training"),
-    "val": ("val", "validation", "valid", "dev"),
-    "test": ("test", "testing"),
-}
-"""Names that a split goes by."""
 
 _OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""

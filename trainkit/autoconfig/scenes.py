@@ -17,8 +17,9 @@ from trainkit.autoconfig import fit, pretrained, scene_start
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
+from trainkit.data.folders import SPLITS
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import arrow_tables, files, label_maps, verify
+from trainkit.data.scenes import files, label_maps, table_scenes, verify
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.class_files import ClassFilesMask
@@ -121,7 +122,7 @@ def _at_its_folder(fitted: Fitted, text: str) -> str:
     """The folder of a set that a path is a level or a few off, with a sentence about it; else the path."""
     if hub.is_hub(text) or "#" in text or text.startswith(scene_sources.SAMPLE) or not (path := locate(text)).is_dir():
         return text
-    if arrow_tables.is_table(path) or (other := scene_sources.nearby(path)) is None:
+    if table_scenes.holds_rows(path) or (other := scene_sources.nearby(path)) is None:
         return text
     fitted.seen.append(f"{text} is not a set of images and masks; using {other}")
     return fit.as_named(other)
@@ -149,7 +150,7 @@ def _beside(text: str) -> str | None:
     path = PurePosixPath(text)
     if path.suffix.lower() not in (".txt", ".csv") or "train" not in path.stem:
         return None
-    for word in (*fit.SPLITS["val"], *fit.SPLITS["test"]):
+    for word in (*SPLITS["val"], *SPLITS["test"]):
         other = path.with_name(path.name.replace("train", word, 1)).as_posix()
         if locate(other).is_file():
             return other

@@ -91,7 +91,7 @@ def _writable(folder: Path) -> bool:
         return False
 
 
-def key(made: list[Any], files: Iterable[Path]) -> str:
+def key(made: list[Any], files: Iterable[Path | str]) -> str:
     """Name a packed set by how and from what it is made: any file that was changed, replaced or added gives another.
 
     The time of the last change of the file's entry (ctime) is part of it: unlike the time of modification, it cannot be
@@ -100,7 +100,7 @@ def key(made: list[Any], files: Iterable[Path]) -> str:
     key = hashlib.sha256(repr(made).encode(errors="surrogateescape"))
     for file in files:
         try:
-            seen = file.stat()
+            seen = os.stat(file)
         except OSError:
             key.update(f"\n{file} missing".encode(errors="surrogateescape"))
             continue

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data.formats import arrow_tables, ijb, insightface_bin, pairs_csv
+from trainkit.data.formats import ijb, insightface_bin, pairs_csv
 from trainkit.data.record import Source
 from trainkit.data.sources import repacked
 from trainkit.data.storage.image_store import Packed, is_packed
+from trainkit.data.table import is_saved
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Protocol
 
@@ -38,7 +39,7 @@ def recognise(path: Path) -> Evaluation:
         return _read_now(pairs_csv.read_csv(file))
     if is_packed(path):
         return _read_now(_packed(path))
-    if arrow_tables.is_saved(path):
+    if is_saved(path):
         found = "a folder that `datasets` saved, as CVLface's toolkit has its sets"
         remedy = "take InsightFace's .bin files and IJB folders, and TinyFace's own folders"
         raise UserError(str(path), found, _EXPECTED, remedy)

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json
@@ -18,6 +18,13 @@ _OF_SYSTEMS = frozenset(
     {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
 )
 """What Windows, macOS, file servers and file systems put into folders, beside names that begin with a dot."""
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid", "dev"),
+    "test": ("test", "testing"),
+}
+"""Names that a split goes by."""
+SPLIT_NAMES = frozenset(name for names in SPLITS.values() for name in names)
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -84,12 +91,16 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         here = (seen.st_dev, seen.st_ino)
         if here in above or len(above) > _DEPTH:
             raise UserError(place, "a folder within itself, or too deep", f"at most {_DEPTH} levels")
-        with os.scandir(place) as entries:
-            ordered = sorted((e for e in entries if not is_hidden(e.name)), key=lambda entry: entry.name)
         inner: list[str] = []
         rest: list[str] = []
-        for entry in ordered:
-            (inner if _is_folder(entry) else rest).append(entry.name)
+        with os.scandir(place) as entries:
+            for entry in entries:
+                name = entry.name
+                # As `is_hidden`, which called for each of a million names takes as long as listing them.
+                if name[0] != "." and name.lower() not in _OF_SYSTEMS:
+                    (inner if _is_folder(entry) else rest).append(name)
+        inner.sort()
+        rest.sort()
         yield below, inner, rest
         for name in inner:
             yield from enter(f"{below}/{name}" if below else name, (*above, here))
@@ -125,6 +136,76 @@ def size_of(path: Path, where: str, expected: str) -> int:
 def leads_out(root: Path, path: str) -> bool:
     """Return whether a path below `root` ends outside of it, by `..` or a link."""
     return not (root / path).resolve().is_relative_to(root.resolve())
+
+
+class Listing:
+    """Names in the folders below a root, each listed once: asking file by file takes a network's disk minutes."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.stamps: dict[str, str] = {}
+        """The folders that were looked into, or looked for, and when each last changed."""
+        self._names: dict[str, frozenset[str]] = {}
+        self._files: dict[str, frozenset[str]] = {}
+        self._links: dict[str, frozenset[str]] = {}
+        self._out: dict[str, bool] = {}
+
+    def names(self, folder: str) -> frozenset[str]:
+        """Return the names in a folder; none where it is not there. Raises UserError where it cannot be read."""
+        if folder not in self._names:
+            place = f"{self.root}/{folder}"
+            # Its time first: what is added while it is listed changes it, and is noticed next time.
+            self.stamps[folder] = stamp(place)
+            try:
+                with os.scandir(place) as entries:
+                    there = [(entry.name, entry.is_file(), entry.is_symlink()) for entry in entries]
+            except (FileNotFoundError, NotADirectoryError):
+                there = []
+            except OSError as error:
+                found = f"cannot be read ({error.strerror or error})"
+                raise UserError(place, found, "a folder of images") from None
+            self._names[folder] = frozenset(name for name, _, _ in there)
+            self._files[folder] = frozenset(name for name, is_file, _ in there if is_file)
+            self._links[folder] = frozenset(name for name, _, is_link in there if is_link)
+        return self._names[folder]
+
+    def has_file(self, path: str) -> bool:
+        """Return whether there is a file at a path."""
+        folder, _, name = path.rpartition("/")
+        return name in self.names(folder) and name in self._files[folder]
+
+    def leads_out(self, path: str) -> bool:
+        """Return whether a link on the way to a file leads out of the root: each folder is asked once."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self._out:
+            self._out[folder] = leads_out(self.root, folder)
+        return self._out[folder] or (
+            name in self.names(folder) and name in self._links[folder] and leads_out(self.root, path)
+        )
+
+
+def stamp(folder: str) -> str:
+    """Return the time of the entry of a folder: files added, removed or renamed change it."""
+    try:
+        seen = os.stat(folder)
+    except OSError:
+        return "missing"
+    return f"{seen.st_ino} {seen.st_mtime_ns} {seen.st_ctime_ns}"
+
+
+def listed_path(name: str, root: Path) -> str | None:
+    """Return a path of a list as one below the root, None where it is not."""
+    if not is_writable(name):
+        return None
+    if not {"", ".", ".."} & set(name.split("/")):
+        return name
+    pure = PurePosixPath(name)
+    if pure.is_absolute():
+        try:
+            pure = pure.relative_to(root.as_posix())
+        except ValueError:
+            return None
+    return pure.as_posix() if pure.parts and ".." not in pure.parts else None
 
 
 def inside(root: Path, name: str, where: str) -> Path:

@@ -41,7 +41,7 @@ class Source:
     size: int | None
     """Number of records; None where nothing says it before they are read."""
     records: Callable[[], Iterator[Record]]
-    files: tuple[Path, ...] = ()
+    files: tuple[Path | str, ...] = ()
     """Files and settings it is made of, to detect changes."""
     names: tuple[str, ...] | None = None
     """Names of integer labels, if the source has them."""

@@ -2,38 +2,58 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from trainkit.data import folders, hub
-from trainkit.data.faces.align import LANDMARKS, read_landmarks
-from trainkit.data.formats import image_decode
+from trainkit.data import hub, image_folder
 from trainkit.data.record import Columns, Record, Source
-from trainkit.errors import UserError, number_of
+from trainkit.data.table import IMAGE_COLUMNS, Rows, is_table, open_table
+from trainkit.errors import UserError
 from trainkit.paths import locate
 
 if TYPE_CHECKING:
     from trainkit.data.storage.image_store import Packed
 
-_log = logging.getLogger(__name__)
-
 HELD_OUT = "held_out"
 """In place of a path of `evaluate`: what is kept from training of the set that is trained on."""
+
+SEVERAL = "sets with several classes an image (multi-label) are not supported; name another column as label"
 
 SAMPLE = "sample:"
 """Before the name of a built-in drawn set, in place of a path."""
 
-SPLITS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation", "dev"})
-"""Names that folders of splits go by; two of them side by side are no classes."""
+LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label", "cls")
+COLUMNS = {
+    "image": IMAGE_COLUMNS,
+    "label": LABEL_COLUMNS,
+    "name": ("image_path",),
+    "group": ("image_group",),
+    "split": ("split",),
+    "number": ("class_id",),
+}
+"""Parts of a record, and the columns of a table that they are looked for in: a row is called by its `image_path`, where
+groups are found; `image_group` is what an image shares with others (person, video, alphabet); `class_id` is, beside a
+label in words, the same class as a number."""
+_ABSENT = ("name", "group", "split", "number")
 
 PATTERN_LIMIT = 200
 """Longest regular expression for groups and patients, in characters."""
 
 ID_LIMIT = 1000
 """Longest id that one is tried on. Both bound how long a badly written one may try."""
+
+
+def form_of(path: Path) -> Literal["records", "packed", "table", "folder", "file"]:
+    """Return what a set at a path is: InsightFace's records, a packed set, a table, else a folder or a file."""
+    from trainkit.data.storage import image_store
+
+    if path.suffix == ".rec" or (path / "train.rec").is_file():
+        return "records"
+    if image_store.is_packed(path):
+        return "packed"
+    return "table" if is_table(path) else "folder" if path.is_dir() else "file"
 
 
 def open_source(
@@ -50,37 +70,62 @@ def open_source(
     Without `network` a set of the hub must be here; with `stream` it is read as it comes, and not kept. `columns` says
     which columns of a table are meant. Raises UserError when there is nothing, or no such split.
     """
-    from trainkit.data.formats import arrow_tables, dataset_files, mrl_eye, recordio
+    from trainkit.data.formats import recordio
     from trainkit.data.storage import image_store
 
     if hub.is_hub(path):
-        return arrow_tables.source(*hub.open_table(path, network=network, stream=stream), columns)
+        return _of_table(open_table(str(path), network=network, stream=stream).take(COLUMNS, columns, _ABSENT))
     path, split = split_of(path)
     if not path.exists():
         raise UserError(str(path), "does not exist", "a data set")
-    if path.suffix == ".rec" or (path / "train.rec").is_file():
-        return _whole(recordio.insightface(path), split)
-    if image_store.is_packed(path):
-        data = image_store.Packed(path)
-        if data.manifest["protocol"] is not None:
-            raise UserError(str(path), "an evaluation set", "a set with classes")
-        return _whole(repacked(data), split)
-    if arrow_tables.is_saved(path):
-        return arrow_tables.saved(path, split, columns)
-    if dataset_files.is_laid_out(path):
-        return arrow_tables.source(*dataset_files.open_table(path, split), columns)
-    if arrow_tables.parquet_files(path):
-        return arrow_tables.parquet(path, split, columns)
-    if not path.is_dir():
-        expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
-        raise UserError(str(path), "a file of unknown kind", expected)
+    match form_of(path):
+        case "records":
+            return _whole(recordio.insightface(path), split)
+        case "packed":
+            data = image_store.Packed(path)
+            if data.manifest["protocol"] is not None:
+                raise UserError(str(path), "an evaluation set", "a set with classes")
+            return _whole(repacked(data), split)
+        case "table":
+            return _of_table(open_table(path, split).take(COLUMNS, columns, _ABSENT))
+        case "file":
+            expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
+            raise UserError(str(path), "a file of unknown kind", expected)
     if split is not None:
         if not (path / split).is_dir():
             raise UserError(f"{path}#{split}", "no such split", f"the folder {path / split}")
         path = path / split
-    if not nested:
-        return folder(path, nested=False)
-    return mrl_eye.recognise(path) or folder(path)
+    return image_folder.open_folder(path, nested=nested)
+
+
+def _of_table(rows: Rows) -> Source:
+    """Return the images of a table as a source."""
+    label, names = rows.column("label"), rows.names("label")
+    made = {"int64": int, "double": float}.get(rows.type("label"), str)
+
+    def records() -> Iterator[Record]:
+        numbers: dict[str, object] = {}
+        for row in rows.read("image", "label", "group", "number"):
+            value, number, group = row.cells["label"], row.cells.get("number"), row.cells.get("group")
+            value = made(value) if isinstance(value, str) else value  # cells of CSV are text
+            if isinstance(value, list | dict):
+                raise UserError(row.where, f"{label}: {value!r}"[:200], "one class an image", SEVERAL)
+            if isinstance(value, bool) or not isinstance(value, int | str):
+                raise UserError(row.where, f"{label}: {value!r}"[:200], "a whole number or a name")
+            if names is not None and not (isinstance(value, int) and 0 <= value < len(names)):
+                raise UserError(row.where, f"{label}: {value!r}"[:200], f"0 to {len(names) - 1}, its named classes")
+            if isinstance(value, str) and numbers.setdefault(value, number) != number:
+                found = f"{rows.column('number')} {number!r} for {value!r}"[:200]
+                raise UserError(row.where, found, f"{numbers[value]!r}, as in rows before")
+            data = rows.picture(row.cells["image"], row.where)
+            yield Record(row.id, value, data, row.where, group=None if group is None else str(group))
+
+    table = rows.table
+    split = rows.split or table.split
+    named = None if names is None else tuple(names)
+    return Source(
+        table.kind, rows.where, rows.size, records, table.files, named, split=split, columns=rows.given, label=label
+    )
 
 
 def named(text: str, *, nested: bool = True, columns: Columns | None = None) -> Source:
@@ -110,75 +155,6 @@ def split_of(path: Path | str) -> tuple[Path, str | None]:
     return path.with_name(name), split
 
 
-def folder(root: Path, *, nested: bool = True) -> Source:
-    """Return a folder of classes, `root/<class>/<image>`, in the order of the names. Raises UserError when empty.
-
-    With `nested` classes may have folders of their own: the class is the path, `alphabet/character`.
-    """
-    below = image_decode.below(root, nested=nested)
-    files = below.files
-    if not files:
-        found = f"no images, only {image_decode.counted(below.others)}" if below.others else "no images"
-        found = f"{number_of(len(below.loose), 'images')}, in no folder of a class" if below.loose else found
-        meant = only_way(root)
-        raise UserError(str(root), found, "images in <class>/<image>.jpg", f"did you mean {meant}?" if meant else "")
-    first = {file.relative_to(root).parts[0] for file in files}
-    if (
-        len(first) > 1
-        and {name.lower() for name in first} <= SPLITS
-        and all(len(file.relative_to(root).parts) > 2 for file in files)
-    ):
-        either = " or ".join(f"{root}#{split}" for split in sorted(first))
-        raise UserError(str(root), f"holds the splits {', '.join(sorted(first))}", "one of them", f"name {either}")
-
-    def records() -> Iterator[Record]:
-        points = read_landmarks(landmarks) if landmarks.is_file() else {}
-        for file in files:
-            name = file.relative_to(root)
-            yield Record(name.as_posix(), name.parent.as_posix(), file, str(file), points.get(name.as_posix()))
-
-    landmarks = root / LANDMARKS
-    made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
-    return Source("folder", str(root), len(files), records, made_of, left_out=below.left_out())
-
-
-def only_way(root: Path) -> Path | None:
-    """Return the folder of classes, or of splits, that lies deeper than `root` where it is the only one.
-
-    Each folder on the way holds no images itself and one folder with images below. None where `root` is such a folder
-    itself, holds images or a set of another form, or where there is but one class.
-    """
-    from trainkit.data.formats import arrow_tables, dataset_files
-    from trainkit.data.storage import image_store
-
-    place = root
-    while True:
-        other = image_store.is_packed(place) or (place / "train.rec").is_file() or arrow_tables.is_saved(place)
-        if other or dataset_files.is_laid_out(place) or arrow_tables.parquet_files(place):
-            return None
-        inner = _with_images(place)
-        if inner is None or not inner:
-            return None
-        if len(inner) > 1:
-            return place if place != root else None
-        if inner[0].name.lower() in SPLITS and place == root:
-            return None
-        place = inner[0]
-
-
-def _with_images(place: Path) -> list[Path] | None:
-    """Return up to two folders in a folder that have images in them or below; None where it has images itself."""
-    found: dict[str, None] = {}
-    for path, _, names in folders.walk(place):
-        if any(map(image_decode.is_called_picture, names)):
-            if not path:
-                return None
-            found[path.partition("/")[0]] = None
-            if len(found) > 1:
-                break
-    return [place / name for name in found]
-
-
 def repacked(data: Packed) -> Source:
     """Return a packed set as a source, to be packed again at another size."""
 
@@ -189,6 +165,14 @@ def repacked(data: Packed) -> Source:
             yield Record(ids[row], int(data.labels[row]), data.picture(row), data.where(row), group=group)
 
     return Source("packed set", str(data.path), len(data), records, (data.path / "manifest.json",), data.class_names)
+
+
+def only_way(root: Path) -> Path | None:
+    """Return the folder of classes, or of splits, that lies deeper than `root` where it is the only one; else None."""
+    if form_of(root) != "folder":
+        return None
+    inner = image_folder.list_images(root).only_way()
+    return inner if inner is not None and form_of(inner) == "folder" else None
 
 
 def grouping(pattern: str) -> Callable[[Record], str]:

@@ -143,47 +143,40 @@ def open_pictures(text: str) -> Source:
 
     A folder is read with its subfolders; ids are paths relative to it. Raises UserError if there are no images.
     """
-    from trainkit.data import hub, sources
-    from trainkit.data.formats import arrow_tables as labelled
+    from trainkit.data import hub, image_folder, sources
     from trainkit.data.storage import image_store
 
     if hub.is_hub(text):
         return sources.named(text)
     path, split = sources.split_of(text)
     if path.is_file() and path.suffix.lower() in image_decode.SUFFIXES:
-        return _plain(path.parent, [path], text)
+        return _plain(path.parent, [path.name], text)
     if not path.exists():
         raise UserError(text, "does not exist", "an image, a folder of images, or a data set", "check the path")
-    if image_store.is_packed(path) and split is None:
+    form = sources.form_of(path)
+    if form == "packed" and split is None:
         data = image_store.Packed(path)
         # Ignore the classes of evaluation sets.
         found = sources.repacked(data)
         return found if data.manifest["protocol"] is None else dataclasses.replace(found, kind=PLAIN)
     root = path if split is None else path / split
-    if path.is_dir() and not labelled.is_saved(path) and not (path / "train.rec").is_file():
-        files = _below(root) if root.is_dir() else []
+    if form in ("table", "folder", "packed") and root.is_dir():
+        found = image_folder.list_images(root)
         # A table among images is not a data set, but most likely an earlier prediction.
-        if files:
-            return _plain(root, files, text)
-        if not labelled.parquet_files(path):
-            raise UserError(text, "no images", f"files {', '.join(sorted(image_decode.SUFFIXES))}", "check the path")
+        if names := sorted((*found.loose, *found.files), key=lambda name: name.split("/")):
+            return _plain(root, names, text)
+    if form == "folder":
+        raise UserError(text, "no images", f"files {', '.join(sorted(image_decode.SUFFIXES))}", "check the path")
     return sources.open_source(text)
 
 
-def _below(root: Path) -> list[Path]:
-    """List images in a folder and its subfolders, in the order of their paths."""
-    found = image_decode.below(root)
-    return sorted((*found.loose, *found.files), key=lambda file: file.relative_to(root))
-
-
-def _plain(root: Path, files: Sequence[Path], where: str) -> Source:
+def _plain(root: Path, names: Sequence[str], where: str) -> Source:
     landmarks = root / LANDMARKS
 
     def records() -> Iterator[Record]:
         points = read_landmarks(landmarks) if landmarks.is_file() else {}
-        for file in files:
-            name = file.relative_to(root).as_posix()
-            yield Record(name, "", file, str(file), points.get(name))
+        for name in names:
+            yield Record(name, "", root / name, str(root / name), points.get(name))
 
-    made_of = (*files, landmarks) if landmarks.is_file() else tuple(files)
-    return Source(PLAIN, where, len(files), records, made_of)
+    files = (*(root / name for name in names), *([landmarks] if landmarks.is_file() else []))
+    return Source(PLAIN, where, len(names), records, files)

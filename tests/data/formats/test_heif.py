@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import sources
+from trainkit.data import image_folder
 from trainkit.data.formats import heif, image_decode
 from trainkit.data.scenes.files import Scene, header
 from trainkit.errors import UserError
@@ -28,7 +28,7 @@ def test_without_pillow_heif_one_message_names_the_extra(without, tmp_path):
             (tmp_path / name / f"{number}.HEIC").write_bytes(HEAD)
         Image.new("RGB", (4, 4)).save(tmp_path / name / "a.png")
     with pytest.raises(UserError) as caught:
-        sources.folder(tmp_path)
+        image_folder.open_folder(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: 6 files (6 .heic); expected pillow-heif, which reads them, to be installed; "
         'pip install "trainkit[heic]", or save them as JPEG or PNG'

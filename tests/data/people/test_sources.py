@@ -258,7 +258,7 @@ def test_each_folder_is_listed_once(tmp_path, monkeypatch):
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda place: listed.append(place) or scandir(place))
     rows = read(tmp_path)
-    assert len(listed) == len(set(listed)) == len(rows.stamps) == 3 * 4
+    assert len(listed) == len(set(listed)) == len(rows.there.stamps) == 3 * 4
 
 
 # What is found where.

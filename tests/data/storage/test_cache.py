@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from trainkit import terminal
-from trainkit.data import sources
+from trainkit.data import image_folder
 from trainkit.data.storage import import_images
 
 
@@ -33,7 +33,7 @@ def half_made(tmp_path):
 KILLED = """
 import sys, time
 from pathlib import Path
-from trainkit.data import sources
+from trainkit.data import image_folder
 from trainkit.data.storage import image_store, import_images
 
 add = image_store.Writer.add
@@ -44,7 +44,7 @@ def slow(self, *args):
     time.sleep(100)
 
 image_store.Writer.add = slow
-import_images.pack_once(sources.folder(Path(sys.argv[1])), (8, 8))
+import_images.pack_once(image_folder.open_folder(Path(sys.argv[1])), (8, 8))
 """
 
 
@@ -53,7 +53,7 @@ def test_what_a_killed_packing_left_is_removed_by_the_next(images, tmp_path):
         assert process.stdout.readline() == b"added\n"
         process.send_signal(signal.SIGKILL)
     assert len(half_made(tmp_path)) == 1
-    assert len(import_images.pack_once(sources.folder(images), (8, 8))) == 6
+    assert len(import_images.pack_once(image_folder.open_folder(images), (8, 8))) == 6
     assert not half_made(tmp_path)
 
 
@@ -61,7 +61,7 @@ def test_of_other_sets_only_what_no_process_is_writing_is_removed(images, tmp_pa
     for name in ("busy", "abandoned"):
         (tmp_path / "cache" / f".{name}.partial-1").mkdir(parents=True)
     with filelock.FileLock(tmp_path / "cache" / "busy.lock"):
-        import_images.pack_once(sources.folder(images), (8, 8))
+        import_images.pack_once(image_folder.open_folder(images), (8, 8))
         assert half_made(tmp_path) == {".busy.partial-1"}
 
 
@@ -78,5 +78,5 @@ def test_outside_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys)
 def test_packing_is_counted(images, monkeypatch):
     counted = []
     monkeypatch.setattr(terminal._Lines, "on_progress", lambda self, *count: counted.append((self.what, *count)))
-    import_images.pack_once(sources.folder(images), (8, 8))
+    import_images.pack_once(image_folder.open_folder(images), (8, 8))
     assert counted == [(f"packing {images}", done, 6) for done in range(1, 7)]

@@ -1,15 +1,14 @@
 """Template sets (IJB-B, IJB-C) and identification sets (TinyFace): metadata in plain files, images beside it.
 
-Template folders, in one of three forms:
+Template folders, in one of two forms:
 
 - `templates.csv` (path,template,media,faceness; faceness may be left out) and `template_pairs.csv` (first,second,same);
-- `metadata.npz` with image_paths, templates, medias, faceness_scores, p1, p2, label, without objects;
 - InsightFace's: `meta/<set>_face_tid_mid.txt` (image template media), `meta/<set>_template_pair_label.txt` (template
   template same), `meta/<set>_name_5pts_score.txt` (image, five points, faceness), images in `loose_crop/`,
   aligned by the five points when they are packed.
 
-TinyFace: folders `Probe`, `Gallery_Match`, `Gallery_Distractor` (or those in `Testing_Set/`), or lists of relative
-paths `probe.txt`, `gallery_match.txt`, `gallery_distractor.txt`. The identity is the file name before its first `_`.
+TinyFace: folders `Probe`, `Gallery_Match`, `Gallery_Distractor`, or those in `Testing_Set/`. The identity is the file
+name before its first `_`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.folders import inside, visible
-from trainkit.data.formats.image_decode import SUFFIXES
+from trainkit.data.formats.image_decode import is_called_picture
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Templates
 
-NPZ_BYTES = 4 << 30
-"""Most bytes that the arrays of an npz may take; the 15.7 million pairs of IJB-C take 0.4 GB."""
-NPZ_RATIO = 100
-"""Of unpacked bytes to those of the file."""
-
-_PARTS = ("probe", "gallery_match", "gallery_distractor")
 _FOLDERS = ("Probe", "Gallery_Match", "Gallery_Distractor")
 
 
@@ -38,8 +31,6 @@ def metadata(root: Path) -> list[Path]:
     """List the files that make `root` a template folder; empty where it is none."""
     if (root / "templates.csv").is_file():
         return [root / "templates.csv", root / "template_pairs.csv"]
-    if (root / "metadata.npz").is_file():
-        return [root / "metadata.npz"]
     for folder in (root / "meta", root):
         for faces in visible(folder.glob("*_face_tid_mid.txt")):
             name = faces.name.removesuffix("_face_tid_mid.txt")
@@ -56,9 +47,7 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
             raise UserError(str(file), "is missing", "the pairs that belong to the templates")
     landmarks: np.ndarray | None = None
     pictures = root
-    if files[0].suffix == ".npz":
-        names, template, media, faceness, first, second, same = _npz(files[0])
-    elif files[0].suffix == ".csv":
+    if files[0].suffix == ".csv":
         table = _table(files[0], ",", ("path", "template", "media", "faceness"), header=True, optional=1)
         names, template, media = table["path"], table["template"], table["media"]
         faceness = table.get("faceness", np.ones(len(names), np.float32))
@@ -110,11 +99,11 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
 
 
 def identification_parts(root: Path) -> list[Path]:
-    """List the three lists or folders that make `root` an identification set; empty where it is none."""
+    """List the three folders that make `root` an identification set; empty where it is none."""
     for folder in (root, root / "Testing_Set"):
-        for names in (tuple(f"{part}.txt" for part in _PARTS), _FOLDERS):
-            if all((folder / name).exists() for name in names[:2]):
-                return [folder / name for name in names]
+        parts = [folder / name for name in _FOLDERS]
+        if parts[0].is_dir() and parts[1].is_dir():
+            return parts
     return []
 
 
@@ -144,24 +133,12 @@ def read_identification(root: Path) -> tuple[Source, Identification]:
             yield Record(path.relative_to(parts[0].parent).as_posix(), -1, path, str(path))
 
     protocol = Identification(np.arange(probes), np.arange(probes, len(paths)), label)
-    lists = tuple(part for part in parts if part.is_file())
-    return Source("identification", str(root), len(paths), records, (*lists, *paths)), protocol
+    return Source("identification", str(root), len(paths), records, tuple(paths)), protocol
 
 
 def _listed(part: Path) -> list[Path]:
     # TinyFace's distractors may be left out; probes and matches were looked for before.
-    if not part.exists():
-        return []
-    if part.is_dir():
-        return visible(path for path in part.iterdir() if path.suffix.lower() in SUFFIXES)
-    try:
-        lines = part.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(str(part), f"cannot be read ({error})", "a list of paths") from None
-    paths = [inside(part.parent, line.strip(), f"{part}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
-    if len(set(paths)) != len(paths):
-        raise UserError(str(part), "a path twice", "each once")
-    return paths
+    return visible(path for path in part.iterdir() if is_called_picture(path.name)) if part.is_dir() else []
 
 
 def _table(
@@ -194,39 +171,3 @@ def _table(
         if table.column(name).null_count:
             raise UserError(str(file), f"an empty {name}", "a value in every line")
     return {name: table.column(name).to_numpy() for name in table.column_names}
-
-
-def load_npz(file: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an npz, none of them objects. Raises UserError for damage, and if it unpacks to too much."""
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(file) as archive:
-            # Sizes are taken from the directory before anything is unpacked; no more is read than they say.
-            total = sum(entry.file_size for entry in archive.infolist())
-            if total > NPZ_BYTES or total > NPZ_RATIO * file.stat().st_size:
-                expected = f"at most {NPZ_BYTES}, and {NPZ_RATIO} times the file"
-                raise UserError(str(file), f"{total} bytes unpacked", expected)
-        with np.load(file, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
-        if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-            raise UserError(str(file), f"{other[0]!r} is not an array"[:200], "arrays without objects")
-        return found
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, MemoryError, NotImplementedError) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(str(file), f"cannot be read ({text})", "arrays without objects") from None
-
-
-def _npz(file: Path) -> tuple[np.ndarray, ...]:
-    keys = ("image_paths", "templates", "medias", "faceness_scores", "p1", "p2", "label")
-    arrays = load_npz(file)
-    missing = [key for key in keys if key not in arrays]
-    if missing:
-        raise UserError(str(file), f"no {', '.join(missing)}", ", ".join(keys))
-    columns = tuple(arrays[key].reshape(-1) for key in keys)
-    if columns[0].dtype.kind != "U" or any(column.dtype.kind not in "iufb" for column in columns[1:]):
-        raise UserError(str(file), "columns of other types", "text paths, all else numbers")
-    for group in (columns[:4], columns[4:]):
-        if len({len(column) for column in group}) != 1:
-            raise UserError(str(file), "columns of different lengths", "one entry per image, and per pair")
-    return columns

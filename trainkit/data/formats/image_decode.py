@@ -6,9 +6,7 @@ import functools
 import io
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from trainkit.data import folders
 from trainkit.data.formats import heif, pnm, tiff
-from trainkit.errors import UserError, few, number_of
+from trainkit.errors import UserError
 
 if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
     from PIL import Image
@@ -31,9 +29,6 @@ SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm", *heif.SUFFIXES}
 )
 
-_BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
-"""Endings of files that lie beside images and are not taken for one."""
-
 PIXEL_CAP = 50_000_000
 """Largest image, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
 
@@ -44,78 +39,9 @@ _HARMLESS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE3, 0xEE), 0xEF})
 """Segments of a JPEG that say nothing of orientation, colours or a second image: tables, JFIF, comments, others'."""
 
 
-@dataclass(frozen=True)
-class Below:
-    """Images that lie below a folder, by their names: none has been opened, and some may be no files."""
-
-    files: list[Path]
-    """Those in folders, each folder's before those of the folders in it, in the order of names."""
-    loose: list[Path]
-    """Those in the folder itself."""
-    deeper: list[Path]
-    """Those below the first folders, where folders in them are not read."""
-    bare: list[str]
-    """Folders without an image in them or below."""
-    others: Counter[str]
-    """Files of other formats in folders, by suffix; not text or tables."""
-
-    def left_out(self) -> tuple[str, ...]:
-        """Return sentences about what lies there and is no image of a class."""
-        said = (
-            (len(self.loose), "images outside of class folders", few(file.name for file in self.loose)),
-            (len(self.deeper), "images in subfolders of class folders", few(map(str, self.deeper))),
-            (len(self.bare), "folders without images", few(self.bare)),
-        )
-        told = [f"{number_of(count, what)}: {folders.escaped(names)}" for count, what, names in said if count]
-        return (*told, *([f"{counted(self.others)} that are not images"] if self.others else ()))
-
-
-def below(root: Path, *, nested: bool = True) -> Below:
-    """List the images below `root`; with `nested` those of folders in folders too. Hidden ones are left out.
-
-    What is called as an image and is none, a folder or a broken link, is listed: `read` refuses it.
-    Raises UserError where folders cannot be read or lead in a circle, and for names that cannot be written.
-    """
-    found, full, every, unwritable = Below([], [], [], [], Counter()), {""}, [], []
-    for place, inner, rest in folders.walk(root):
-        called = [name for name in rest if is_called_picture(name)]
-        if place:
-            if odd := [name for name in inner if is_called_picture(name)]:
-                inner[:] = [name for name in inner if name not in odd]
-                called = sorted([*called, *odd])
-            if len(called) < len(rest):
-                found.others.update(os.path.splitext(name)[1].lower() for name in rest)
-        read = nested or "/" not in place
-        if nested or not place:
-            every += [os.path.join(place, name) for name in inner]
-        if read:
-            unwritable += [path for name in called if not folders.is_writable(path := f"{place}/{name}")]
-        folder = root / place
-        (found.files if place and read else found.deeper if place else found.loose).extend(folder / n for n in called)
-        while called and read and place not in full:
-            full.add(place)
-            place = place.rpartition("/")[0]
-    for suffix in (*SUFFIXES, *_BESIDE):
-        del found.others[suffix]
-    # Of an empty folder within an empty one, only the upper is named.
-    found.bare.extend(name for name in every if name not in full and name.rpartition("/")[0] in full)
-    folders.check_names(str(root), (path.removeprefix("/") for path in unwritable))
-    if not heif.is_installed():
-        unread = Counter(file.suffix.lower() for file in (*found.files, *found.loose))
-        if unread := Counter({suffix: unread[suffix] for suffix in heif.SUFFIXES if unread[suffix]}):
-            raise heif.missing(str(root), counted(unread))
-    return found
-
-
 def is_called_picture(name: str) -> bool:
     """Return whether a name has the suffix of an image."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def counted(suffixes: Counter[str]) -> str:
-    """Describe files by their suffix: `23 files (20 .gif, 3 .jxl)`."""
-    each = (f"{count} {suffix or 'without suffix'}" for suffix, count in suffixes.most_common())
-    return f"{number_of(suffixes.total(), 'files')} ({few(each)})"
 
 
 def read(path: Path, where: str) -> bytes:

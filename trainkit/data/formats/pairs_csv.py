@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.data.faces.align import LANDMARKS, read_landmarks
 from trainkit.data.folders import inside
+from trainkit.data.formats.table_files import csv_lines
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError, listing, number_of
 from trainkit.evaluation_protocols import Pairs
@@ -53,29 +54,25 @@ def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[st
     first, second, same = [], [], []
     before: dict[frozenset[str], int] = {}
     wrong: list[str] = []
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            lines = csv.reader(text, strict=True)
-            header = next(lines, [])
-            if header != COLUMNS:
-                raise UserError(f"{file}, line 1", ",".join(header)[:200] or "nothing", ",".join(COLUMNS))
-            for line in lines:
-                where = f"{file}, line {lines.line_num}"
-                if len(line) != 3 or line[2].strip().lower() not in _SAME:
-                    raise UserError(where, ",".join(line)[:200] or "an empty line", "two paths and 1 or 0")
-                for name, column in ((line[0], first), (line[1], second)):
-                    if name not in rows:
-                        check(name, where)
-                    column.append(rows.setdefault(name, len(rows)))
-                pair = frozenset(map(os.path.normpath, line[:2]))
-                if len(pair) == 1:
-                    wrong.append(f"line {lines.line_num}: {line[0]} with itself")
-                elif earlier := before.get(pair):
-                    wrong.append(f"line {lines.line_num}: {line[0]} with {line[1]}, a duplicate of line {earlier}")
-                before.setdefault(pair, lines.line_num)
-                same.append(_SAME[line[2].strip().lower()])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(str(file), f"cannot be read ({error})", "a CSV file of pairs") from None
+    lines = csv_lines(file)
+    header = next(lines, (1, []))[1]
+    if header != COLUMNS:
+        raise UserError(f"{file}, line 1", ",".join(header)[:200] or "nothing", ",".join(COLUMNS))
+    for number, line in lines:
+        where = f"{file}, line {number}"
+        if len(line) != 3 or line[2].strip().lower() not in _SAME:
+            raise UserError(where, ",".join(line)[:200], "two paths and 1 or 0")
+        for name, column in ((line[0], first), (line[1], second)):
+            if name not in rows:
+                check(name, where)
+            column.append(rows.setdefault(name, len(rows)))
+        pair = frozenset(map(os.path.normpath, line[:2]))
+        if len(pair) == 1:
+            wrong.append(f"line {number}: {line[0]} with itself")
+        elif earlier := before.get(pair):
+            wrong.append(f"line {number}: {line[0]} with {line[1]}, a duplicate of line {earlier}")
+        before.setdefault(pair, number)
+        same.append(_SAME[line[2].strip().lower()])
     if not same:
         raise UserError(str(file), "no pairs", "at least one line below the header")
     if wrong:
@@ -93,13 +90,13 @@ def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int
 
     Pairs are drawn as `draw` does. Raises UserError where the file is there, or pairs are too few.
     """
-    from trainkit.data import sources
+    from trainkit.data import image_folder
 
     file = folder / "pairs.csv"
     if file.exists():
         raise UserError(str(file), "already exists", remedy="move it away to write other pairs")
     people: dict[str, list[str]] = {}
-    for record in sources.folder(folder, nested=False).records():
+    for record in image_folder.open_folder(folder, nested=False).records():
         people.setdefault(str(record.label), []).append(record.id)
     drawn = draw(people, str(folder), most, seed)
     file.write_text(written(drawn), encoding="utf-8")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, Positive, Side
-from trainkit.data import sources
+from trainkit.data import image_folder, sources
 from trainkit.data.images import augment
 from trainkit.data.images.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.leakage import Held, held_in
@@ -164,7 +164,7 @@ class Images:
         group = None if self.group == EACH else self.group
         if text.startswith(SAMPLE):
             place, own = _sample(text, part)
-            return import_images.pack_once(sources.folder(place), size, fit, group or own)
+            return import_images.pack_once(image_folder.open_folder(place), size, fit, group or own)
         if is_packed(locate(text)):
             data = Packed(locate(text))
             if data.manifest["protocol"] is None and data.size == size and group is None:

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainkit.data import cache, hub
+from trainkit.data import cache
 from trainkit.data.cache import Progress
-from trainkit.data.formats import arrow_tables, dataset_files
-from trainkit.data.formats.arrow_tables import LABEL_COLUMNS, Table
+from trainkit.data.formats.table_files import Cell
 from trainkit.data.people import modalities
 from trainkit.data.record import Columns
+from trainkit.data.sources import LABEL_COLUMNS
+from trainkit.data.table import IMAGE_COLUMNS, Rows, is_table, open_table
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES
 
 VERSION = 2
 """Part of the folder's key; raised with any change to what is written."""
 
-_PERSON = ("person", *(name for name in LABEL_COLUMNS if name != "person"))
 _OPTIONAL = ("camera", "modality", "text", "role")
+COLUMNS = {
+    "image": IMAGE_COLUMNS,
+    "person": ("person", *(name for name in LABEL_COLUMNS if name != "person")),
+    **{name: (name,) for name in (*_OPTIONAL, "split")},
+}
 _ENDS = {
     b"\xff\xd8\xff": ".jpg",
     b"\x89PNG": ".png",
@@ -32,52 +36,33 @@ _ENDS = {
 
 
 def holds_images(path: Path) -> bool:
-    """Return True for what `datasets` reads with the images in it: a saved set, shards, metadata, parquet.
+    """Return True for a table with the images in it: a saved set, shards, metadata, parquet.
 
     Raises UserError where a parquet file cannot be read.
     """
-    if path.is_dir():
-        return arrow_tables.is_saved(path) or dataset_files.is_laid_out(path)
-    if path.suffix.lower() != ".parquet":
-        return path.suffix.lower() == ".tar"
-    table, _, _ = arrow_tables.open_table(path)
-    return any(arrow_tables.holds_pictures(field.type) for field in table.schema)
+    if path.is_dir() or path.suffix.lower() != ".parquet":
+        return is_table(path) and (path.is_dir() or path.suffix.lower() == ".tar")
+    return any(column.holds == "images" for column in open_table(path).content.columns.values())
 
 
-def folder(text: str, place: Path | None, split: str | None, columns: Columns) -> Path:
+def folder(place: Path | str, split: str | None, columns: Columns) -> Path:
     """Return a folder with `index.csv` and the images of a table, made once in the cache.
 
-    The table is that of a hub name `text`, which must be downloaded already, or of the file or folder `place`. It has a
-    column of images and one of people (`person`, else one of `arrow_tables.LABEL_COLUMNS`), and where known `camera`,
-    `modality` (rgb without it), `text`, a caption of its image, and `role`. `columns` maps other names.
+    The table is that of a set of the hub, which must be downloaded already, or of a file or folder. It has a column of
+    images and one of people (`person`, else one of `LABEL_COLUMNS`), and where known `camera`, `modality` (rgb without
+    it), `text`, a caption of its image, and `role`. `columns` maps other names.
 
     Raises UserError where a column or a split is missing, or a cell holds no image, with its row.
     """
-    if place is None:
-        table, split, whole = hub.open_table(text)
-    elif arrow_tables.is_saved(place) or place.suffix.lower() == ".parquet":
-        table, split, whole = arrow_tables.open_table(place, split)
-    else:
-        table, split, whole = dataset_files.open_table(place, split)
-    table = table.mapped(columns)
-    image = arrow_tables.image_column(str(table.path), table.schema, table.open is not None)
-    person = next((name for name in _PERSON if name in table.schema.names), None)
-    if person is None:
-        found = f"columns {', '.join(table.schema.names)}"[:300]
-        raise UserError(str(table.path), found, f"people in one of {_PERSON}", arrow_tables.MAP.format("person"))
-    chosen, _ = arrow_tables.rows_of(table, split, whole)
-    made_of = ["people", VERSION, str(table.path), split, chosen, image, person, sorted((columns or {}).items())]
-    made = cache.place(f"people-{cache.key(made_of, table.files)}")
-    named = {"image": image, "person": person}
-    named |= {name: name for name in _OPTIONAL if name in table.schema.names}
-    what = f"extracting the images of {table.path}"
-    cache.make_once(
-        made, lambda it: (it / "index.csv").is_file(), lambda tell: _write(table, chosen, named, made, tell), what
-    )
+    rows = open_table(place, split).take(COLUMNS, columns, (*_OPTIONAL, "split"))
+    parts = [(part, rows.column(part)) for part in COLUMNS]
+    made = cache.place(f"people-{cache.key(['people', VERSION, rows.where, parts], rows.table.files)}")
+    what = f"extracting the images of {rows.table.where}"
+    cache.make_once(made, lambda it: (it / "index.csv").is_file(), lambda tell: _write(rows, made, tell), what)
     return made
 
 
-def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path, on_progress: Progress) -> None:
+def _write(rows: Rows, to: Path, on_progress: Progress) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -85,10 +70,9 @@ def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path, 
         with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("path", "person", "modality", "camera", "text", "role"))
-            for done, (row, cells) in enumerate(_rows(table, split, named), start=1):
-                on_progress(done, 0)
-                where = f"{table.path}, row {row}"
-                data = table.picture(cells["image"], where)
+            for done, (row, _, where, cells) in enumerate(rows.read("image", "person", *_OPTIONAL), start=1):
+                on_progress(done, rows.size or 0)
+                data = rows.picture(cells["image"], where)
                 data = data.read_bytes() if isinstance(data, Path) else data
                 end = next((end for magic, end in _ENDS.items() if data.startswith(magic)), None)
                 if end is None:
@@ -99,31 +83,20 @@ def _write(table: Table, split: str | None, named: Mapping[str, str], to: Path, 
                 if modalities.code(modality) is None:
                     raise UserError(where, f"modality {modality!r}"[:200], f"one of {', '.join(MODALITIES)}")
                 rest = (modality, *(_cell(cells.get(key)) for key in ("camera", "text", "role")))
-                writer.writerow((name, _person(table, named["person"], cells["person"], where), *rest))
+                writer.writerow((name, _person(rows, cells["person"], where), *rest))
         shutil.rmtree(to, ignore_errors=True)
         aside.rename(to)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _rows(table: Table, split: str | None, named: Mapping[str, str]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Number and cells of each row of a split."""
-    wanted = [*named.values(), *([arrow_tables.SPLIT_COLUMN] if split is not None else [])]
-    row = -1
-    for batch in table.batches(wanted):
-        for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            row += 1
-            if split is None or values[-1] == split:
-                yield row, dict(zip(named, values, strict=False))
-
-
-def _person(table: Table, column: str, value: object, where: str) -> str:
-    """Name of a person; the number of a ClassLabel stands for its name."""
+def _person(rows: Rows, value: Cell, where: str) -> str:
+    """Return the name of a person; the number of a ClassLabel stands for its name."""
     if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
-        raise UserError(where, f"{column}: {value!r}"[:200], "a whole number or a name")
-    names = table.classes.get(column)
+        raise UserError(where, f"{rows.column('person')}: {value!r}"[:200], "a whole number or a name")
+    names = rows.names("person")
     return str(value) if names is None or not isinstance(value, int) or not 0 <= value < len(names) else names[value]
 
 
-def _cell(value: object) -> str:
+def _cell(value: Cell) -> str:
     return "" if value is None or value != value else str(value)  # NaN alone differs from itself

@@ -81,7 +81,7 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
             folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
         except OSError:
             return False
-        stamps = {name: people_records.stamp(f"{layout.root}/{name}") for name in folders}
+        stamps = {name: folders.stamp(f"{layout.root}/{name}") for name in folders}
         folder = noted.parent / _key(first, stamps)
         found[:] = [folder]
         return is_packed(folder)
@@ -90,11 +90,11 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
         begin = time.perf_counter()
         rows = Records(layout.root)
         layout.read(rows)
-        folder = noted.parent / _key(first, rows.stamps)
+        folder = noted.parent / _key(first, rows.there.stamps)
         if not is_packed(folder):
             _write(folder, layout, rows, begin)
         aside = noted.with_name(f"{noted.name}.{uuid.uuid4().hex[:8]}")
-        aside.write_text("".join(f"{name}\n" for name in rows.stamps), "utf-8", errors="surrogateescape")
+        aside.write_text("".join(f"{name}\n" for name in rows.there.stamps), "utf-8", errors="surrogateescape")
         aside.rename(noted)
         found[:] = [folder]
         _log.info("scanned %s in %.2f s, once: %d records", layout.where, time.perf_counter() - begin, len(rows))

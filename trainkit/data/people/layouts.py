@@ -114,13 +114,13 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
     for modality, folder in enumerate(MODALITIES[:TEXT]):
         if modality == RGB:
             continue
-        strange = sorted(rows.names(folder) - rows.names("vis"))
+        strange = sorted(rows.there.names(folder) - rows.there.names("vis"))
         strange = [name for name in strange if not is_hidden(name) and (rows.root / folder / name).is_dir()]
         if strange:
             found = f"folders of persons that vis does not have: {few(strange)}"
             raise UserError(str(rows.root / folder), found, "those of vis, the gallery")
         for person in numbers:
-            if person in rows.names(folder):
+            if person in rows.there.names(folder):
                 _whole_folder(rows, f"{folder}/{person}", person, modality)
 
 
@@ -238,7 +238,7 @@ def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], vi
     for person in sorted(persons):
         found = 0
         for camera in range(1, 7):
-            if person in rows.names(f"cam{camera}"):
+            if person in rows.there.names(f"cam{camera}"):
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
                 found += _whole_folder(rows, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
@@ -307,7 +307,7 @@ def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: s
 
 def _pictures(rows: Rows, folder: str) -> list[str]:
     """Return names of the images of a folder, in their order; those of other kinds are left out."""
-    names = sorted(name for name in rows.names(folder) if not is_hidden(name))
+    names = sorted(name for name in rows.there.names(folder) if not is_hidden(name))
     pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
     rows.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
     return pictures

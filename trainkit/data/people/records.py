@@ -29,15 +29,6 @@ LINE_LIMIT = 10_000
 """Longest path, name or caption, in characters."""
 
 
-def stamp(folder: str) -> str:
-    """Return the time of the entry of a folder: files added, removed or renamed change it."""
-    try:
-        seen = os.stat(folder)
-    except OSError:
-        return "missing"
-    return f"{seen.st_ino} {seen.st_mtime_ns} {seen.st_ctime_ns}"
-
-
 @dataclass(frozen=True)
 class Layout:
     """A set of a known form, not read yet."""
@@ -81,10 +72,8 @@ class Rows:
     """What the reader found and does not take, by what it is: `images that have no entry`."""
 
     def __post_init__(self):
-        self.stamps: dict[str, str] = {}
-        """The folders that were looked into, or looked for, and when each last changed."""
-        self._listed: dict[str, frozenset[str]] = {}
-        self._links: dict[str, frozenset[str]] = {}
+        self.there = folders.Listing(self.root)
+        """The folders that were looked into."""
         self._from_list: set[str] = set()
         self._taken: Counter[str] = Counter()
 
@@ -155,38 +144,19 @@ class Rows:
         """Note what is found and not taken."""
         self.left_out.setdefault(what, []).extend(names)
 
-    def names(self, folder: str) -> frozenset[str]:
-        """Return names in a folder below the root, listed once; none where it is not there."""
-        names = self._listed.get(folder)
-        if names is None:
-            place = f"{self.root}/{folder}"
-            # Its time first: what is added while it is listed changes it, and is noticed next time.
-            self.stamps[folder] = stamp(place)
-            try:
-                with os.scandir(place) as entries:
-                    is_link = {entry.name: entry.is_symlink() for entry in entries}
-            except (FileNotFoundError, NotADirectoryError):
-                is_link = {}
-            except OSError as error:
-                found = f"cannot be read ({error.strerror or error})"
-                raise UserError(place, found, "a folder of images") from None
-            self._listed[folder] = names = frozenset(is_link)
-            self._links[folder] = frozenset(name for name in names if is_link[name])
-        return names
-
     def _check_path(self, where: str, path: str) -> None:
         folder, _, name = path.rpartition("/")
-        if folder not in self._listed:
+        if folder not in self.there.stamps:
             self._check_folder(where, path)
         if not path or len(path) > LINE_LIMIT or not folders.is_writable(path):
             raise UserError(where, f"the path {path[:300]!r}", "a path in one line")
-        if name not in self.names(folder):
+        if name not in self.there.names(folder):
             if "\\" in path:
                 raise UserError(where, f"the path {path[:300]!r}", "folders divided by /")
-            alike = sorted(other for other in self.names(folder) if other.casefold() == name.casefold())
+            alike = sorted(other for other in self.there.names(folder) if other.casefold() == name.casefold())
             remedy = f"there is {few(alike)}; names are case-sensitive" if alike else ""
             raise UserError(where, f"{path[:300]} is not in {self.root}", "an existing file", remedy)
-        if name in self._links[folder] and folder in self._from_list and folders.leads_out(self.root, path):
+        if folder in self._from_list and self.there.leads_out(path):
             raise UserError(where, f"{path[:300]} is a link out of {self.root}", "a file below it")
         if os.path.splitext(name)[1].lower() not in image_decode.SUFFIXES:
             raise UserError(where, f"{path[:300]} is not an image", " ".join(sorted(image_decode.SUFFIXES)))

@@ -6,19 +6,16 @@ published sets are in `layouts`.
 
 from __future__ import annotations
 
-import csv
 import importlib
-import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from trainkit import interfaces
 from trainkit.data import hub, sources
-from trainkit.data.formats import arrow_tables, dataset_files
+from trainkit.data.formats import table_files
+from trainkit.data.formats.table_files import SUFFIXES, Cell
 from trainkit.data.people import image_tables, layouts, modalities
 from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Layout, Rows
 from trainkit.data.record import Columns
@@ -41,7 +38,7 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
     """
     columns = columns or {}
     if hub.is_hub(text):
-        return _table(image_tables.folder(text, None, None, columns) / "index.csv", None, {})
+        return _table(image_tables.folder(text, None, columns) / "index.csv", None, {})
     if text.startswith("sample:"):
         if text != SAMPLE:
             raise UserError("data", f"no built-in set of people {text!r}"[:200], SAMPLE)
@@ -57,7 +54,7 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
         raise UserError(str(path), "does not exist", "a set of people")
     if path.is_file():
         if image_tables.holds_images(path):
-            return _table(image_tables.folder(text, path, split, columns) / "index.csv", None, {})
+            return _table(image_tables.folder(path, split, columns) / "index.csv", None, {})
         if path.suffix.lower() not in _TABLES:
             raise UserError(str(path), "a file of unknown kind", f"an index, {few(_TABLES)}, or a folder")
         return _table(path, split, columns)
@@ -65,7 +62,7 @@ def find(text: str, part: str = "train", columns: Columns | None = None) -> Layo
         return _table(index, split, columns)
     found = layouts.recognise(path, split)
     if found is None and image_tables.holds_images(path):
-        return _table(image_tables.folder(text, path, split, columns) / "index.csv", None, {})
+        return _table(image_tables.folder(path, split, columns) / "index.csv", None, {})
     if columns:
         raise UserError("data.columns", f"given for {text}"[:200], "columns of an index or a table", "leave it out")
     if found is None:
@@ -83,7 +80,7 @@ def is_index(file: Path) -> bool:
     if file.suffix.lower() not in _TABLES:
         return False
     try:
-        header, _ = (_csv if file.suffix.lower() in (".csv", ".tsv") else _arrow)(file, {})
+        header, _ = _lines(file, {})
     except UserError:
         return False
     return {"person", "modality"} <= {*header}
@@ -119,7 +116,7 @@ def _table(file: Path, split: str | None, columns: Columns) -> Layout:
 
 
 def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> None:
-    header, lines = (_csv if file.suffix.lower() in (".csv", ".tsv") else _arrow)(file, columns)
+    header, lines = _lines(file, columns)
     if "person" not in header or "modality" not in header or not {"path", "text"} & set(header):
         expected = "person, modality, path or text; and where known camera, of, split, role"
         raise UserError(str(file), f"columns {', '.join(header)}"[:300], expected)
@@ -181,35 +178,35 @@ _Line = Sequence[str]
 """Cells in the order of `COLUMNS`."""
 
 
-def _csv(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """Return the columns of a CSV or TSV file, and its lines with their place, cells in the order of `COLUMNS`."""
-    lines = _csv_lines(file)
-    header = _header(file, next(lines, (0, []))[1], columns)
-    cell = [header.index(name) if name in header else len(header) for name in COLUMNS]
+def _lines(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
+    """Return the columns of an index, and its rows with their places, cells in the order of `COLUMNS`.
 
-    def rows() -> Iterator[tuple[str, _Line]]:
-        for number, line in lines:
-            where = f"{file}, line {number}"
-            if len(line) != len(header):
-                raise UserError(where, f"{len(line)} cells", f"{len(header)}, as the first line has")
-            line = [value.strip() for value in line] + [""]
-            yield where, [line[c] for c in cell]
+    Cells of CSV are text as they stand: `007` is a name. Elsewhere whole numbers stand for their digits.
+    """
+    if (delimiter := SUFFIXES[file.suffix.lower()]) != "":
+        names, every = table_files.csv_rows(file, delimiter)
+        header = _header(file, names, columns)
+        at = [header.index(name) for name in COLUMNS if name in header]
+        rows = ((where, [line[place] for place in at]) for where, line in every)
+    else:
+        content = table_files.open_rows([file], at_once=4096)
+        names = list(content.columns)
+        header = _header(file, names, columns)
+        wanted = [names[header.index(name)] for name in COLUMNS if name in header]
+        for name in wanted:
+            if content.columns[name].holds not in ("text", "numbers"):
+                raise UserError(
+                    str(file), f"column {name} of type {content.columns[name].type}"[:200], "text or numbers"
+                )
+        rows = content.read(wanted)
+    own = [name for name in COLUMNS if name in header]
 
-    return header, rows()
+    def lines() -> Iterator[tuple[str, _Line]]:
+        for where, cells in rows:
+            found = {name: _cell(where, name, cell) for name, cell in zip(own, cells, strict=True)}
+            yield where, [found.get(name, "") for name in COLUMNS]
 
-
-def _csv_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    number = 0
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, strict=True, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
-            for line in reader:
-                if line:
-                    yield number + 1, line
-                number = reader.line_num
-    except (OSError, ValueError, csv.Error) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a CSV file in UTF-8") from None
+    return header, lines()
 
 
 def _header(file: Path, names: Sequence[str], columns: Columns) -> list[str]:
@@ -227,47 +224,8 @@ def _header(file: Path, names: Sequence[str], columns: Columns) -> list[str]:
     return header
 
 
-def _arrow(file: Path, columns: Columns) -> tuple[list[str], Iterator[tuple[str, _Line]]]:
-    """Read as `_csv` does, of a parquet or JSON file; whole numbers stand for their digits, also where others of their
-    column are text or missing, which makes them fractions or JSON."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if file.suffix.lower() == ".parquet":
-        with arrow_tables.naming(str(file)), pq.ParquetFile(file) as table:
-            schema, batches = table.schema_arrow, partial(arrow_tables.parquet_batches, file, at_once=4096)
-    else:
-        table, _, _ = dataset_files.open_table(file, None)
-        schema, batches = table.schema, table.batches
-    header = _header(file, schema.names, columns)
-    own = [name for name in COLUMNS if name in header]
-    wanted = [schema.names[header.index(name)] for name in own]
-    for name in wanted:
-        plain = schema.field(name).type
-        kind = plain.value_type if pa.types.is_dictionary(plain) else plain
-        texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-        numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-        if not (texts or numbers or isinstance(kind, pa.JsonType)):
-            raise UserError(str(file), f"column {name} of type {plain}"[:200], "text or whole numbers")
-    mixed = [isinstance(schema.field(name).type, pa.JsonType) for name in wanted]
-
-    def rows() -> Iterator[tuple[str, _Line]]:
-        at, row = [COLUMNS.index(name) for name in own], -1
-        for batch in batches(wanted):
-            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                row += 1
-                line, where = [""] * len(COLUMNS), f"{file}, row {row}"
-                for place, value, encoded in zip(at, values, mixed, strict=True):
-                    line[place] = _cell(where, COLUMNS[place], value, encoded)
-                yield where, line
-
-    return header, rows()
-
-
-def _cell(where: str, column: str, value: object, encoded: bool) -> str:
-    """Return a cell of a table as text, empty where it is missing; `encoded`: text in quotes, numbers as they are."""
-    if encoded and isinstance(value, str):
-        return str(json.loads(value)).strip() if value.startswith('"') else re.sub(r"(?<=\d)\.0+$", "", value)
+def _cell(where: str, column: str, value: Cell) -> str:
+    """Return a cell as text, empty where it is missing."""
     if value is None or value != value:  # NaN alone differs from itself
         return ""
     if isinstance(value, float) and value.is_integer():

@@ -24,7 +24,6 @@ from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes import composed, json_lists
 from trainkit.data.scenes.composed import Painted, Region
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.listed_paths import FileListing
 from trainkit.data.scenes.lost_objects import BOX, OUTSIDE, SMALL, THIN
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
@@ -475,9 +474,9 @@ def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Pa
     Looked at are the file's folder, the one above, and in these `images` and the file's split. Raises UserError where
     images are not there, or lie outside of it behind a link.
     """
-    there = FileListing()
     places = [root] if root is not None else list(_places(file))
-    gone = {place: [name for name in names if not there.has(f"{place}/{name}")] for place in places}
+    there = {place: folders.Listing(place) for place in places}
+    gone = {place: [name for name in names if not there[place].has_file(name)] for place in places}
     best = min(places, key=lambda place: len(gone[place]))
     if gone[best]:
         looked = "" if root is not None else f" (looked in {few(map(str, places), 8)})"
@@ -485,7 +484,7 @@ def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Pa
         raise UserError(
             str(file), found, "all images that it lists", "set data.root to the folder where the paths begin"
         )
-    if out := [name for name in names if there.leads_out(best, name)]:
+    if out := [name for name in names if there[best].leads_out(name)]:
         raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "images in it")
     return best
 

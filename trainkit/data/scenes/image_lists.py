@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainkit.data.folders import Listing, listed_path
 from trainkit.data.formats.image_decode import SUFFIXES
 from trainkit.data.scenes import class_files, coco, composed
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.listed_paths import FileListing, inside
 from trainkit.errors import UserError, few, number_of
 
 LIST_LIMIT = 256 << 20
@@ -98,12 +98,12 @@ def _names(cells: list[str], number: int, root: Path, masks: _Masks, mistakes: _
         return None
     names: list[str] = []
     for place, cell in enumerate(cells):
-        name = "" if masks.classes and place and not cell else inside(cell, root)
+        name = "" if masks.classes and place and not cell else listed_path(cell, root)
         if name is None:
             mistakes.add("lines with a path outside of the root", number, f"{cell[:100]!r}")
             return None
         names.append(name)
-    if linked := [name for name in names if name and masks.there.leads_out(root, name)]:
+    if linked := [name for name in names if name and masks.there.leads_out(name)]:
         mistakes.add("lines with a link out of the root", number, linked[0][:200])
         return None
     strange = [name for place, name in enumerate(names) if name and not masks.is_readable(place, name)]
@@ -119,7 +119,7 @@ class _Masks:
 
     def __init__(self, file: Path, root: Path):
         self.file, self.root = file, root
-        self.there = FileListing()
+        self.there = Listing(root)
         self.classes: tuple[str, ...] = ()
         self.labels: Labels | None = None
         self._numbers: dict[str, int] = {}
@@ -152,7 +152,7 @@ class _Masks:
         """Return whether the files of a line are there; those that are not are noted."""
         found = True
         for place, name in enumerate(names):
-            if name and not self.there.has(f"{self.root}/{name}"):
+            if name and not self.there.has_file(name):
                 what = "a mask" if place else "an image"
                 mistakes.add(f"lines with {what} that does not exist", number, name[:200])
                 found = False

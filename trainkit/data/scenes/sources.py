@@ -34,21 +34,21 @@ from typing import TypeVar
 from trainkit.data import folders, hub, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.scenes import arrow_tables, class_files, coco, composed, image_lists, label_files, label_maps
-from trainkit.data.scenes.arrow_tables import Rows
+from trainkit.data.scenes import class_files, coco, composed, image_lists, label_files, label_maps, table_scenes
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.scenes.table_scenes import TableScenes
 from trainkit.errors import UserError, few, number_of
 from trainkit.paths import locate
 
 SAMPLE = "sample:scenes"
 
-IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "pictures", "rgb"})
+IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit", "pictures", "rgb"})
 """Names of the folder of images, in lower case."""
 
 MASK_FOLDERS = frozenset(
     {
-        "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "segmentation",
+        "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "gtfine", "segmentation",
         "segmentationclass", "segmentationclasspng", "stuffthingmaps",
     }
 )  # fmt: skip
@@ -60,19 +60,15 @@ leftImg8bit and gtFine (Cityscapes); ImageSets/Segmentation, JPEGImages and Segm
 images/training and annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); \
 parquet"""
 
-_PARTS = (
-    ("train", "training", "train2017"),
-    ("val", "validation", "valid", "dev", "val2017"),
-    ("test", "testing"),
-)
-"""Names of the same split in different sets."""
+_PARTS = tuple((*words, f"{split}2017") for split, words in folders.SPLITS.items())
+"""Names of the same split in different sets; those of COCO have a year."""
 
 _T = TypeVar("_T")
 
 _LEVELS = 3
 """Folders above and below one that are looked at for a set."""
 
-_OF_SETS = frozenset({"leftimg8bit", "gtfine", "imagesets", "segmentationobject"})
+_OF_SETS = frozenset({"imagesets", "segmentationobject"})
 
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
@@ -107,13 +103,13 @@ class SceneSource:
     @property
     def is_painted(self) -> bool:
         """True where masks are put together of several outlines or files."""
-        if isinstance(self.scenes, Rows):
+        if isinstance(self.scenes, TableScenes):
             return False
         return any(not isinstance(scene.mask, Path | bytes | None) for scene in self.scenes)
 
     def ids(self) -> list[str]:
         """Return the name of each scene, without reading any."""
-        return self.scenes.ids() if isinstance(self.scenes, Rows) else [scene.id for scene in self.scenes]
+        return self.scenes.ids() if isinstance(self.scenes, TableScenes) else [scene.id for scene in self.scenes]
 
     def pictures(self) -> Source:
         """Return the images alone, in the order of the scenes, to be packed. All are of class 0."""
@@ -122,7 +118,7 @@ class SceneSource:
             for scene in self.scenes:
                 yield Record(scene.id, 0, scene.image, scene.where)
 
-        if isinstance(self.scenes, Rows):
+        if isinstance(self.scenes, TableScenes):
             files = self.files
         else:  # Without masks and lists: changing those does not pack the images again.
             files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
@@ -149,7 +145,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
             raise UserError(str(path), "does not exist", "a set of images with masks")
         if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
             return _coco(path, str(path), None if root is None else locate(root))
-        if arrow_tables.is_table(path):
+        if table_scenes.holds_rows(path):
             return _table(path, split, part, columns)
         if path.is_dir():
             return _folder(path, split, part)
@@ -174,10 +170,10 @@ def missing(text: str, root: str | None = None) -> str | None:
 
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     # Where no split is named, `tables` takes that of training.
-    rows = arrow_tables.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
+    scenes = table_scenes.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
     named = label_files.find([path]) if isinstance(path, Path) else None
-    labels = None if named is None else named[1]
-    return SceneSource(rows.kind, rows.where, rows, labels, rows.files, columns=rows.columns)
+    labels, rows = None if named is None else named[1], scenes.rows
+    return SceneSource(rows.table.kind, rows.where, scenes, labels, rows.table.files, columns=rows.given)
 
 
 def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
@@ -191,8 +187,6 @@ def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
 
 
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
-    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
-        return _cityscapes(root, split, part)
     if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
         return _voc(root, split, part)
     every = _pairs_of_folders(root, split)
@@ -224,6 +218,9 @@ def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tup
     images, masks = pair
     where = f"{root}#{name}" if name else str(root)
     there, of_mask = _files(images), _files(masks)
+    # Of Cityscapes there are numbers, colours and instances of each; its tool writes the train ids as well.
+    kinds = [{name: file for name, file in of_mask.items() if name.endswith(end)} for end in _CITYSCAPES_ENDS]
+    of_mask = max(kinds, key=len) or of_mask
     if (by_class := _by_class(there, of_mask)) is not None:
         own, lonely = by_class
         others = [found[0] for i, m in every if (i, m) != pair and (found := _by_class(_files(i), _files(m)))]
@@ -277,8 +274,6 @@ def nearby(root: Path) -> Path | None:
 
 def _is_laid_out(root: Path) -> bool:
     """Return whether a folder is of a known layout, without matching images and masks."""
-    if (root / "leftImg8bit").is_dir() and (root / "gtFine").is_dir():
-        return True
     if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
         return True
     pairs = (pair for some in _pairs_of_folders(root, None).values() for pair in some)
@@ -411,19 +406,6 @@ def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[
         said = f"{number_of(len(twice), 'pairs')} of {what} with the same name: {few(twice)}"
         raise UserError(where, said, "each name once, without suffix")
     return found
-
-
-def _cityscapes(root: Path, split: str | None, part: str) -> SceneSource:
-    below, masks = _folders(root / "leftImg8bit"), _folders(root / "gtFine")
-    both = {name: (below[name], masks[name]) for name in below if name in masks}
-    name, (images, masks) = _chosen(both, split, part, root)
-    where = f"{root}#{name}"
-    every = _files(masks)
-    kinds = {end: {n: f for n, f in every.items() if n.endswith(end)} for end in _CITYSCAPES_ENDS}
-    # As downloaded there are numbers, colours and instances of each; its tool writes the train ids as well.
-    end = max(kinds, key=lambda end: len(kinds[end]))
-    scenes, left_out = _matched(_files(images), kinds[end], where)
-    return _made("Cityscapes", where, scenes, left_out=left_out, named=label_files.find((root, root / "gtFine")))
 
 
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")

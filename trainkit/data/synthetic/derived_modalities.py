@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
-from trainkit.data import cache
+from trainkit.data import cache, image_folder
 from trainkit.data.formats import image_decode
 from trainkit.data.storage import import_images
 from trainkit.data.synthetic.drawing import generator, listed, save, to_bytes
@@ -59,7 +59,7 @@ def folder(path: Path) -> Path:
     """
     if not path.is_dir():
         raise UserError(str(path), "no such folder", "a folder of people, <person>/<image>.jpg")
-    files = image_decode.below(path, nested=False).files
+    files = [Path(file) for file in image_folder.list_images(path, nested=False).paths()]
     if not files:
         raise UserError(str(path), "no images", "photographs of people in <person>/<image>.jpg")
     made = cache.place(f"derived-{cache.key(['derived', VERSION, str(path.absolute())], files)}")

@@ -10,9 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.data import folders
-from trainkit.data.folders import is_hidden
+from trainkit.data.folders import SPLIT_NAMES, is_hidden
 from trainkit.data.formats.nifti import is_nifti, stem
-from trainkit.data.sources import SPLITS
 from trainkit.data.volumes import channels, label_names
 from trainkit.data.volumes.label_names import Classes
 from trainkit.errors import UserError, few
@@ -77,7 +76,7 @@ def root_of(folder: Path) -> Path:
             return place
         inner = _folders(place)
         sets = [one for one in inner if _is_set(one)]
-        if len(sets) == 1 and sets[0].name.lower() not in SPLITS and not volumes_in(place):
+        if len(sets) == 1 and sets[0].name.lower() not in SPLIT_NAMES and not volumes_in(place):
             return sets[0]
         if len(inner) != 1 or sets or volumes_in(place):
             break

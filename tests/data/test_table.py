@@ -20,7 +20,7 @@ from PIL import Image
 from trainkit.cli import main
 from trainkit.data import sources
 from trainkit.data.faces.dataset import Faces
-from trainkit.data.formats import arrow_tables, dataset_files, image_decode
+from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.data.storage import import_images
@@ -191,7 +191,7 @@ def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
     table = lines(tmp_path / "a.jsonl", *rows)
     source = open_scenes(str(table), columns={"image": "picture", "mask": "classes"})
     assert len(source) == 4 and source.ids() == paths and source.scenes[3].mask == tmp_path / "m3.png"
-    with pytest.raises(UserError, match="or name them: columns"):
+    with pytest.raises(UserError, match="or set columns: {mask: NAME}"):
         open_scenes(str(table))
 
 
@@ -266,7 +266,7 @@ def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
             r"a\.jsonl, line 1: cannot be read \(RecursionError",
         ),
         ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
-        ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, row 0 \(img/0\.png\): label: None"),
+        ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, line 2 \(img/0\.png\): label: None"),
         ("a.csv", "image,label\n3,0\n", "image holds int64, which is not an image"),
         ("a.json", '{"image": 1}', "not an image"),
         ("a.jsonl", "null", "a row that is not a mapping of columns"),
@@ -307,14 +307,7 @@ def test_a_folder_of_classes_with_a_table_of_something_else_is_still_one(tmp_pat
     assert sources.open_source(tmp_path).kind == "folder"
 
 
-def test_the_libraries_own_functions_do_not_take_the_place_of_ours(tmp_path):
-    """`datasets` puts streaming ones into the module of a builder."""
-    before = dataset_files.Path, dataset_files.os.path, arrow_tables.Path
-    list(sources.open_source(shard(tmp_path / "a.tar", *samples())).records())
-    assert (dataset_files.Path, dataset_files.os.path, arrow_tables.Path) == before
-
-
 def test_datasets_is_imported_where_it_is_needed_alone():
     code = "import sys, trainkit, trainkit.cli.main, trainkit.data.sources, trainkit.data.images.dataset\n"
-    code += "from trainkit.data.formats import dataset_files\nsys.exit('datasets' in sys.modules)"
+    code += "from trainkit.data import table\nsys.exit('datasets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

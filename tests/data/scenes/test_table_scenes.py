@@ -9,7 +9,7 @@ import scene_sets
 from PIL import Image
 
 from trainkit.data import hub
-from trainkit.data.scenes import arrow_tables
+from trainkit.data.scenes import table_scenes
 from trainkit.data.scenes.files import classes_of
 from trainkit.data.scenes.label_maps import numbered
 from trainkit.data.scenes.sources import open_scenes
@@ -87,7 +87,7 @@ def test_columns_of_tables(tmp_path):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
         with pytest.raises(UserError, match=said):
             open_scenes(f"{tmp_path}/{name}.parquet")
-    for column in arrow_tables.MASK_COLUMNS:
+    for column in table_scenes.MASK_COLUMNS:
         source = open_scenes(f"{scene_sets.parquet(tmp_path / column, (1, 1), column=column)}#val")
         assert (classes_of(source.scenes[0], LABELS) == scene_sets.scene(1000)[1]).all()
     # A table of training alone is not taken for one to score.
