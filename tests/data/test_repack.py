@@ -14,7 +14,7 @@ import pytest
 from runs import ROOT
 
 from trainkit.data import cache as data_cache
-from trainkit.data import repack, row_files, sources
+from trainkit.data import image_folder, repack, row_files
 from trainkit.data.storage import import_images
 from trainkit.data.storage.boundary_distance import Distance, Distances
 from trainkit.data.storage.image_store import Packed
@@ -72,7 +72,7 @@ def test_volumes_that_a_user_imported_are_opened(before, name, caplog):
 
 
 def test_a_set_of_the_cache_is_made_of_that_of_before(before, tmp_path, caplog, monkeypatch):
-    source = sources.folder(_pictures(tmp_path / "set"))
+    source = image_folder.open_folder(_pictures(tmp_path / "set"))
     now = import_images.pack_once(source, (12, 16))
     before_it = now.path.with_name(now.path.name.removesuffix("-rows"))
     now.path.rename(tmp_path / "kept")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -18,10 +19,11 @@ from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.cli import main
-from trainkit.data import sources
+from trainkit.data import hub, sources
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
+from trainkit.data.scenes import verify
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.data.storage import import_images
 from trainkit.errors import UserError
@@ -149,11 +151,13 @@ def test_shards_of_splits_in_a_folder(tmp_path):
         sources.open_source(f"{tmp_path}#test")
 
 
-def test_a_card_says_splits_and_names_of_classes(tmp_path):
-    paths = pictures(tmp_path)
+def test_a_card_says_splits_and_names_of_classes(tmp_path, monkeypatch):
+    folder = tmp_path / "snapshots" / "0" / "set"
+    monkeypatch.setattr(hub, "download", lambda path, network: folder)
+    paths = pictures(folder)
     for split in ("train", "test"):
         rows = (json.dumps({"image": path, "label": k % 2}) for k, path in enumerate(paths))
-        lines(tmp_path / f"{split}.jsonl", *rows)
+        lines(folder / f"{split}.jsonl", *rows)
     card = """---
 configs:
 - config_name: default
@@ -169,18 +173,16 @@ dataset_info:
   - {name: train, num_bytes: 1, num_examples: 4}
 ---
 """
-    (tmp_path / "README.md").write_text(card)
-    source = sources.open_source(f"{tmp_path}#test")
+    (folder / "README.md").write_text(card)
+    source = sources.open_source("hf://o/set#test")
     assert source.names == ("cat", "dog") and len(list(source.records())) == 4
-    (tmp_path / "README.md").write_text(card.replace("path: test.jsonl", "path: ../x.jsonl"))
-    with pytest.raises(UserError, match=r"README\.md: names '\.\./x\.jsonl'; expected files of its folder"):
-        sources.open_source(f"{tmp_path}#test")
-    (tmp_path / "README.md").write_text(card.replace("path: test.jsonl", "path: https://example.org/x.jsonl"))
-    with pytest.raises(UserError, match="names 'https"):
-        sources.open_source(f"{tmp_path}#train")
-    (tmp_path / "README.md").write_text("---\nconfigs: [\n---\n")
-    with pytest.raises(UserError, match=r"README\.md: cannot be read"):
-        sources.open_source(tmp_path)
+    (folder.parent / "x.jsonl").write_text((folder / "test.jsonl").read_text())
+    (folder / "README.md").write_text(card.replace("path: test.jsonl", "path: ../x.jsonl"))
+    with pytest.raises(UserError, match=r"its card names .*x\.jsonl; expected files of the set itself"):
+        sources.open_source("hf://o/set#test")
+    (folder / "README.md").write_text("---\nconfigs: [\n---\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        sources.open_source("hf://o/set")
 
 
 def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
@@ -191,8 +193,76 @@ def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
     table = lines(tmp_path / "a.jsonl", *rows)
     source = open_scenes(str(table), columns={"image": "picture", "mask": "classes"})
     assert len(source) == 4 and source.ids() == paths and source.scenes[3].mask == tmp_path / "m3.png"
-    with pytest.raises(UserError, match="or set columns: {mask: NAME}"):
+    with pytest.raises(UserError, match=r"or set columns: \{mask: NAME\}"):
         open_scenes(str(table))
+
+
+def test_images_are_named_by_their_name_alone_where_no_other_has_it(tmp_path):
+    pictures(tmp_path / "set")
+    table = lines(tmp_path / "set" / "a.csv", "image,label", "0,a", "1.png,b", "img/2.png,a", "none,b")
+    with pytest.raises(UserError, match="image holds"):
+        sources.open_source(lines(tmp_path / "set" / "b.csv", "image,label", "0,a", "1,b"))
+    named = sources.open_source(tmp_path / "set" / "b.csv", columns={"image": "image"})
+    assert [record.data.name for record in named.records()] == ["0.png", "1.png"]
+    found = [record.data.relative_to(tmp_path / "set").as_posix() for record in sources.open_source(table).records()]
+    assert found == ["img/0.png", "img/1.png", "img/2.png", "none"]
+    (tmp_path / "set" / "other").mkdir()
+    (tmp_path / "set" / "other" / "0.jpg").write_bytes(png(0))
+    with pytest.raises(UserError, match=r"line 2 .*'0' is the name of 2 images: img/0\.png, other/0\.jpg"):
+        list(sources.open_source(table).records())
+
+
+@pytest.mark.parametrize(
+    ("labels", "column", "said"),
+    [
+        (["insect", "ant", "insect ant"], "label", "insect ant"),
+        (["insect ant", "insect bee", "bird"], "labels", "insect ant"),
+        (["insect ant", "insect bee", "bird"], "label", None),
+        (["polar bear", "brown bear", "American black bear"], "label", None),
+        (["open", "shut, or nearly"], "label", None),
+        (["Doe, John", "Doe, Jane"], "label", None),
+        (["a|b", "b", "a"], "label", "a|b"),
+        ([" ".join(some) for size in (2, 3, 4) for some in itertools.combinations("abcde", size)], "label", "a b c d"),
+    ],
+)  # fmt: skip
+def test_labels_that_are_several_in_one_are_refused(tmp_path, labels, column, said):
+    pictures(tmp_path)
+    rows = (f'img/{k % 4}.png,"{label}"' for k, label in enumerate(labels))
+    table = lines(tmp_path / "a.csv", f"image,{column}", *rows)
+    if said is None:
+        assert [record.label for record in sources.open_source(table).records()] == labels
+        return
+    with pytest.raises(UserError) as told:
+        sources.open_source(table)
+    assert f"{column}: {said!r}; expected one class an image; several classes an image (multi-label)" in str(told.value)
+
+
+def test_lists_of_labels_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pictures(tmp_path)
+    rows = [{"image": f"img/{k}.png", "label": ["a", "b"][: k + 1]} for k in range(2)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    pq.write_table(pa.table({"image": [png(0), png(1)], "label": [["a"], ["a", "b"]]}), tmp_path / "a.parquet")
+    for name in ("a.json", "a.parquet"):
+        with pytest.raises(UserError, match=r"label: lists; expected one class an image; .*\(multi-label\)"):
+            sources.open_source(tmp_path / name)
+
+
+def test_a_column_of_numbers_is_a_group_too(tmp_path):
+    paths = pictures(tmp_path)
+    table = lines(
+        tmp_path / "a.csv", "image,label,video", *(f"{path},{k % 2},{k // 2}" for k, path in enumerate(paths))
+    )
+    found = sources.open_source(table, columns={"group": "video"})
+    assert [(record.label, record.group) for record in found.records()] == [(0, "0"), (1, "0"), (0, "1"), (1, "1")]
+
+
+def test_images_with_a_table_of_labels_are_no_scenes(tmp_path):
+    root = laid_out("metadata", tmp_path / "set")
+    (root / "metadata.csv").write_text((root / "metadata.csv").read_text().replace(",0", ",cat").replace(",1", ",dog"))
+    assert not verify.holds_scenes(root)
 
 
 # What is wrong is told in one message

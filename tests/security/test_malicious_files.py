@@ -624,7 +624,8 @@ REASONS = {
 }  # fmt: skip
 """Why no payload is laid before a call."""
 OTHER_DOORS = {
-    "weights.read_centres", "sources.open_source", "evaluations.recognise", "table_files.open_streams", "pairs.read_csv", "people_sources.find",
+    "weights.read_centres", "sources.open_source", "evaluations.recognise", "table_files.open_streams",
+    "pairs.read_csv", "people_sources.find",
     "recordio.read_index", "volume_sources.open_volumes", "nifti.read_header", "journal.read",
     "launcher._processes_in", "evaluation, packed", "tokens.read_merges",
 }  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig.fit import Fitted
-from trainkit.autoconfig.folder_levels import taken
 from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
+from trainkit.autoconfig.own_images import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import folders, hub
 from trainkit.data.faces.align import LANDMARKS, check_records
@@ -38,10 +38,11 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitting.refuse_sample(text)
     fitting.refuse(text, "images of people")
     text = taken(fitted, text)
-    train, splits = fitting.parts(text, _open_faces)
+    opened = functools.partial(open_source, nested=False, columns=fitted.columns)
+    train, splits = fitting.parts(text, opened)
     data = cast(Faces, recipe.data)
     size = data.image_size
-    source = _open_faces(train)
+    source = opened(train)
     looked = look(source, (size, size))
     if len(looked.counts) < 2:
         raise UserError(train, f"images of {len(looked.counts)} people", "one folder per person: <person>/<image>")
@@ -144,9 +145,6 @@ def _called(train: str) -> str:
     parts = [part for part in (*base.split("/")[-2:], split) if part]
     last = parts[-1:] if parts[-1].lower() not in folders.SPLIT_NAMES else parts[-2:]
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in "_".join(last))
-
-
-_open_faces = functools.partial(open_source, nested=False)
 
 
 def _verification(text: str) -> dict[str, str]:

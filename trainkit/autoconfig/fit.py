@@ -6,12 +6,13 @@ they share: the tree that is changed, splits that are found, evaluations under o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Literal, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -57,6 +58,8 @@ class Asked:
     """None: chosen by what the data shows."""
     weights: str | None = None
     """A file, `timm:NAME.TAG`, `run:NAME` or `models:/ID`; None: those that are found."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns of a table by what they are taken for, where they are not guessed."""
 
 
 @dataclass
@@ -76,6 +79,11 @@ class Fitted:
     asked: Asked = Asked()
     start: str = ""
     """How training starts, and why; empty where the recipe says it."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns of a table that the recipe names."""
+        return self.get("data.columns") or {}
 
     def get(self, key: str) -> Tree:
         """The value at a dotted key; None where there is none."""
@@ -129,7 +137,10 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
         expected = f"one of {', '.join(row.name for row in kinds.KINDS.values() if row.configure)}"
         raise UserError("--data", f"a recipe with data {kinds.name(recipe.data)!r}", expected, "copy it without --data")
     fitted = Fitted(tree, new, asked=asked)
-    fitted.drop(*_OF_THE_OLD, "data.leakage")
+    fitted.drop(*_OF_THE_OLD, "data.leakage", "data.columns")
+    if asked.columns:
+        _check_columns(recipe.data, asked.columns)
+        fitted.put("data.columns", dict(asked.columns))
     configure(fitted, recipe, named(data))
     if (asked.start or asked.weights) and not fitted.start:
         found = f"a recipe with data {kinds.name(recipe.data)!r}"
@@ -138,6 +149,30 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
         f"evaluated on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT
     ]
     return fitted
+
+
+def _check_columns(data: object, columns: Mapping[str, str]) -> None:
+    """Raise UserError for columns of what the block `data` takes from no column."""
+    hints = get_type_hints(type(data))
+    known = get_args(get_args(hints["columns"])[0]) if "columns" in hints else ()
+    for part, name in columns.items():
+        if part not in known:
+            expected = f"one of {', '.join(known)}" if known else "none: its data is in no tables"
+            raise UserError(f"--columns {part}={name}", f"data {kinds.name(data)!r} takes no {part!r}", expected)
+
+
+def beside(text: str, opened: Callable[[str], object]) -> dict[str, str]:
+    """Return the list to be evaluated on that lies beside one to train on, by name: `val.txt` beside `train.txt`."""
+    path = PurePosixPath(text)
+    if path.suffix.lower() not in (".txt", ".csv", ".tsv", ".json", ".jsonl") or "train" not in path.stem:
+        return {}
+    for word in (*SPLITS["val"], *SPLITS["test"]):
+        other = path.with_name(path.name.replace("train", word, 1)).as_posix()
+        if locate(other).is_file():
+            with contextlib.suppress(UserError):  # as a list of what is to be predicted, without classes
+                opened(other)
+                return {"val": other}
+    return {}
 
 
 def named(word: str, option: str = "--data") -> str:

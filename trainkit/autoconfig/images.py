@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,13 +15,13 @@ import numpy as np
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig import pretrained, transfer
 from trainkit.autoconfig.fit import Fitted
-from trainkit.autoconfig.folder_levels import taken
+from trainkit.autoconfig.own_images import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.images.augment import Light
 from trainkit.data.images.dataset import Images
-from trainkit.data.record import Record, Source
+from trainkit.data.record import Columns, Record, Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few
@@ -115,8 +116,10 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitting.refuse_sample(text)
     fitting.refuse(text, "images of classes")
     text = taken(fitted, text)
-    train, sets = fitting.parts(text, open_source, folders=True)
-    data, source = cast(Images, recipe.data), open_source(train)
+    opened = functools.partial(open_source, columns=fitted.columns)
+    train, sets = fitting.parts(text, opened, folders=True)
+    sets = sets or fitting.beside(train, opened)
+    data, source = cast(Images, recipe.data), opened(train)
     looked = look(source, data.side, "stretch" if data.fit == "stretch" else "crop")
     if len(looked.counts) < 2:
         found = "; ".join([f"images of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
@@ -135,7 +138,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     open_set, count = data.open_set, looked.total
     if sets:
         main = next(iter(sets))
-        scored = {place: _names(open_source(place)) for place in sets.values()}
+        scored = {place: _names(opened(place)) for place in sets.values()}
         open_set = open_set and scored[sets[main]].isdisjoint(looked.counts)
         for place, names in scored.items():
             if not open_set and (new := sorted(names - looked.counts.keys())):
@@ -157,9 +160,10 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fitted.seen += said(train, source, looked, "classes")
 
 
-def open_source(text: str, nested: bool = True) -> Source:
+def open_source(text: str, nested: bool = True, columns: Columns | None = None) -> Source:
     """Open the source at a path or of the hub. Raises UserError as `sources.open_source` does."""
-    return sources.open_source(text if hub.is_hub(text) else locate(text), nested=nested, network=True)
+    place = text if hub.is_hub(text) else locate(text)
+    return sources.open_source(place, nested=nested, network=True, columns=columns)
 
 
 def _names(source: Source) -> set[str]:

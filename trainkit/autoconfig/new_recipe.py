@@ -185,7 +185,8 @@ def _fitted(
         tried = Path(aside) / new.name
         tried.write_text(text, encoding="utf-8")
         loader.load(tried, (), plugins)
-    made = [copy(other, beside, plugins, data=data) for other, beside in others]
+    same = fit.Asked(columns=asked.columns if asked else {})
+    made = [copy(other, beside, plugins, data=data, asked=same) for other, beside in others]
     for file, content in fitted.files.items():
         file.write_text(content, encoding="utf-8")
     new.write_text(text, encoding="utf-8")

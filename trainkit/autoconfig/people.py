@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import cast
 
@@ -33,8 +34,9 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
         hub.download(text)
     fit.refuse(text, "records of people, or <person>/<image>.jpg")
     text = _derived(text)
-    train, sets = fit.parts(text, people_index.indexed)
-    index = people_index.indexed(train)
+    opened = functools.partial(people_index.indexed, columns=fitted.columns)
+    train, sets = fit.parts(text, opened)
+    index = opened(train)
     there = np.unique(index.person[index.person >= 0])
     if len(there) < 2:
         raise UserError(train, f"records of {number_of(len(there), 'people', 'person')}", "2 or more")

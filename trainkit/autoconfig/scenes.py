@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -17,7 +18,6 @@ from trainkit.autoconfig import fit, pretrained, scene_start
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
-from trainkit.data.folders import SPLITS
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, table_scenes, verify
 from trainkit.data.scenes import sources as scene_sources
@@ -62,10 +62,10 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if hub.is_hub(text):
         hub.download(text)
     text = _at_its_folder(fitted, text)
-    train, sets = fit.parts(text, scene_sources.open_scenes)
-    if not sets and (other := _beside(train)) is not None:
-        sets = {"val": other}
-    source = scene_sources.open_scenes(train)
+    opened = functools.partial(scene_sources.open_scenes, columns=fitted.columns)
+    train, sets = fit.parts(text, opened)
+    sets = sets or fit.beside(train, opened)
+    source = opened(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or _guessed(some)
     looked = verify.audit_files(NamedSet(train, some, labels), decode=False)
@@ -143,18 +143,6 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
         fitted.notes["data", "augment"] = fit.Note(f"the smallest image has {shortest} pixels", False)
-
-
-def _beside(text: str) -> str | None:
-    """The list to be evaluated on that lies beside one to train on: `val.txt` beside `train.txt`."""
-    path = PurePosixPath(text)
-    if path.suffix.lower() not in (".txt", ".csv") or "train" not in path.stem:
-        return None
-    for word in (*SPLITS["val"], *SPLITS["test"]):
-        other = path.with_name(path.name.replace("train", word, 1)).as_posix()
-        if locate(other).is_file():
-            return other
-    return None
 
 
 def _guessed(source: SceneSource) -> Labels:

@@ -12,9 +12,11 @@ import click
 
 from trainkit.cli.options import (
     RenamedOption,
+    columns_option,
     echo,
     next_step,
     plugins_option,
+    read_columns,
     recipe_command,
     recipe_file,
     run_words,
@@ -63,12 +65,7 @@ def data() -> None:
 @click.option(
     "--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: chosen by the slices]"
 )
-@click.option(
-    "--columns",
-    multiple=True,
-    metavar="WHAT=NAME",
-    help="Tables: name of a column: image, label, split, name or group.",
-)
+@columns_option("Tables: name of a column: image, label, split, name or group.")
 @click.option("--stream", is_flag=True, help="Hub data set (hf://): stream it, keep no copy.")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
               help="Damaged files: stop, or leave them out.")  # fmt: skip
@@ -107,7 +104,10 @@ def import_(
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
-        how |= {"columns": _columns(given["columns"]), "stream": given["stream"]}
+        how |= {
+            "columns": read_columns(given["columns"], ("image", "label", "split", "name", "group")),
+            "stream": given["stream"],
+        }
         if given["size"] is not None:
             how |= {"fit": given["fit"] or "crop", "group": given["group"]}
             report = _function(kinds.KINDS["images"], "import_")(source, out, size=size, **how)
@@ -160,18 +160,6 @@ def _share(damaged: str, most: str | None) -> float:
         return TypeAdapter(Share).validate_python(most)
     except ValidationError:
         raise click.UsageError(f"--damaged-most {most}: a share such as 1% is needed") from None
-
-
-def _columns(given: tuple[str, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in ",".join(given).split(",") if given else ():
-        what, _, name = word.partition("=")
-        if what not in ("image", "label", "split", "name", "group") or not name:
-            raise click.UsageError(
-                f"--columns {word}: image, label, split, name or group, and a column, as label=fine_label"
-            )
-        found[what] = name
-    return found
 
 
 def _label_names(text: str | None) -> list[str] | dict[str, int] | None:

@@ -165,6 +165,25 @@ def next_step(*words: object, why: str = "", err: bool = False) -> None:
 plugins_option = click.option(
     "--plugin", "plugins", multiple=True, metavar="PACKAGE", help="Import this plug-in package first; may be repeated."
 )
+
+
+def columns_option(text: str) -> Callable[[Any], Any]:
+    """Return the option --columns, described by a text."""
+    return click.option("--columns", multiple=True, metavar="WHAT=NAME", help=text)
+
+
+def read_columns(given: Sequence[str], known: Sequence[str] = ()) -> dict[str, str]:
+    """Read `image=img,label=fine_label`. Raises UsageError for what is not so, and for columns that are not `known`."""
+    found: dict[str, str] = {}
+    for word in ",".join(given).split(",") if given else ():
+        what, _, name = word.partition("=")
+        if not what or not name or (known and what not in known):
+            kinds = f"{', '.join(known[:-1])} or {known[-1]}, and a column" if known else "what it is, and a column"
+            raise click.UsageError(f"--columns {word}: {kinds}, as label=fine_label")
+        found[what] = name
+    return found
+
+
 words_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 

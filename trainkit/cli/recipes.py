@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from trainkit import terminal
-from trainkit.cli.options import echo, next_step, plugin_words, plugins_option, recipe_command, say_valid
+from trainkit.cli.options import (
+    columns_option,
+    echo,
+    next_step,
+    plugin_words,
+    plugins_option,
+    read_columns,
+    recipe_command,
+    say_valid,
+)
 from trainkit.errors import UserError
 from trainkit.paths import recipe_file, recipe_word, shipped
 
@@ -146,6 +155,7 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
     help="How training starts: fine-tune all pretrained weights, train a linear probe, or from scratch.",
 )
 @click.option("--weights", metavar="FILE|timm:NAME.TAG|run:NAME", help="Start from these pretrained weights.")
+@columns_option("Tables: name of a column, such as image=file,label=species. Others are guessed, and printed.")
 @plugins_option
 def cp(
     recipe: str,
@@ -153,6 +163,7 @@ def cp(
     data: str | None,
     start: Start | None,
     weights: str | None,
+    columns: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
     """Copy RECIPE, or the recipe of RUN, to NEW for your own data.
@@ -163,14 +174,17 @@ def cp(
     """
     from trainkit.autoconfig import fit, new_recipe
 
-    if data is None and (start or weights):
-        raise UserError("--start, --weights", "given without --data", "--data FOLDER with your images")
+    if data is None and (start or weights or columns):
+        options = "--columns" if columns else "--start, --weights"
+        raise UserError(options, "given without --data", "--data FOLDER with your images")
 
     path, run = recipe_file(recipe), ""
     if path.suffix not in _YAML:
         folder = _run(recipe)
         path, run = folder.recipe, folder.name
-    copied = new_recipe.copy(path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights))
+    copied = new_recipe.copy(
+        path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights, read_columns(columns))
+    )
     for sentence in copied.seen:
         echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"

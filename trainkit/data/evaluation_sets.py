@@ -23,7 +23,7 @@ class Evaluation:
 
     kind: str
     where: str
-    files: tuple[Path, ...]
+    files: tuple[Path | str, ...]
     """Files and settings it is made of, to detect changes."""
     read: Callable[[], tuple[Source, Protocol]]
 

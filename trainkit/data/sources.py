@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainkit.data import hub, image_folder
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.table import IMAGE_COLUMNS, Rows, is_table, open_table
+from trainkit.data.table import IMAGE_COLUMNS, TableRows, is_table, open_table
 from trainkit.errors import UserError
 from trainkit.paths import locate
 
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 HELD_OUT = "held_out"
 """In place of a path of `evaluate`: what is kept from training of the set that is trained on."""
 
-SEVERAL = "sets with several classes an image (multi-label) are not supported; name another column as label"
+SEVERAL = "several classes an image (multi-label) are not supported; choose a column of one: columns: {label: NAME}"
+
+_COMPARED = 10_000
+"""Labels that are looked at for several in one."""
+_PLURAL = frozenset({"labels", "tags", "classes", "categories", "attributes"})
 
 SAMPLE = "sample:"
 """Before the name of a built-in drawn set, in place of a path."""
@@ -98,10 +104,16 @@ def open_source(
     return image_folder.open_folder(path, nested=nested)
 
 
-def _of_table(rows: Rows) -> Source:
+def _of_table(rows: TableRows) -> Source:
     """Return the images of a table as a source."""
     label, names = rows.column("label"), rows.names("label")
     made = {"int64": int, "double": float}.get(rows.type("label"), str)
+    if rows.type("label").startswith(("list", "large_list")):
+        raise UserError(rows.where, f"{label}: lists", "one class an image", SEVERAL)
+    if rows.type("label") in ("string", "large_string"):
+        cells = {row.cells["label"] for row in itertools.islice(rows.read("label"), _COMPARED)}
+        if (several := _several({cell for cell in cells if isinstance(cell, str)}, label)) is not None:
+            raise UserError(rows.where, f"{label}: {several!r}"[:200], "one class an image", SEVERAL)
 
     def records() -> Iterator[Record]:
         numbers: dict[str, object] = {}
@@ -126,6 +138,25 @@ def _of_table(rows: Rows) -> Source:
     return Source(
         table.kind, rows.where, rows.size, records, table.files, named, split=split, columns=rows.given, label=label
     )
+
+
+def _several(labels: set[str], column: str | None) -> str | None:
+    """Return a label that is several in one, `insect ant`; None where each is a class by itself.
+
+    Words of a name are told from classes by how they are used: here each is a label of its own in other rows, or a few
+    make up many labels of two, three and more; in a column called `labels` it is enough that one comes again.
+    """
+    for mark in "|;, ":
+        parts = {label: words for label in sorted(labels) if len(words := label.replace(mark, " ").split()) > 1
+                 and mark in label.strip()}  # fmt: skip
+        words = Counter(word for some in parts.values() for word in set(some))
+        words.update(label for label in labels if label not in parts)
+        for label, some in parts.items():
+            if all(word in labels for word in some) or (column in _PLURAL and any(words[word] > 1 for word in some)):
+                return label
+        if parts and 2 * len(words) < len(labels) and len(set(map(len, parts.values()))) > 1:
+            return max(parts, key=len)
+    return None
 
 
 def named(text: str, *, nested: bool = True, columns: Columns | None = None) -> Source:

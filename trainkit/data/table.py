@@ -89,7 +89,7 @@ class Table:
 
     def take(
         self, parts: Mapping[str, Sequence[str]], columns: Columns | None = None, absent: Iterable[str] = ()
-    ) -> Rows:
+    ) -> TableRows:
         """Choose a column for each of `parts`: as `columns` says, else the first of its usual names that is there.
 
         An image is in a column that may hold one. A column `json.who` is the field `who` of the column `json`. Raises
@@ -122,7 +122,7 @@ class Table:
                 many = "people" if part == "person" else f"{part}s"
                 expected = f"{many} in one of {', '.join(names)}"
                 raise UserError(self.where, found, expected, REMEDY.format(part))
-        return Rows(self, own, tuple(sorted(given.items())))
+        return TableRows(self, own, tuple(sorted(given.items())))
 
     def find(self, name: str, where: str) -> Path | bytes:
         """Return the file that a cell names, of the hub its bytes. Raises UserError for one that lies elsewhere."""
@@ -137,7 +137,6 @@ class Table:
             raise UserError(where, f"the path {name[:300]!r}", "a path of the repository")
         with hub.naming(where), table_files.opened(f"{self.root}/{name}") as stream:
             return stream.read(image_decode.BYTE_CAP + 1)
-
 
     @functools.cached_property
     def _images(self) -> dict[str, list[str]]:
@@ -156,7 +155,7 @@ class Table:
         return paths[0]
 
 
-class Rows:
+class TableRows:
     """The rows of one split of a table, with columns for the parts of a record."""
 
     def __init__(self, table: Table, columns: Mapping[str, Sequence[str]], given: tuple[tuple[str, str], ...] = ()):

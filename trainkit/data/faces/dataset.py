@@ -129,7 +129,7 @@ class Faces:
                 return faces
         # Sets of other forms are aligned already, or bring landmarks of their own and are aligned in any case.
         found = evaluation_sets.recognise(path)
-        return self._pack(found, any(file.name == LANDMARKS for file in found.files))
+        return self._pack(found, any(Path(file).name == LANDMARKS for file in found.files))
 
     def _pack(self, found: Source | Evaluation, landmarks: bool = True) -> Packed:
         how, align = "crop" if self.fit == "crop" else "down", self.fit == "align" and landmarks

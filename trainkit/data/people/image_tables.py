@@ -12,7 +12,7 @@ from trainkit.data.formats.table_files import Cell
 from trainkit.data.people import modalities
 from trainkit.data.record import Columns
 from trainkit.data.sources import LABEL_COLUMNS
-from trainkit.data.table import IMAGE_COLUMNS, Rows, is_table, open_table
+from trainkit.data.table import IMAGE_COLUMNS, TableRows, is_table, open_table
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES
 
@@ -62,7 +62,7 @@ def folder(place: Path | str, split: str | None, columns: Columns) -> Path:
     return made
 
 
-def _write(rows: Rows, to: Path, on_progress: Progress) -> None:
+def _write(rows: TableRows, to: Path, on_progress: Progress) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -90,7 +90,7 @@ def _write(rows: Rows, to: Path, on_progress: Progress) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _person(rows: Rows, value: Cell, where: str) -> str:
+def _person(rows: TableRows, value: Cell, where: str) -> str:
     """Return the name of a person; the number of a ClassLabel stands for its name."""
     if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
         raise UserError(where, f"{rows.column('person')}: {value!r}"[:200], "a whole number or a name")

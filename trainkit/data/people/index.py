@@ -37,6 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data import cache, folders
+from trainkit.data.folders import stamp
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
 from trainkit.data.people.records import Layout as SetLayout
@@ -81,7 +82,7 @@ def indexed(text: str, part: str = "train", columns: Columns | None = None) -> P
             folders = noted.read_text("utf-8", errors="surrogateescape").split("\n")[:-1]
         except OSError:
             return False
-        stamps = {name: folders.stamp(f"{layout.root}/{name}") for name in folders}
+        stamps = {name: stamp(f"{layout.root}/{name}") for name in folders}
         folder = noted.parent / _key(first, stamps)
         found[:] = [folder]
         return is_packed(folder)

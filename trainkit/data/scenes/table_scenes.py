@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
+from trainkit.data.formats.image_decode import is_called_picture
 from trainkit.data.formats.table_files import Cell
 from trainkit.data.record import Columns
 from trainkit.data.scenes.files import Scene
-from trainkit.data.table import IMAGE_COLUMNS, Rows, is_table, open_table
+from trainkit.data.table import IMAGE_COLUMNS, TableRows, is_table, open_table
 from trainkit.errors import UserError
 
 MASK_COLUMNS = ("annotation", "mask", "label", "segmentation", "labels", "seg", "segmentation_mask", "semantic_mask")
@@ -53,10 +54,14 @@ def open_rows(
     return TableScenes(rows)
 
 
-def _rows(path: Path | str, split: str | None, parts: Sequence[str], columns: Columns | None) -> Rows:
-    def of(name: str | None) -> Rows:
+def _rows(path: Path | str, split: str | None, parts: Sequence[str], columns: Columns | None) -> TableRows:
+    def of(name: str | None) -> TableRows:
         place = f"{path}#{name}" if isinstance(path, str) and name is not None else path
-        return open_table(place, name, at_once=_ROWS).take(COLUMNS, columns, ("name", "split"))
+        rows = open_table(place, name, at_once=_ROWS).take(COLUMNS, columns, ("name", "split"))
+        mask = next((row.cells["mask"] for row in rows.read("mask")), None)
+        if isinstance(mask, str) and not is_called_picture(mask):
+            raise UserError(rows.where, f"{rows.column('mask')}: {mask!r}"[:200], "the path of a mask")
+        return rows
 
     if split is not None or not parts or (isinstance(path, str) and "#" in path):
         return of(split)
@@ -74,7 +79,7 @@ def _rows(path: Path | str, split: str | None, parts: Sequence[str], columns: Co
 class TableScenes(Sequence[Scene]):
     """Scenes of a table: a few rows are in memory at a time."""
 
-    def __init__(self, rows: Rows):
+    def __init__(self, rows: TableRows):
         self.rows, self._size = rows, rows.size or 0
         self._reading: Iterator[Scene] | None = None
         self._last: Scene | None = None
