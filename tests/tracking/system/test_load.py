@@ -574,8 +574,9 @@ def spin(seconds):
         pass
 
 
-def _worker(done, seconds, begun):
+def _worker(done, seconds, begun, used, number):
     spin(seconds)
+    used[number] = time.process_time()
     begun.release()
     done.wait()
 
@@ -587,8 +588,8 @@ def test_this_process_and_its_children_as_they_are():
     alone = first.rss_gb
     assert psutil.Process().memory_info().rss / 1e9 <= alone + 0.005
     context = multiprocessing.get_context("fork")
-    done, begun = context.Event(), context.Semaphore(0)
-    workers = [context.Process(target=_worker, args=(done, 0.15, begun)) for _ in range(2)]
+    done, begun, used = context.Event(), context.Semaphore(0), context.Array("d", 2)
+    workers = [context.Process(target=_worker, args=(done, 0.15, begun, used, number)) for number in range(2)]
     for worker in workers:
         worker.start()
     for _ in workers:
@@ -597,7 +598,8 @@ def test_this_process_and_its_children_as_they_are():
     reading, spent = load.read(), time.process_time() - spent
     elapsed = reading.at - first.at  # the readings' own: on a busy machine, seconds may pass beside them
     assert reading.own_cores * elapsed == pytest.approx(spent, rel=0.3, abs=0.04)
-    assert reading.worker_cores * elapsed == pytest.approx(0.3, abs=0.08)
+    assert sum(used) >= 0.3  # more where forking a large process takes long
+    assert reading.worker_cores * elapsed == pytest.approx(sum(used), abs=0.08)
     assert 0 < reading.host_share <= 1
     # Forked pages would count three times: 0.24 GB more. `alone` holds a child that an earlier test may have left.
     assert alone <= reading.rss_gb + 0.005 and reading.rss_gb < alone + 0.1 and big[-1]
@@ -605,7 +607,8 @@ def test_this_process_and_its_children_as_they_are():
     for worker in workers:
         worker.join()
     after = load.read()
-    assert after.worker_cores * (after.at - reading.at) < 0.25  # their 0.3 s are not told twice, only their leaving
+    # Their 0.3 s and more are not told twice, only their leaving.
+    assert after.worker_cores * (after.at - reading.at) < sum(used) - 0.05
 
 
 def test_where_faults_are_not_counted(fake, monkeypatch):
