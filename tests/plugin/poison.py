@@ -35,6 +35,8 @@ class PoisonedTask(ToyTask):
     """What is raised then: cpu, gpu, python."""
     late: bool = False
     """Whether it is raised in the backward pass."""
+    jump: float = 1.0
+    """What the loss, and its gradient, is multiplied by in the steps `steps`."""
     killed: bool = False
     """Whether the process is killed in the steps `steps`, as the kernel does when memory runs out."""
     remembers: bool = True
@@ -87,6 +89,8 @@ class PoisonedTask(ToyTask):
             os.kill(os.getpid(), signal.SIGKILL)
         hoard = torch.zeros(len(batch["label"]), self.hoard << 18)  # noqa: F841 - held until the loss is there
         out = super().loss(net, networks, batch, at)
+        if at.step in self.steps:
+            out.sum = out.sum * self.jump
         if poison == "loss":
             out.sum = out.sum + bad
         if poison == "weight":
