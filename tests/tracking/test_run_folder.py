@@ -181,7 +181,7 @@ def test_a_second_job_on_a_run_is_refused_and_the_first_is_unharmed(store, whole
         with pytest.raises(UserError, match=f"run {folder.name}: in use by process {first.pids[0]}"):
             began = time.monotonic()
             RunFolder(folder.path).claim()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         second = spawn(1, *command, "--resume", folder.name)
         assert second.returncode == 2 and f"in use by process {first.pids[0]}" in second.stderr
         first.kill()  # its lock goes with it

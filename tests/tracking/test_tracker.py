@@ -768,7 +768,7 @@ def test_a_locked_database_is_a_user_error_in_bounded_time(store, home, monkeypa
     start = time.monotonic()
     with pytest.raises(UserError, match="locked"):
         store.prepare()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     other.close()
 
 

@@ -44,8 +44,8 @@ class Stopwatch:
 
     def __init__(self, batch_size: int, device: str | torch.device = "cpu"):
         device = torch.device(device)
+        self._load, self._slowdowns = Load(), SlowdownDetector()  # before the clock: their time is not the loop's
         self._clock, self._batch_size, self._device = Clock(of(device)), batch_size, device.type
-        self._load, self._slowdowns = Load(), SlowdownDetector()
         self._readings: list[Reading] = []
         self._drops: list[Drop] = []
         self._divided = False
