@@ -251,6 +251,7 @@ from pathlib import Path
 import test_rows
 from trainkit.data.rows_writer import Writer
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background, which ignore it
 add = Writer.add
 def dying(self, row):
     add(self, row)
