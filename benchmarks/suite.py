@@ -31,18 +31,16 @@ SUBJECTS = (
     "samplers",
     "inputs",
     "volume_reading",
-    "ranking",
     "teacher",
     "checkpoints",
     "tracking_cost",
     "startup",
     "steadiness",
-    "growth",
 )
 """Modules of this folder with a `CONTEST`, in the order of the document."""
 HEAD = """# Performance
 
-How fast trainkit trains, loads data, saves, logs and ranks, compared with other implementations of the same work. All
+How fast trainkit trains, loads data, saves and logs, compared with other implementations of the same work. All
 implementations were measured side by side on one machine, after a check that they do the same work: equal weights, or
 equal samples.
 """

@@ -1,4 +1,4 @@
-"""Contests of samplers, ranking and volumes: at tiny sizes their sides do the same work, and other work is noticed."""
+"""Contests of samplers and volumes: at tiny sizes their sides do the same work, and other work is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def subject(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module
-    for name in ("samplers", "ranking", "volume_reading", "contest"):
+    for name in ("samplers", "volume_reading", "contest"):
         sys.modules.pop(name, None)
 
 
@@ -67,23 +67,6 @@ def test_batches_of_other_work_are_noticed(samplers):
     mixed[[0, 4]] = mixed[[4, 0]]
     with pytest.raises(ValueError, match="two people"):
         samplers.proof([mixed], person, modality, modal=False)
-
-
-# ---- ranking
-
-
-def test_counting_and_sorting_score_a_gallery_alike(subject):
-    ranking, same = subject("ranking"), subject("contest").same
-    contest = ranking.CONTEST
-    for case in ("150", "60x300"):
-        ours, plain = (contest.sides[side](case) for side in ("counted", "sorted"))
-        assert ours.value > 0 and ours.more["MB"] >= 0
-        assert same(ours.proof, plain.proof, contest.tolerance) and 0.1 < ours.proof[0] < 0.99
-        assert not same(ours.proof, [score - 0.001 for score in plain.proof], contest.tolerance)
-    features, protocol = ranking.drawn(150, 150)
-    scores = ranking.sorted_scores(features, protocol)
-    features[0] = -features[0]  # one query finds others
-    assert not same(scores, ranking.sorted_scores(features, protocol), contest.tolerance)
 
 
 # ---- volumes
