@@ -422,7 +422,7 @@ def test_operations_are_counted_of_a_network_that_is_compiled(toy):
 @pytest.mark.slow
 def test_on_two_processes_there_is_one_figure_for_both(store):
     words = [str(TOY), "--plugin", "toy", "train.length=6 steps", "data.test=16"]
-    done = spawn(2, *words, "log.ceilings=measure", timeout=600)
+    done = spawn(2, *words, "log.ceilings=measure")
     assert done.returncode == 0, done.stderr
     (folder,) = Store.locate().runs()
     history = journal.read(folder.journal)

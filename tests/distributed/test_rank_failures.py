@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from runs import all_same, own_store, run, stop_after
-from training_processes import job
+from training_processes import PATIENCE, job
 
 from trainkit.distributed import rank_failures
 from trainkit.experiments import post_mortem
@@ -86,7 +86,6 @@ def test_whichever_of_two_dies_in_whatever_way_it_is_named(seed, two, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, tmp_path, database):
     words = ("limits.collective=10 s", "limits.hang=15 s", "limits.stop=12 s")
     for name in promise.trials("P2", "one of two processes hangs: detected in time, nothing is left", of=list(HANGS)):
@@ -103,7 +102,7 @@ def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, 
                     one.gone()
                     took = time.monotonic() - began
                     print(f"{name}: all gone after {took:.1f} s, codes {codes}", flush=True)
-                    assert all(codes) and took < 10 + 35 + 30, one.said  # the last: a busy machine
+                    assert all(codes) and took < PATIENCE, one.said
                     assert "Timeout" in one.said or "most recent call first" in one.said or "Traceback" in one.said
                     info = one.ran().folder.info()
                     assert info.status == "FAILED", one.said
@@ -131,7 +130,7 @@ def test_without_the_watchdog_it_hangs(store):
     """The negative control."""
     with job(store, "limits.hang=null", plan=[{"at": "toy.ToyTask.loss", "call": 9, "do": "sleep 40"}]) as one:
         one.until_struck()
-        time.sleep(20)
+        time.sleep(12)
         assert one.alive()
 
 

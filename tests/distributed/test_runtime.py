@@ -59,13 +59,14 @@ def test_a_score_may_take_longer_than_others_wait_for_a_process_that_stands_stil
 @pytest.mark.parametrize("do", ["kill", "stop", "spin 600"])
 def test_a_process_that_dies_or_stands_still_while_it_scores_is_noticed(store, do):
     plan = [{"at": "toy.ToyTask.score", "do": do, "rank": 0}]
-    with job(store, *scoring(0, collective=5, stop=4), processes=2, plan=plan) as one:
+    limit = 300 if do == "kill" else 5
+    with job(store, *scoring(0, collective=limit, stop=4), processes=2, plan=plan) as one:
         one.until("step 4/")
         began = time.monotonic()
         one.until(lambda: not alive(one.pids[1]))
         took = time.monotonic() - began
         assert one.end()[1] == 1, one.said
-        assert took < 5 if do == "kill" else 5 < took < 15, one.said
+        assert took < limit if do == "kill" else took > limit, one.said
 
 
 def alive(pid: int) -> bool:

@@ -108,7 +108,6 @@ def test_shell_is_shell(text):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_torchrun_starts_processes_again_when_one_is_killed_and_the_run_goes_on(store, tmp_path, monkeypatch):
     """By the command of the page, with two processes on one machine."""
     monkeypatch.setenv("PYTHONPATH", f"{PLUGIN}{os.pathsep}{ROOT}")
@@ -131,7 +130,7 @@ def test_torchrun_starts_processes_again_when_one_is_killed_and_the_run_goes_on(
                 if re.match(" +50 ", line) and (children := psutil.Process(launcher.pid).children()):
                     children[-1].kill()
                     break
-            said.append(launcher.communicate(timeout=400)[0])
+            said.append(launcher.communicate()[0])
         finally:
             launcher.kill()
     text = "".join(said)
@@ -284,35 +283,32 @@ def signal_steps(job: Path, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_job_with_a_mistake_is_not_queued_again(job):
     script = job / "job.sh"
     script.write_text(script.read_text().replace("log.every", "log.evry"))
     done = start(job)
-    text = done.communicate(timeout=200)[0]
+    text = done.communicate()[0]
     assert "log.evry" in text and "did you mean" in text and not (job / "requeued").exists(), text
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_job_of_the_page_is_stopped_requeued_and_goes_on(job):
     first = start(job)
     seen = until_a_row(first)
     signal_steps(job, signal.SIGUSR1)
-    text = seen + first.communicate(timeout=200)[0]
+    text = seen + first.communicate()[0]
     assert (job / "requeued").read_text() == "4711\n", text
     cut = Ran(143, newest())
     assert cut.folder.info().status == "KILLED", text
     assert 1000 > cut.last.step >= cut.folder.info().last_step > 0
     second = start(job)
-    text = second.communicate(timeout=400)[0]
+    text = second.communicate()[0]
     assert second.returncode == 0 and (job / "requeued").read_text() == "4711\n", text
     done = newest()
     assert done.name == cut.folder.name and done.info().status == "FINISHED" and Ran(0, done).last.step == 1000
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeypatch, store, number):
     """A machine that goes away tells every process; the launcher passes SIGTERM on, and it ends all when one leaves."""
@@ -330,7 +326,7 @@ def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeyp
     first = psutil.Process(launcher.pid)
     for each in [*first.children(recursive=True), first]:
         each.send_signal(number)
-    text = launcher.communicate(timeout=200)[0]
+    text = launcher.communicate()[0]
     cut = Ran(143, newest())
     assert cut.folder.info().status == "KILLED", text
     assert cut.last.step >= cut.folder.info().last_step > 0

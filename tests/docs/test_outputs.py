@@ -219,7 +219,6 @@ def test_what_a_page_shows_is_printed(page, tmp_path, monkeypatch, cache):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signals", "store", "cache")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", TUTORIALS, ids=name)
 def test_the_commands_of_a_tutorial_run_and_print_what_it_shows(page, tmp_path, monkeypatch):
     if page.stem == "volumes":
@@ -251,7 +250,6 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signals", "cache")
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", OTHERS, ids=name)
 def test_what_a_page_shows_of_longer_commands_is_printed(page, tmp_path, monkeypatch, store):
     prepare(page, tmp_path, monkeypatch)
@@ -276,7 +274,6 @@ def test_what_a_page_shows_of_longer_commands_is_printed(page, tmp_path, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("signals", "store", "cache")
-@pytest.mark.timeout(900)
 def test_the_closing_lines_in_the_readme_are_printed(tmp_path, monkeypatch):
     found = re.search(r"ends with:\n\n```text\n(.*?)^```$", PAGES[0].read_text(encoding="utf-8"), re.M | re.S)
     assert found, "README.md shows no closing lines of make run"

@@ -58,6 +58,6 @@ def test_its_cells_run_in_an_empty_folder(tmp_path):
     env |= {"PYTHONPATH": str(ROOT), "TRAINKIT_STORE": str(tmp_path / "mlruns")}
     (tmp_path / "empty").mkdir()
     words = [sys.executable, "-P", "-c", source + CHECKS]
-    done = subprocess.run(words, cwd=tmp_path / "empty", env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(words, cwd=tmp_path / "empty", env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not list(Path(tmp_path / "empty").iterdir()), "it writes to the store alone"

@@ -179,7 +179,7 @@ def test_drawing_leaves_no_global_state_of_pyplot():
         "figures.roc({'a': ([0.1, 1], [0.5, 1])}); figures.time_shares({'a': 1.0});"
         "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

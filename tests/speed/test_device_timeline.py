@@ -245,7 +245,7 @@ def test_two_processes_average_and_waiting_for_the_slower_one_is_exposed(tmp_pat
     script.write_text(_TWO)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(_port())]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120, env=env)
+    ran = subprocess.run([*command, str(script)], capture_output=True, text=True, env=env)
     assert ran.returncode == 0, ran.stderr
     before, *updates = json.loads(ran.stdout.split("FOUND", 1)[1])
     # Sampled figures appear at the next update's start, so those of update k are seen after update k + 1.

@@ -112,9 +112,7 @@ class Hub:
         own = {**os.environ, "HF_ENDPOINT": self.url, "HF_HOME": str(self.home), "HF_HUB_DISABLE_XET": "1"}
         own |= {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1", **env}
         words = json.dumps([[str(word) for word in command] for command in commands])
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, words], env=own, capture_output=True, text=True, timeout=240
-        )
+        done = subprocess.run([sys.executable, "-c", _CHILD, words], env=own, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(done.stderr)
         return [(code, text) for code, text in json.loads(done.stdout.splitlines()[-1])]

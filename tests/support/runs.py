@@ -147,7 +147,7 @@ def newest() -> RunFolder:
     return Store.locate().runs()[-1]
 
 
-def spawn(processes: int, *words: str, timeout: float = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+def spawn(processes: int, *words: str, timeout: float = 900, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run trainkit/run.py in so many processes of its own, over gloo, and wait for them.
 
     They are forks with their imports done. As of `torch.distributed.run` the exit code of several is 0 or 1.
@@ -176,7 +176,7 @@ class Started:
         """Send a signal to one of them."""
         os.kill(self.pids[rank], number)
 
-    def wait(self, timeout: float = 240) -> list[int]:
+    def wait(self, timeout: float = 900) -> list[int]:
         """Their exit codes, once all are gone; what is left after so many seconds is killed."""
         return _fork_server().wait(self.pids, timeout)
 

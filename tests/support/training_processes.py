@@ -17,7 +17,7 @@ import fault_injection
 import psutil
 from runs import PLUGIN, ROOT, TOY, Ran, _fork_server, _port, newest
 
-PATIENCE = 120.0
+PATIENCE = 480.0
 """Seconds within which whatever is waited for has to come on a machine that others use too."""
 
 

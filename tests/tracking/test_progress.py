@@ -177,7 +177,7 @@ def trained(tmp_path, on_terminal: bool, **environment: str) -> str:
     env |= {"PYTHONPATH": f"{PLUGIN}:{ROOT}", "TRAINKIT_STORE": str(tmp_path / "store"), "TERM": "xterm"}
     env |= {"COLUMNS": "120", **environment}
     if not on_terminal:
-        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
     master, slave = pty.openpty()

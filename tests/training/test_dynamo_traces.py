@@ -166,7 +166,6 @@ def given(name: str, folder: Path, **more: str) -> tuple[Path, list[str]]:
     return recipe, words(folder, **{"evaluations": evaluations, **settings, "train": f"{{{block}}}"})
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", quick(CASES, EACH_TASK))
 def test_no_graph_breaks_and_none_is_traced_after_the_warm_up(name, request, monkeypatch):
     recipe, words = given(name, request.getfixturevalue(CASES[name][1]))
@@ -181,7 +180,6 @@ def test_no_graph_breaks_and_none_is_traced_after_the_warm_up(name, request, mon
     )
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", quick(EACH_TASK, ("eye_baseline",)))
 def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
     recipe, words = given(name, request.getfixturevalue(CASES[name][1]))

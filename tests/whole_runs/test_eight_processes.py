@@ -22,7 +22,7 @@ from trainkit.config.run_request import RunRequest
 from trainkit.inference import evaluate_run
 
 crops = test_embedding.crops
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.usefixtures("store")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
 SHORT = {
     "best": "null",
     "checkpoints": "{every: 2 steps, keep_last: 50}",

@@ -17,7 +17,7 @@ from runs import ROOT
 
 from trainkit.environment.version import __version__
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow]
 SHORT = (
     "train={length: 4 steps, batch_size: 32}",
     "evaluations={val: {at_end: true}}",
@@ -35,9 +35,7 @@ def python(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
     env = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TRAINKIT_DATA", "TRAINKIT_STORE")
     }
-    return subprocess.run(
-        list(map(str, words)), cwd=cwd, env=env | environment, capture_output=True, text=True, timeout=400
-    )
+    return subprocess.run(list(map(str, words)), cwd=cwd, env=env | environment, capture_output=True, text=True)
 
 
 def succeed(*words: str | Path, cwd: Path, **environment: str) -> str:

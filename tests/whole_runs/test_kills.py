@@ -327,7 +327,6 @@ SPOILED = {
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "spoiled", ["reseeding", *(pytest.param(one, marks=pytest.mark.slow) for one in [*SPOILED][1:])]
 )

@@ -54,7 +54,7 @@ def stopped_and_resumed(hidden: str, *words: str) -> tuple[Ran, str]:
     path = os.pathsep.join(map(str, (SUPPORT / "hidden", SUPPORT, PLUGIN, ROOT)))
     command = [sys.executable, str(SUPPORT / "stop_and_resume.py"), "5", str(TOY), "--plugin", "toy", *words]
     env = {**os.environ, "PYTHONPATH": path, "HIDDEN": hidden, "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return Ran(0, newest()), done.stdout + done.stderr
 
@@ -91,7 +91,7 @@ def hides(hidden: str, code: str) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT / "hidden"), str(ROOT)]), "HIDDEN": hidden}
     # As a module of trainkit: from others nothing is hidden.
     words = [sys.executable, "-c", f"exec({code!r}, {{'__name__': 'trainkit.test'}})"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=env)
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 
 
@@ -161,9 +161,7 @@ def test_commands_start_and_end_on_windows(store):
     """All but those that take other data: what they import is imported by the test above."""
     path = os.pathsep.join(map(str, (SUPPORT / "hidden", PLUGIN, ROOT)))
     env = {**os.environ, "PYTHONPATH": path, "HIDDEN": "windows", "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, str(TOY)], capture_output=True, text=True, timeout=280, env=env
-    )
+    done = subprocess.run([sys.executable, "-c", COMMANDS, str(TOY)], capture_output=True, text=True, env=env)
     codes = dict(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
     assert codes.pop("bench") == 2 and "this system cannot freeze processes" in done.stderr
     assert set(codes.values()) == {0}, f"{codes}\n{done.stdout}\n{done.stderr}"

@@ -94,11 +94,10 @@ def test_a_checkpoint_of_one_process_goes_on_sharded():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # torch's compiler takes minutes for two processes on two busy cores
 def test_sharded_averaged_and_compiled_at_once_a_run_is_nearly_the_one_without(store):
     plain = ["task.norm=false", "task.dropout=0.0", "log.every=1 steps", "train.ema=0.9"]
     whole = run(*plain)
-    done = spawn(2, *TRAIN, *plain, "train.compile=default", timeout=800, **FSDP)
+    done = spawn(2, *TRAIN, *plain, "train.compile=default", **FSDP)
     assert done.returncode == 0, done.stdout + done.stderr
     ran = Ran(0, newest())
     assert ran.last.state["machine"]["parallelism"] == "FSDP" and "compile default (train.compile)" in done.stdout
@@ -119,7 +118,7 @@ def test_the_two_process_config_starts_two_processes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
     config = str(ROOT / "accelerate_configs" / "cpu_2proc.yaml")
     done = launch("--config_file", config, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps")
-    text, _ = done.communicate(timeout=200)
+    text, _ = done.communicate()
     assert done.returncode == 0, text
     assert "2 processes x 1 micro-batch x 8" in text and newest().info().status == "FINISHED"
 
@@ -132,7 +131,7 @@ def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
     config = tmp_path / "multi_cpu.yaml"
     config.write_text(yaml.safe_dump({**content, "distributed_type": "MULTI_CPU"}))
     done = launch("--config_file", str(config), str(ROOT / "trainkit" / "run.py"), *TRAIN)
-    text, _ = done.communicate(timeout=200)
+    text, _ = done.communicate()
     assert done.returncode != 0 and "1 process started; expected 2, as set in the launcher" in text
 
 
@@ -146,7 +145,7 @@ def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
         words = ["--config_file", config, "--num_processes", "2", "--machine_rank", rank, "--main_process_port", port]
         nodes.append(launch(*words, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps"))
         time.sleep(1)
-    texts = [node.communicate(timeout=240)[0] for node in nodes]
+    texts = [node.communicate()[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], texts
     assert "2 processes x 1 micro-batch x 8" in texts[0] and newest().info().status == "FINISHED"
 
@@ -158,10 +157,10 @@ def test_the_file_that_accelerate_config_writes_works_with_the_literal_command(m
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     command = str(Path(sys.executable).with_name("accelerate"))
     words = ["config", "default", "--mixed_precision", precision]
-    subprocess.run([command, *words], check=True, capture_output=True, timeout=120)
+    subprocess.run([command, *words], check=True, capture_output=True)
     assert (tmp_path / "accelerate" / "default_config.yaml").is_file()
     words = [command, "launch", "trainkit/run.py", *TRAIN, "train.length=4 steps"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     source = (
         "launcher, since train.precision is auto" if precision == "bf16" else "train.precision auto, for this device"
@@ -194,7 +193,7 @@ def test_the_fsdp2_config_shards_over_gloo(monkeypatch, tmp_path):
     (tmp_path / "fsdp2.yaml").write_text(yaml.safe_dump(content))
     words = [str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps"]
     done = launch("--config_file", str(tmp_path / "fsdp2.yaml"), *words)
-    text, _ = done.communicate(timeout=240)
+    text, _ = done.communicate()
     assert done.returncode == 0, text
     assert Ran(0, newest()).last.state["machine"]["parallelism"] == "FSDP"
 
@@ -209,7 +208,7 @@ def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monk
     try:
         until_a_row(job)
         (os.killpg if to_all else os.kill)(job.pid, number)
-        job.communicate(timeout=60)
+        job.communicate()
     except BaseException:
         os.killpg(job.pid, signal.SIGKILL)
         raise

@@ -16,7 +16,7 @@ from runs import ROOT, Ran, all_same, run, stop_after
 from tests.whole_runs.test_segmentation_3d import TOM500, words
 from trainkit.data.synthetic import orbits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
 FULL, EMCAD = ROOT / "recipes" / "tom500_full.yaml", ROOT / "recipes" / "tom500_emcad_full.yaml"
 SHAPE, SPACING = (512, 512, 20), (0.3125, 0.3125, 3.85)
 """What most volumes of TOM500 have, in the axes of their files."""

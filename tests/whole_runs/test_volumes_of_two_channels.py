@@ -23,7 +23,7 @@ from trainkit.export import export
 from trainkit.inference import mlflow_model
 from trainkit.inference.predictor import Predictor
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("store")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("store")]
 CASES, HELD_OUT = 8, 2
 
 

@@ -142,7 +142,7 @@ def together(make, cache):
     processes = [context.Process(target=make, args=(str(cache), queue)) for _ in range(2)]
     for process in processes:
         process.start()
-    answers = [queue.get(timeout=240) for _ in processes]
+    answers = [queue.get() for _ in processes]
     for process in processes:
         process.join()
     return answers
