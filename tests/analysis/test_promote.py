@@ -507,11 +507,3 @@ def test_a_server_takes_it_as_the_database_does(store, runs, monkeypatch):
         model = served.client().get_logged_model(promote._model(runs.good)[2])
         named = [entry["name"] for entry in json.loads(model.tags["mlflow.modelVersions"])]
         assert named.count("served") == 1
-
-
-@pytest.mark.slow
-def test_folds_promote_nothing(store):
-    words = ("data.name=folded", "data.folds=2", "data.samples=66", "promote={name: folds}")
-    assert run(*EASY, *words, folds=True).code == 0
-    with pytest.raises(MlflowException, match="not found"):
-        store.client().get_registered_model("folds")

@@ -475,13 +475,12 @@ def test_buffers_and_untrained_parameters_are_taken_and_not_promised():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_killed_anywhere_and_resumed_a_run_ends_with_the_bits_of_an_uninterrupted_one(store, seed, monkeypatch):
-    """SIGKILL 5 times at moments of a seed, most of them within a save: each update begins one."""
+def test_killed_anywhere_and_resumed_a_run_ends_with_the_bits_of_an_uninterrupted_one(store, monkeypatch):
+    """SIGKILL 5 times, most of them within a save: each update begins one."""
     words = ["train.length=60 steps", "checkpoints={every: 1 steps, keep_last: 2}", "log.every=1 steps"]
     whole = run(*words)
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    rng, began = random.Random(seed), ""
+    rng, began = random.Random(0), ""
     command = [sys.executable, str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", *words, "seed=0"]
     for _ in range(5):
         job = subprocess.Popen([*command, *(["--resume", began] if began else [])], stdout=subprocess.PIPE, text=True)

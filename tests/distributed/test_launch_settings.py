@@ -158,17 +158,9 @@ def test_accelerate_divides_no_loss_by_the_number_of_micro_batches(asked):
 
 LAUNCHES = {
     "--cpu --gradient_accumulation_steps 4": "gradient_accumulation_steps 4",
-    "--cpu --gradient_clipping 1": "gradient_clipping 1",
-    "--cpu --mixed_precision fp16": "train.precision: fp16 on a CPU",
-    "--cpu --mixed_precision bf16 | train.precision='no'": "mixed_precision bf16",
-    "--cpu --dynamo_backend eager": "dynamo_backend eager",
     "--cpu --num_processes 2": "1 process started; expected 2",
     "--use_fsdp --num_processes 2 --main_process_port 0": "FSDP1",
-    "--use_fsdp --fsdp_version 2 --num_processes 2 --main_process_port 0 | train.on_oom=halve": "train.on_oom: halve",
-    "--cpu | ACCELERATE_GRADIENT_ACCUMULATION_STEPS=3": "gradient_accumulation_steps 3",
     "--cpu | ACCELERATE_TORCH_DEVICE=cuda": "ACCELERATE_TORCH_DEVICE",
-    "--cpu --gradient_accumulation_steps 2": "",
-    "--cpu --mixed_precision bf16": "precision bf16 (launcher, since train.precision is auto)",
     "--num_processes 1": "Device      cpu (no GPU found)",
     "--cpu": "Device      cpu (launcher: use_cpu), processes 1 (launcher), precision no (train.precision auto",
 }
@@ -189,7 +181,7 @@ def test_accelerate_launch_is_told_in_one_sentence_before_anything_starts_or_tra
     done = subprocess.run(command, capture_output=True, text=True)
     text = done.stdout + done.stderr
     assert LAUNCHES[words] in text, text
-    if LAUNCHES[words].startswith(("Device", "precision")) or not LAUNCHES[words]:
+    if LAUNCHES[words].startswith("Device"):
         assert done.returncode == 0 and Store.locate().runs()[-1].info().status == "FINISHED", text
         return
     # Behind our message the launcher adds its own.

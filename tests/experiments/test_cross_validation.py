@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from mlflow.exceptions import MlflowException
 from pyarrow import csv, parquet
 from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
 
@@ -18,7 +19,7 @@ from trainkit.experiments.cross_validation import divide
 from trainkit.experiments.launch import launch
 from trainkit.experiments.recipe_check import check
 from trainkit.metrics import significance
-from trainkit.tracking import journal
+from trainkit.tracking import journal, lineage
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -52,13 +53,18 @@ def final(folder: RunFolder) -> dict[str, float]:
 
 
 def test_every_fold_is_a_run_beneath_one_that_holds_their_scores(store, tmp_path, capsys):
-    ran = run(*WORDS, "data.folds=2", folds=True)
+    ran = run(*WORDS, "data.folds=2", "promote={name: folds}", folds=True)
     printed = capsys.readouterr().out
     (parent,), runs = parents(), children()
     assert ran.code == 0 and len(runs) == 2 and parent.info().status == "FINISHED"
     client = Store.locate().client()
     assert [client.get_run(r.info().run_id).data.params["data.fold"] for r in runs] == ["0", "1"]
     assert {tags(r)["mlflow.parentRunId"] for r in runs} == {parent.info().run_id}
+    assert [r.info().follows for r in runs] == [parent.name] * 2
+    for number, r in enumerate(runs):
+        assert lineage.read(r) == f"child run of {parent.name}\n\ndata.fold  (several) -> {number}\n"
+    with pytest.raises(MlflowException, match="not found"):  # folds promote nothing
+        client.get_registered_model("folds")
     shown = client.get_run(parent.info().run_id)
     assert (
         shown.info.status == "FINISHED"

@@ -10,7 +10,7 @@ import click_commands
 import numpy as np
 import pytest
 from pyarrow import csv
-from runs import PLUGIN, TOY, Ran, run, spawn, stop_after
+from runs import PLUGIN, TOY, Ran, run, stop_after
 from scipy import stats
 
 from trainkit.config.run_request import RunRequest
@@ -165,19 +165,6 @@ def test_a_run_that_was_deleted_in_the_page_still_counts(store, caplog):
     assert f"run {alone.folder.name} is not in sqlite" in caplog.text
     scores = [final(folder)["final/val/accuracy"] for folder in runs_of("toy")]
     assert final(runs_of("toy-seeds")[0])["final/val/accuracy"] == pytest.approx(np.mean(scores))
-
-
-@pytest.mark.slow
-def test_on_two_processes_too(store):
-    done = spawn(2, str(TOY), "--plugin", "toy", *WORDS, "--seeds", "2")
-    assert done.returncode == 0, done.stderr
-    (parent,), children = runs_of("toy-seeds"), runs_of("toy")
-    assert parent.info().status == "FINISHED" and sorted(run_folder.members(parent).values()) == sorted(
-        folder.name for folder in children
-    )
-    scores = [final(folder)["final/val/accuracy"] for folder in children]
-    assert final(parent)["final/val/accuracy"] == pytest.approx(np.mean(scores))
-    assert done.stdout.count("95 % CI of the mean") == 1, "said once"
 
 
 # The arithmetic, without a run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from urllib.parse import quote
 
 from browser import Page
@@ -15,12 +14,6 @@ _TRAINING = "workflowType=machine_learning"
 
 CHART = ".js-plotly-plot"
 SLIDER = "[role=slider]"
-
-
-def experiments(page: Page, at: str, *names: str) -> None:
-    """The list of experiments."""
-    page.open(f"{at}/#/experiments")
-    page.until_shown(*names)
 
 
 def start(page: Page, at: str, *texts: str) -> None:
@@ -62,14 +55,6 @@ def charts(page: Page, at: str, experiment: str, *texts: str) -> None:
     _drawn(page, 2)
 
 
-def comparison(page: Page, at: str, experiment: str, runs: Sequence[str]) -> None:
-    """Some runs side by side, over them parallel coordinates of their parameters and a score."""
-    words = f"runs={quote(json.dumps(list(runs)))}&experiments={quote(json.dumps([experiment]))}"
-    page.open(f"{at}/#/compare-runs?{words}&{_TRAINING}")
-    page.until_shown("Parallel Coordinates Plot")
-    _drawn(page, 1)
-
-
 def pictures(page: Page, at: str, experiment: str, run: str) -> None:
     """Images of a run with the slider over its steps, beneath its curves."""
     page.open(f"{at}/#/experiments/{experiment}/runs/{run}/model-metrics?{_TRAINING}")
@@ -83,11 +68,6 @@ def pictures(page: Page, at: str, experiment: str, run: str) -> None:
     page.until(f"!!document.querySelector({json.dumps(SLIDER)})")
     page.evaluate(f"document.querySelector({json.dumps(SLIDER)}).scrollIntoView({{block: 'center'}})")
     page.until(f"{PICTURES}.length > 0")
-
-
-def shown_picture(page: Page) -> str:
-    """Address of the first image that is shown."""
-    return page.evaluate(f"({PICTURES}[0] || {{}}).src || ''")
 
 
 def logged_model(page: Page, at: str, experiment: str, model: str, *texts: str) -> None:

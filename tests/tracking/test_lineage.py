@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 from runs import run, stop_after
 
@@ -208,14 +207,3 @@ def test_of_many_lines_the_page_shows_the_first(store):
 def test_a_run_of_which_nothing_is_known_has_no_head(store):
     folder = begun("x")
     assert lineage.read(folder) == lineage.note(folder) == ""
-
-
-@pytest.mark.slow
-def test_folds_are_held_against_the_run_above_them(store):
-    words = ("data.name=folded", "data.samples=66", "evaluations={held_out: {batch_size: 8}}", "best=null")
-    run(*words, *SHORT, "data.folds=2", folds=True)
-    (above,) = [folder for folder in Store.locate().runs() if folder.info().recipe == "toy-folds"]
-    below = [folder for folder in Store.locate().runs() if folder.info().recipe == "toy"]
-    assert [folder.info().follows for folder in below] == [above.name] * 2
-    for number, folder in enumerate(below):
-        assert lineage.read(folder) == f"child run of {above.name}\n\ndata.fold  (several) -> {number}\n"

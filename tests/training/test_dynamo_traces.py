@@ -124,12 +124,9 @@ CASES = {
     "omniglot": (OMNIGLOT, "crops", of_others, 10, "{unseen: {split: unseen.retrieval, every: 2 steps}}", {}),
     "adadistill": (ADADISTILL, *FACES, VAL, {}),
     "adadistill, asking the teacher": (ADADISTILL, *FACES, VAL, {"task.cache_teacher": "false"}),
-    "face_teacher": (TEACHER, *FACES, VAL, {"task.net": IRESNET}),
     "face_teacher, many people": (TEACHER, *FACES, VAL, {"task.net": IRESNET}),
     "face_teacher, ir18": (TEACHER, *FACES, VAL, {"task.net": IR, "task.margin": "{name: adaface}"}),
     "reid": (REID, *PEOPLE, VAL, {}),
-    "reid, vit": (REID, *PEOPLE, VAL, {"task.net": VIT}),
-    "reid, mixed": (REID, "mixed", *PEOPLE[1:], VAL, {}),
     "reid, vit, mixed": (REID, "mixed", *PEOPLE[1:], VAL, {"task.net": VIT}),
     "bisenetv2": (*SCENES, IN_TWOS, {}),
     "bisenetv2, scales": (*SCENES, SCALES, {}),
@@ -138,7 +135,6 @@ CASES = {
     "group norm": (*SCENES, IN_TWOS, {"task.norm": "{name: group}", "task.points": "null", "task.objective": BOUNDARY}),
     "unet": (*ORGANS, VOLUMES, {}),
     "dynunet": (*ORGANS, VOLUMES, patch("{name: dynunet, filters: [4, 8, 16, 16]}")),
-    "slices": (*ORGANS, VOLUMES, patch(SLICES + "}")),
     "slices 2.5-D": (*ORGANS, VOLUMES, patch(SLICES + ", neighbours: 1}")),
     "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0}")),
 }
@@ -180,7 +176,7 @@ def test_no_graph_breaks_and_none_is_traced_after_the_warm_up(name, request, mon
     )
 
 
-@pytest.mark.parametrize("name", quick(EACH_TASK, ("eye_baseline",)))
+@pytest.mark.parametrize("name", quick(("convnext", "eye_baseline"), ("eye_baseline",)))
 def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
     recipe, words = given(name, request.getfixturevalue(CASES[name][1]))
     path = f"{PLUGIN}:{ROOT / 'tests' / 'support'}"
@@ -188,7 +184,7 @@ def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     buckets = 2 if name == "convnext" else 1  # of DDP, at whose bounds torch cuts the network: the first holds 1 MB
     for rank in range(2):
-        Traced(**json.loads((tmp_path / f"{rank}.json").read_text())).check(buckets, evaluate=name != "reid")
+        Traced(**json.loads((tmp_path / f"{rank}.json").read_text())).check(buckets)
 
 
 @pytest.mark.parametrize("wrong", ["broken", "stepped"])
@@ -221,15 +217,8 @@ def test_a_graph_break_and_a_recompile_are_noticed(wrong, monkeypatch):
 
 # ---- Compiled for this processor
 
-CALM = {
-    "convnext": {"task.net": "{model: test_convnext3, args: {patch_size: 2}}"},
-    "eye_baseline": {},
-    "adadistill": {},
-    "reid": {"task.net": TINY.replace("dropout: 0.1", "dropout: 0.0")},
-    "bisenetv1": {"task.points": "null", "task.objective": BOUNDARY},
-    "unet": {},
-}
-"""A case of each task whose network draws nothing at random: compiled, it would draw other numbers."""
+CALM = {"adadistill": {}, "reid": {"task.net": TINY.replace("dropout: 0.1", "dropout: 0.0")}, "unet": {}}
+"""Faces, people and volumes, by networks that draw nothing at random: compiled, they would draw other numbers."""
 COMPILER = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler for Inductor")
 
 
@@ -239,7 +228,7 @@ COMPILER = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), re
 @pytest.mark.parametrize("name", CALM)
 def test_inductor_trains_as_without(name, request):
     """The same losses but for rounding, which training makes larger: relative, first and third, 3e-8 and 1e-4
-    (adadistill), 1e-7 and 1e-7 (eyes), 4e-8 and 7e-7 (convnext), 6e-8 and below 1e-9 (unet), torch 2.14 on a Xeon."""
+    (adadistill), 6e-8 and below 1e-9 (unet), torch 2.14 on a Xeon."""
     folder, losses = request.getfixturevalue(CASES[name][1]), {}
     more = {**CALM[name], "train.length": "3 steps", "evaluations": "{val: {}}"}
     for mode in ("off", "default"):

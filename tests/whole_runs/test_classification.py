@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from runs import ROOT, Ran, all_same, evaluated, newest, overrides, own_store, run, spawn, stop_after, stripes
+from runs import ROOT, all_same, evaluated, overrides, own_store, run, stop_after, stripes
 from safetensors.torch import load_file
 
 from trainkit.errors import UserError
@@ -116,14 +116,6 @@ def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, pict
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [evaluated(n, str(CONVNEXT), *words(pictures), "--score", whole.folder.name) for n in (1, 2)]
     assert scored[0] and scored[0] == scored[1]
-
-
-@pytest.mark.slow
-def test_two_processes_train_it_too(pictures):
-    done = spawn(2, str(CONVNEXT), *words(pictures))
-    assert done.returncode == 0, done.stderr[-2000:]
-    ran = Ran(0, newest())
-    assert ran.folder.info().status == "FINISHED" and set(ran.series("eval/val/unique_samples")) == {27.0}
 
 
 # What users get wrong

@@ -236,8 +236,6 @@ def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     ("words", "message"),
     [
         (["optim.lr=0.01"], r"began with another recipe; .*\n  optim.lr  \S+ -> 0.01$"),
-        pytest.param(["optim.name=adamw"], r"began with another recipe; .*\n  optim.name", marks=pytest.mark.slow),
-        pytest.param(["train.ema=null", "best=null"], r"another recipe; .*\n  train.ema", marks=pytest.mark.slow),
         (["data.samples=48"], r"began with another recipe; .*\n  data.samples"),
     ],
 )

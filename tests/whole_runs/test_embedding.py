@@ -6,7 +6,7 @@ import re
 import shutil
 
 import pytest
-from runs import ROOT, Ran, all_same, evaluated, newest, overrides, own_store, run, spawn, stop_after, stripes
+from runs import ROOT, all_same, evaluated, overrides, own_store, run, stop_after, stripes
 
 from trainkit.errors import UserError
 
@@ -85,15 +85,6 @@ def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, crop
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [evaluated(n, str(EYES), *words(crops), "--score", whole.folder.name) for n in (1, 2)]
     assert len(scored[0]) > 20 and scored[0] == scored[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [EYES, OMNIGLOT], ids=lambda path: path.stem)
-def test_two_processes_train_it_too(recipe, crops):
-    given = words(crops) if recipe == EYES else strange(crops)
-    done = spawn(2, str(recipe), *given)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert Ran(0, newest()).folder.info().status == "FINISHED"
 
 
 def strange(crops) -> list[str]:

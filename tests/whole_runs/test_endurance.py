@@ -106,9 +106,10 @@ def kinds(pictures, crops, sets, streets, bodies, tmp_path_factory, database) ->
 
 def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, promise, tmp_path, database):
     phases = list(PHASES)
-    for seed in promise.trials("K3", "the same for every kind of shipped recipe", few=len(KINDS), many=49):
+    for seed in promise.trials("K3", "the same for every kind of shipped recipe", few=3, many=49):
         with promise.trial(seed):
-            rng, kind = random.Random(f"kinds {seed}"), KINDS[seed % len(KINDS)]
+            # From the last: the first four kinds are killed in the few series below.
+            rng, kind = random.Random(f"kinds {seed}"), KINDS[-1 - seed % len(KINDS)]
             print(kind)
             killed_once(kinds(kind), phases[seed // len(KINDS) % len(phases)], rng, tmp_path / str(seed), database)
 
@@ -131,7 +132,7 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
 
 def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, promise, tmp_path, database):
     text = "up to six processes, each with a full disk, no store, a signal or a kill: equal to the uninterrupted run"
-    for seed in promise.trials("E", text, few=len(KINDS), many=35):
+    for seed in promise.trials("E", text, few=4, many=35):
         with promise.trial(seed):
             rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
             plans = (faults(one, rng) for _ in range(rng.randint(2, 6)))

@@ -72,7 +72,7 @@ FORKED = (
 )  # fmt: skip
 """In which phase each trial of 15 is killed."""
 FEW = 4
-"""Trials of the default tests; the slow ones make the others of the 15."""
+"""Trials of the default tests; the slow ones make one of each phase that is left, and another of a save."""
 FULL = "OSError 28"
 """What a full disk does."""
 IMPORTS = 3000
@@ -199,7 +199,7 @@ def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(FEW, len(FORKED)))
+@pytest.mark.parametrize("seed", [4, 7, 9, 12])
 def test_killed_at_other_moments_too(toy, seed, tmp_path, database):
     killed_once(toy, FORKED[seed], random.Random(f"K3 {seed}"), tmp_path / "store", database)
 

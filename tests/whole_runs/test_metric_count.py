@@ -36,14 +36,6 @@ def test_a_default_run_of_a_recipe_with_drawn_data_has_at_most_40_metrics(name):
     assert not [metric for metric in counted(name) if metric.startswith(("final/", "at_best/", "cost/"))]
 
 
-@pytest.mark.parametrize(
-    "name", ["convnext_cifar10", "omniglot", "camvid", "hippocampus", "reid_faces", "face_teacher_lfw"]
-)
-def test_a_default_run_of_a_recipe_with_real_data_has_at_most_40_metrics(name, shared, monkeypatch):
-    monkeypatch.setenv("TRAINKIT_DATA", str(shared))
-    counted(name)
-
-
 def test_a_default_distillation_has_at_most_40_metrics():
     teacher = ["train.length=60 steps", "train.schedule.warmup=null", "evaluations.sample.every=60 steps"]
     taught = run(*teacher, recipe=ROOT / "recipes/face_teacher.yaml")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,10 +79,6 @@ def train(store: Store, name: str, seed: int, score: float, home: Path) -> str:
     return tracker.run_id
 
 
-def test_the_list_of_experiments_names_ours(site):
-    mlflow_pages.experiments(site.page, site.at, "faces")
-
-
 def test_the_run_table_shows_parameters_and_scores_with_the_best_run_first(site):
     mlflow_pages.run_table(
         site.page, site.at, site.experiment, *SCORES, "best/val/accuracy", "seed", "optim.lr", "0.9375"
@@ -103,10 +98,6 @@ def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
     site.page.until_shown(*SCORES, "best/val/accuracy")
 
 
-def test_the_address_without_a_page_opens_that_table(site):
-    mlflow_pages.start(site.page, site.at, *SCORES, "best/val/accuracy")
-
-
 def test_the_charts_of_a_run_begin_with_loss_and_score(site):
     mlflow_pages.run_charts(site.page, site.at, site.experiment, site.runs["best"], "At a glance")
     text = site.page.text()
@@ -118,27 +109,7 @@ def test_which_run_is_better_and_what_differs_is_drawn_above_all_other_charts(si
     site.page.until_shown("0.94", "0.63", "Parallel Coordinates", "optim.lr")
 
 
-def test_runs_are_compared_by_parallel_coordinates_and_by_their_parameters(site):
-    mlflow_pages.comparison(site.page, site.at, site.experiment, [site.runs["best"], site.runs["worst"]])
-    site.page.until_shown("best", "worst", "optim.lr", "0.1", "best/val/accuracy", "0.625")
-
-
-def test_the_slider_leads_from_the_picture_of_one_step_to_that_of_another(site):
-    mlflow_pages.pictures(site.page, site.at, site.experiment, site.runs["best"])
-    first, step = mlflow_pages.shown_picture(site.page), "+document.querySelector('[role=slider]').ariaValueNow"
-    assert site.page.evaluate(step) == 0
-    site.page.evaluate("document.querySelector('[role=slider]').focus()")
-    for there in (10, 20):
-        site.page.key("ArrowRight")
-        site.page.until(f"{step} === {there}")
-    site.page.until(f"{mlflow_pages.PICTURES}.length > 0 && {mlflow_pages.PICTURES}[0].src !== {json.dumps(first)}")
-
-
 def test_the_weights_of_a_run_say_how_to_use_them_in_a_recipe(site):
     mlflow_pages.logged_model(
         site.page, site.at, site.experiment, site.model, f"weights: models:/{site.model}", "0.9375"
     )
-
-
-def test_a_registered_model_is_there_with_its_alias(site):
-    mlflow_pages.registered(site.page, site.at, "faces-net", "champion", "Version 1")

@@ -19,23 +19,14 @@ NO_LAUNCHER = "not on Linux: if the launcher is killed, stop this process yourse
 DATA_LOADER = "PyTorch's DataLoader reads the batches"
 MEMORY, NO_FORK = "this platform has no os.memfd_create;", "this platform has no os.fork;"
 PARTS = {
-    "resource": [],
-    "fcntl": [],
-    "os.register_at_fork": [],
-    "os.memfd_create": [MEMORY],
-    "os.fork": [NO_FORK],
+    "resource,fcntl,os.register_at_fork,groups,flags,users,clocks,/proc": [],
     "os.fork,spawn": [NO_FORK],
     "spawn": [],
     "signals": ["this platform has no signal.pthread_sigmask;"],
     "descriptors": ["this platform has no socket.AF_UNIX, socket.SCM_RIGHTS;"],
-    "groups": [],
     "calls": ["this platform has no os.pwrite;"],
-    "flags": [],
-    "users": [],
     "maps,os.memfd_create": [MEMORY],
-    "clocks": [],
     "ctypes.CDLL": [NO_LAUNCHER],
-    "/proc": [],
     "macos": [NO_LAUNCHER, MEMORY],
     "windows": [NO_LAUNCHER, "this platform has no os.fork, os.memfd_create, os.pwrite, socket"],
 }
@@ -72,19 +63,11 @@ def test_without_anything_that_windows_lacks_a_training_is_stopped_and_goes_on(s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", PARTS)
-def test_without_a_part_of_linux_workers_read_the_same_batches(store, whole, hidden):
+def test_without_a_part_of_linux_a_training_with_workers_is_stopped_and_goes_on(store, whole, hidden):
     ran, said = stopped_and_resumed(hidden, "loader.workers=1")
     assert_same(ran, whole)
     assert all(line in said for line in PARTS[hidden]) and "Traceback" not in said
     assert (DATA_LOADER in said) == any("this platform has no" in line for line in PARTS[hidden])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hidden", PARTS)
-def test_without_a_part_of_linux_a_training_is_stopped_and_goes_on(store, whole, hidden):
-    ran, said = stopped_and_resumed(hidden)
-    assert_same(ran, whole)
-    assert "Traceback" not in said and DATA_LOADER not in said
 
 
 def hides(hidden: str, code: str) -> str:

@@ -1,7 +1,5 @@
 """One process and several: what is equal, to the bit or nearly, and what the launcher is not allowed to hide."""
 
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, evaluated, newest, run, spawn, until_a_row
+from runs import PLUGIN, ROOT, TOY, Ran, _port, evaluated, newest, run, spawn
 
 from tests.training.test_trainer import all_same, same
 from trainkit.rng import permutation
@@ -114,28 +112,6 @@ def launch(*words: str, **options) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_the_two_process_config_starts_two_processes(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    config = str(ROOT / "accelerate_configs" / "cpu_2proc.yaml")
-    done = launch("--config_file", config, str(ROOT / "trainkit" / "run.py"), *TRAIN, "train.length=4 steps")
-    text, _ = done.communicate()
-    assert done.returncode == 0, text
-    assert "2 processes x 1 micro-batch x 8" in text and newest().info().status == "FINISHED"
-
-
-@pytest.mark.slow
-def test_fewer_processes_than_asked_for_end_the_run(tmp_path, monkeypatch):
-    """With MULTI_CPU, Accelerate 1.15 starts one process, whatever number it was given, and says nothing."""
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    content = yaml.safe_load((ROOT / "accelerate_configs" / "cpu_2proc.yaml").read_text())
-    config = tmp_path / "multi_cpu.yaml"
-    config.write_text(yaml.safe_dump({**content, "distributed_type": "MULTI_CPU"}))
-    done = launch("--config_file", str(config), str(ROOT / "trainkit" / "run.py"), *TRAIN)
-    text, _ = done.communicate()
-    assert done.returncode != 0 and "1 process started; expected 2, as set in the launcher" in text
-
-
-@pytest.mark.slow
 def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -151,23 +127,18 @@ def test_two_launchers_on_loopback_train_as_two_nodes(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_the_file_that_accelerate_config_writes_works_with_the_literal_command(monkeypatch, tmp_path, precision):
+def test_the_file_that_accelerate_config_writes_works_with_the_literal_command(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     command = str(Path(sys.executable).with_name("accelerate"))
-    words = ["config", "default", "--mixed_precision", precision]
+    words = ["config", "default", "--mixed_precision", "bf16"]
     subprocess.run([command, *words], check=True, capture_output=True)
     assert (tmp_path / "accelerate" / "default_config.yaml").is_file()
     words = [command, "launch", "trainkit/run.py", *TRAIN, "train.length=4 steps"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    source = (
-        "launcher, since train.precision is auto" if precision == "bf16" else "train.precision auto, for this device"
-    )
-    assert (
-        f"Device      cpu (launcher: use_cpu), processes 1 (launcher), precision {precision} ({source})" in done.stdout
-    )
+    precision = "precision bf16 (launcher, since train.precision is auto)"
+    assert f"Device      cpu (launcher: use_cpu), processes 1 (launcher), {precision}" in done.stdout
     assert newest().info().status == "FINISHED"
 
 
@@ -196,27 +167,6 @@ def test_the_fsdp2_config_shards_over_gloo(monkeypatch, tmp_path):
     text, _ = done.communicate()
     assert done.returncode == 0, text
     assert Ran(0, newest()).last.state["machine"]["parallelism"] == "FSDP"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number, to_all", [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, False)])
-def test_a_signal_to_accelerate_launch_stops_the_training_with_a_checkpoint(monkeypatch, number, to_all):
-    """Ctrl-C reaches the launcher and the training; a scheduler's signal the launcher alone, which passes none on."""
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml"), str(ROOT / "trainkit" / "run.py"), *TRAIN]
-    job = launch(*words, "train.length=1000000 steps", "log.every=200 steps", start_new_session=True)
-    try:
-        until_a_row(job)
-        (os.killpg if to_all else os.kill)(job.pid, number)
-        job.communicate()
-    except BaseException:
-        os.killpg(job.pid, signal.SIGKILL)
-        raise
-    deadline = time.monotonic() + 30
-    while newest().info().status == "RUNNING" and time.monotonic() < deadline:
-        time.sleep(0.2)
-    ran = Ran(143, newest())
-    assert ran.folder.info().status == "KILLED" and ran.last.step >= ran.folder.info().last_step > 0
 
 
 @pytest.mark.slow

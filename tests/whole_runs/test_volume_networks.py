@@ -22,9 +22,7 @@ SHAPE, SPACING = (512, 512, 20), (0.3125, 0.3125, 3.85)
 """What most volumes of TOM500 have, in the axes of their files."""
 
 NETS = {
-    "unet": "{name: unet, filters: [4, 8, 16], res_units: 1}",
     "dynunet": "{name: dynunet, filters: [4, 8, 16, 16]}",
-    "slices": "{name: slices, encoder: tu-resnet10t, decoder: unet, filters: [16, 8, 8]}",
     "slices 2.5-D": "{name: slices, encoder: tu-resnet10t, decoder: unetplusplus, filters: [16, 8, 8], neighbours: 1}",
     "emcad": "{name: emcad, encoder: pvt_v2_b0}",
 }
