@@ -151,7 +151,6 @@ def test_published_warm_ups_differ_from_this_one_as_the_docs_say():
         assert max(abs(own[t] - PUBLISHED[name](t)) for t in range(WARM)) == pytest.approx(1 / WARM)
 
 
-@pytest.mark.slow
 def test_the_factors_of_timm_are_those_of_its_scheduler():
     from timm.scheduler import CosineLRScheduler
 

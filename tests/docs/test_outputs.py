@@ -1,4 +1,4 @@
-"""Outputs shown in README and docs: the program prints them today.
+"""Outputs shown in README and docs: the program prints them today. Of what trains, one page of each kind is tried.
 
 A block ```console has lines `$ command`, each above its output. `...` alone stands for left-out lines, within a line
 for left-out text. Numbers, durations, run ids and hashes are masked before shown and real lines are compared.

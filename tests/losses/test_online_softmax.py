@@ -374,7 +374,6 @@ def test_a_compiled_network_and_an_accumulated_gradient(trained):
         torch.testing.assert_close(p.grad, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
 def test_the_operator_for_a_compiler_keeps_its_rules(trained):
     x, centre = (torch.randn(n, D).requires_grad_(needs) for n, needs in zip((4, C), trained, strict=True))

@@ -229,7 +229,6 @@ def test_no_loss_looks_at_a_value_on_the_host(name):
             bool(label.sum() > 0)
 
 
-@pytest.mark.slow
 def test_losses_are_those_of_pytorch_metric_learning():
     losses, miners = (pytest.importorskip(f"pytorch_metric_learning.{name}") for name in ("losses", "miners"))
     distances = pytest.importorskip("pytorch_metric_learning.distances")
@@ -333,8 +332,8 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_over_gloo_shares_add_up_to_the_loss_and_its_gradient(ranks, tmp_path):
+def test_over_gloo_shares_add_up_to_the_loss_and_its_gradient(tmp_path):
+    ranks = 4
     script, out = tmp_path / "ranks.py", tmp_path / "found"
     script.write_text(GLOO)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]

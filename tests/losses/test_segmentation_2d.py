@@ -434,7 +434,6 @@ def test_shapes_that_do_not_fit_are_refused():
         PixelLoss(near=Near())(logits, mask, distance[:, :2])
 
 
-@pytest.mark.slow
 def test_dice_and_lovasz_are_those_of_smp():
     smp = pytest.importorskip("segmentation_models_pytorch").losses
     logits, mask, _ = pixels(11, 3, 12, 13)

@@ -506,7 +506,6 @@ def test_rows_of_other_samples_are_told():
 # ---- How often intervals are right: simulated test sets of which the truth is known ----------------------------------
 
 
-@pytest.mark.slow
 def test_cases_of_a_patient_are_drawn_together_or_the_interval_is_too_narrow():
     rng, patients, each, sets = np.random.default_rng(30), 40, 5, 1000
     gaps = (rng.normal(size=(patients, 1, sets)) + rng.normal(size=(patients, each, sets))).reshape(-1, sets)

@@ -238,7 +238,6 @@ def test_a_case_of_tom500s_size_takes_less_than_three_seconds():
     assert (found["dice"] > 0.3).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_scores_are_monais(seed):
     import torch

@@ -472,8 +472,7 @@ def test_half_precision_comes_near_and_trains(backbone, head):
 
 
 @pytest.mark.slow
-@each_backbone
-@each_head
+@pytest.mark.parametrize(("backbone", "head"), [("eye_convnext", "avg"), *(("eye_baseline", head) for head in HEADS)])
 def test_nets_compile_into_one_graph_and_export_with_their_names(backbone, head):
     net, x = small(backbone, head, drop_path=0.1, dropout=0.1, embedding=12), random(4, 3, 16, 32)
     torch.compiler.reset()  # one forward serves all nets, and a few graphs of it are all that is kept

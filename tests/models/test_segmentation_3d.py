@@ -359,7 +359,6 @@ def test_a_network_starts_from_the_weights_of_a_run(tmp_path):
 # MONAI's and segmentation_models_pytorch's: their import takes longer than all of the above
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "meta", "coarse"),
     [
@@ -376,7 +375,6 @@ def test_networks_of_three_dimensions_keep_their_contract(spec, meta, coarse):
     assert shapes[1:] == coarse
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", [UNET, DYNUNET, SLICES, EMCAD], ids=lambda spec: spec.name)
 def test_networks_see_each_of_several_channels(spec):
     meta = DatasetInfo(3, (2, 16, 32, 32), "x", spacing=(1.0, 1.0, 1.0))
@@ -388,7 +386,6 @@ def test_networks_see_each_of_several_channels(spec):
     assert all(image.grad[0, channel].abs().max() > 0 for channel in range(2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "decoder", ["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
 )
@@ -397,7 +394,6 @@ def test_networks_of_slices_keep_their_contract(decoder):
     contract(spec, DatasetInfo(3, (1, 3, 32, 64), "x"), 1)
 
 
-@pytest.mark.slow
 def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
     import timm
 
@@ -419,7 +415,6 @@ def test_encoders_can_be_shortened_and_started_from_timms_weights(tmp_path):
         )
 
 
-@pytest.mark.slow
 def test_kernels_and_strides_are_in_the_network_as_the_note_says():
     said = "kernels 1x3x3 3x3x3 3x3x3, strides 1x2x2 2x2x2, patch sides multiples of 2x4x4"
     # The residual units begin with their stride: what follows it is of the same kernel.
@@ -440,13 +435,11 @@ def test_kernels_and_strides_are_in_the_network_as_the_note_says():
     assert met == expected
 
 
-@pytest.mark.slow
 def test_levels_for_which_there_is_no_room_are_left_out_and_said():
     _, notes = segmentation_3d.build(UNetSpec(name="unet", filters=[4, 4, 4, 4, 4]), CUBE, {})
     assert "unet: 3 of 5 levels, the most that the patch allows, kernels 3x3x3 3x3x3 3x3x3, strides" in notes[0]
 
 
-@pytest.mark.slow
 def test_the_u_net_is_monais():
     from monai.networks.nets import UNet
 
@@ -457,7 +450,6 @@ def test_the_u_net_is_monais():
     assert torch.equal(theirs(image), net(image))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("meta", [CUBE, CORONAL], ids=["cube", "coronal"])
 def test_nnunets_network_is_monais(meta):
     from monai.networks.nets import DynUNet
@@ -479,7 +471,6 @@ def test_nnunets_network_is_monais(meta):
     assert len(theirs.state_dict()) > 1.9 * len(net.state_dict())
 
 
-@pytest.mark.slow
 def test_emcad_over_pvtv2_has_as_many_parameters_as_published():
     net, notes = segmentation_3d.build(EmcadSpec(name="emcad"), DatasetInfo(10, (1, 1, 224, 224), "x"), {})
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 26.8

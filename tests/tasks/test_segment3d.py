@@ -119,7 +119,6 @@ def test_several_outputs_are_supervised_as_their_network_asks(made, spec, combin
         assert torch.isclose(found.sum, others) == (other is combine)
 
 
-@pytest.mark.slow
 def test_of_nnunets_network_the_head_of_the_coarsest_output_has_a_gradient_of_0():
     torch.manual_seed(0)
     task = Segment3d(net=DynUNetSpec(name="dynunet", filters=[4, 8, 8, 8]))

@@ -243,6 +243,8 @@ def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits
         for number, everybody in ((15, False), (10, False), (9, False), (15, True), (2, True), (10, True))
     ]
     random.Random(1).shuffle(every)
+    # The six of the slow tests have every signal to the launcher alone or to all, but SIGKILL; this one is not drawn.
+    every.insert(0, every.pop(every.index(("accelerate", "first step", 15, False))))
     references = {}
     for seed in promise.trials("S1 launchers", text, few=6, many=72):
         with promise.trial(seed):

@@ -255,13 +255,6 @@ def test_the_word_sample_stands_for_the_built_in_set(tmp_path, monkeypatch):
     assert len(opened.evaluations["own"].protocol) == 1
 
 
-@pytest.mark.slow
-def test_the_sample_set_opens():
-    opened = Faces(train="sample", evaluate={"own": "sample"}, image_size=16).open(0)
-    assert opened.meta.classes > 20 and opened.meta.shape == (3, 16, 16)
-    assert len(opened.evaluations["own"].protocol) >= 100
-
-
 def test_larger_pictures_are_made_smaller_and_smaller_ones_refused(tmp_path):
     root = people(tmp_path / "people", size=16)
     opened = Faces(train=str(root), image_size=8).open(0)

@@ -191,7 +191,6 @@ def test_faces_are_never_squeezed():
     assert image_decode.fit(noise(4, 4), (8, 8), "", "any").shape == (8, 8, 3)
 
 
-@pytest.mark.slow
 def test_one_bit_pictures_become_black_and_white(shared: Path):
     file = next((shared / "emb_omniglot" / "Greek").glob("*/*.png"))
     assert Image.open(file).mode == "1"

@@ -413,7 +413,6 @@ def test_real_volumes_are_read_as_nibabel_reads_them(shared):
             assert header.notes == () and header.placed == "sform"
 
 
-@pytest.mark.slow
 def test_every_real_pair_lies_on_one_grid_and_holds_labels_0_to_2(shared):
     root = shared / "mri_hippocampus"
     paths = sorted((root / "imagesTr").iterdir())

@@ -2,13 +2,11 @@
 
 import hashlib
 import json
-import os
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import eyes
 
 DIGEST = (3, "464b364687f06f657b89ed03cb0ece73d4872a5a63bb46bdb33fb7dc521acc81")
@@ -113,18 +111,3 @@ def test_the_folder_holds_what_it_says(small):
     with Image.open(file) as image:
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), eyes.draw(int(file.stem[1:5]), int(file.stem[6:])))
-
-
-def _make(cache, queue):
-    os.environ["TRAINKIT_CACHE"] = cache
-    eyes.PEOPLE, eyes.PICTURES = {"train": 4, "val": 2}, 4
-    home = eyes.folder()
-    queue.put((os.getpid(), home.stat().st_ino, len(list(home.glob("*/*/*.png")))))
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_draw_one_set(tmp_path):
-    answers = together(_make, tmp_path)
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] == 24
-    assert answers[0][0] != answers[1][0]

@@ -3,12 +3,10 @@
 import gzip
 import hashlib
 import json
-import os
 
 import numpy as np
 import pytest
 
-from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import anatomy, orbits
 
 DIGEST = (2, "4cf543aef6c7221dc2fe80a4b7c0cb23ea37e83feb8cf529817d42d14fe51d26")
@@ -194,21 +192,6 @@ def test_writing_twice_gives_the_same_bytes(small, tmp_path, monkeypatch):
             assert file.read_bytes() == (tmp_path / "again" / file.relative_to(first)).read_bytes(), file
     with gzip.open(next(first.glob("train/label/*.nii.gz"))) as packed:
         assert len(packed.read()) == 352 + np.prod(SMALL)
-
-
-def _make(cache, queue):
-    os.environ["TRAINKIT_CACHE"] = cache
-    orbits.PATIENTS = {"train": 2, "val": 1}
-    home = orbits.folder()
-    queue.put((os.getpid(), home.stat().st_ino, len(list(home.glob("*/*/*.nii.gz")))))
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_draw_one_set(tmp_path):
-    answers = together(_make, tmp_path)
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] == 6
-    assert answers[0][0] != answers[1][0]
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@
 import csv
 import hashlib
 import json
-import os
 from collections import Counter
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import figures, people
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK, TEXT
 
@@ -229,18 +227,3 @@ def test_the_folder_holds_what_it_says(small):
     stamp = (home / "sample.json").stat().st_mtime_ns
     assert people.folder() == home
     assert (home / "sample.json").stat().st_mtime_ns == stamp
-
-
-def _make(cache, queue):
-    os.environ["TRAINKIT_CACHE"] = cache
-    people.PEOPLE = {"train": 3, "val": 1}
-    home = people.folder()
-    queue.put((os.getpid(), home.stat().st_ino, len(list(home.glob("*/*/*/*.png")))))
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_draw_one_set(tmp_path):
-    answers = together(_make, tmp_path)
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] > 40
-    assert answers[0][0] != answers[1][0]

@@ -2,13 +2,11 @@
 
 import hashlib
 import json
-import os
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import scenes, street
 
 DIGEST = (4, "34d67546b2683eaa431ab75175f6d72885fc935aacb21760a4d35d4198cab1ed")
@@ -150,18 +148,3 @@ def test_the_folder_holds_what_it_says(small):
     palette = np.full((256, 3), 255)
     palette[:9] = scenes.COLOURS
     assert np.array_equal(colours, palette[mask])
-
-
-def _make(cache, queue):
-    os.environ["TRAINKIT_CACHE"] = cache
-    scenes.PICTURES = {"train": 4, "val": 2}
-    home = scenes.folder()
-    queue.put((os.getpid(), home.stat().st_ino, len(list(home.glob("*/*.png")))))
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_draw_one_set(tmp_path):
-    answers = together(_make, tmp_path)
-    assert answers[0][1:] == answers[1][1:]
-    assert answers[0][2] == 12
-    assert answers[0][0] != answers[1][0]

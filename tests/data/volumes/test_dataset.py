@@ -463,7 +463,6 @@ def test_disk_ram_and_device_give_the_same_bits(tmp_path, augment):
             assert value.dtype == batches[place][key].dtype and torch.equal(value, batches[place][key]), (place, key)
 
 
-@pytest.mark.slow
 def test_a_device_that_is_no_cpu_may_hold_volumes(train):
     # "meta" has no values, but refuses what mixes devices or waits for one.
     shelf = Shelf(PackedVolumes(train), np.arange(9), "device")
