@@ -80,7 +80,7 @@ def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, dat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 2 * len(ENDINGS)))
+@pytest.mark.parametrize("seed", [1, 2, 4])  # rank 0 is killed, rank 1 raises, rank 1 leaves
 def test_whichever_of_two_dies_in_whatever_way_it_is_named(seed, two, tmp_path, database):
     dies(seed, two, tmp_path / "store", database)
 
