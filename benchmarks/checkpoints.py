@@ -12,8 +12,8 @@ have saved must be the weights of the moment of the call.
 
 - `torch.save` writes model and optimizer into one file. It does not sync, hash or rename.
 - `dcp` is `torch.distributed.checkpoint.async_save`: copies at once, a thread writes.
-- `at once` is trainkit's writer on the training thread: hashed, synced, read back, renamed.
-- `trainkit` is what its loop does: the same writer, behind the training; memory is got ahead, after the first step.
+- `trainkit` is what its loop does: its writer (hashed, synced, read back, renamed) behind the training; memory is got
+  ahead, after the first step.
 """
 
 from __future__ import annotations
@@ -156,17 +156,8 @@ def dcp(case: str) -> Sample:
         shutil.rmtree(folder)
 
 
-def at_once(case: str) -> Sample:
-    """Trainkit's writer, waited for."""
-    return _ours(wait_for_it=True)
-
-
 def trainkit(case: str) -> Sample:
     """As the loop does it."""
-    return _ours(wait_for_it=False)
-
-
-def _ours(wait_for_it: bool) -> Sample:
     import torch
 
     from trainkit.checkpoint import storage
@@ -198,8 +189,6 @@ def _ours(wait_for_it: bool) -> Sample:
         state.step = training.steps
         copies, scalars = state.freeze(keep=True)
         writer.begin(state.step, copies, scalars)
-        if wait_for_it:
-            writer.settle()
 
     def read() -> dict[str, Any]:
         path, _ = storage.newest_valid(folder.checkpoints)
@@ -219,7 +208,7 @@ CONTEST = Contest(
     title="Saving a 300 MB checkpoint",
     unit="ms blocked",
     baseline="torch.save",
-    sides={"torch.save": torch_save, "dcp": dcp, "at once": at_once, "trainkit": trainkit},
+    sides={"torch.save": torch_save, "dcp": dcp, "trainkit": trainkit},
     targets=(
         Target("", "trainkit", 0.1, words="blocked time relative to torch.save"),
         Target("", "trainkit", 50, "first", words="first save, ms blocked"),

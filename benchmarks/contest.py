@@ -52,8 +52,7 @@ from typing import Any
 BUSY = 0.5
 """Cores that others may use while a ratio still counts as a result."""
 ROUNDS = 3
-"""As given; what documents cite takes at least `FULL`."""
-FULL = 7
+"""Unless more are asked for, as `make bench-full` does."""
 _MARK = "contest: "
 _PACKAGES = (
     "torch",
@@ -112,8 +111,6 @@ class Contest:
     cases: Sequence[str] = ("",)
     only: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The sides of a case that not all of them can do."""
-    on_request: Sequence[str] = ()
-    """Cases that are run only where `--cases` names them."""
     ours: Sequence[str] = ("trainkit",)
     """The sides that are this project's; the others are its peers."""
     once: Sequence[str] = ()
@@ -138,8 +135,7 @@ class Contest:
         parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--rounds", type=int, default=ROUNDS)
         parser.add_argument("--sides", nargs="+", choices=list(self.sides), default=list(self.sides))
-        cases = [case for case in self.cases if case not in self.on_request]
-        parser.add_argument("--cases", nargs="+", choices=list(self.cases), default=cases)
+        parser.add_argument("--cases", nargs="+", choices=list(self.cases), default=list(self.cases))
         parser.add_argument("--json", type=Path, help="also write the results to this file")
         parser.add_argument("--one", nargs=2, metavar=("SIDE", "CASE"), help=argparse.SUPPRESS)
         asked = parser.parse_args(argv)

@@ -99,17 +99,6 @@ def arrow(case: str) -> Sample:
     return measured((batch["image"], batch["label"]) for batch in _epochs(found))
 
 
-def timm_loader(case: str) -> Sample:
-    """timm's dataset and what its loader does on the host, two workers."""
-    from timm.data import create_dataset
-    from timm.data.loader import fast_collate
-    from timm.data.transforms import ToNumpy
-
-    found = create_dataset("", root=str(files() / "files"))
-    found.transform = ToNumpy()
-    return measured(_epochs(found, collate_fn=fast_collate))
-
-
 def encoded(case: str) -> Sample:
     """JPEG files end to end, decoded by torchvision, as without the extra `fast`."""
     from trainkit.data.formats import image_decode
@@ -227,7 +216,6 @@ CONTEST = Contest(
     sides={
         "imagefolder_2w": imagefolder,
         "datasets_2w": arrow,
-        "timm_2w": timm_loader,
         "trainkit_encoded": encoded,
         "trainkit_simplejpeg": simplejpeg,
         "trainkit_cached": cached,

@@ -27,7 +27,6 @@ SUBJECTS = (
     "margin_head",
     "step",
     "gates",
-    "shuffle",
     "samplers",
     "inputs",
     "volume_reading",
@@ -35,7 +34,6 @@ SUBJECTS = (
     "checkpoints",
     "tracking_cost",
     "startup",
-    "steadiness",
 )
 """Modules of this folder with a `CONTEST`, in the order of the document."""
 HEAD = """# Performance

@@ -13,7 +13,6 @@ differ by 2e-4 of themselves: those of the first step by 1e-6, and then two trai
     ratio         what the side `online` should take, teacher and student over student
     flops         the same ratio of operations (`trainkit.speed.flops`: in torch's own counter the gradient of a
                   depthwise convolution has as many times too many as it has channels)
-    gather        looking up 512 samples in a table of 0.5 GB that is in memory, in us
     gather_share  looking up a batch, over the step
     build         seconds of the processor before the first step, for the table above all
 """
@@ -31,8 +30,6 @@ import numpy as np
 from contest import Contest, Sample, Target
 
 SAMPLES, BATCH, STEPS, CLASSES = 12, 4, 5, 4
-ROWS = 1 << 18
-"""Samples of the table from which rows are looked up."""
 RECIPE = """
 name: teacher
 task:
@@ -173,24 +170,7 @@ def side(word: str) -> Sample:
             (table,) = (home / "outputs").glob("[!.]*/outputs.npy")
             stored, index, view = teacher_cache.Stored(table, 2), batch["index"], batch["view"]
             more["gather_share"] = 1e3 * _timed(lambda: stored.rows(index, view), 100) / step
-            more["gather"] = 1e6 * _gather(home)
     return Sample(step, losses, more)
-
-
-def _gather(home: Path) -> float:
-    """Seconds for the rows of 512 samples at random from a large table."""
-    import torch
-
-    from trainkit.training.teacher_cache import Stored
-
-    path = home / "large.npy"
-    np.save(path, np.ones((2 * ROWS, 512), np.float16))
-    table, rng = Stored(path, 2), np.random.default_rng(0)
-
-    def gather() -> None:
-        table.rows(torch.from_numpy(rng.integers(0, ROWS, 512)), torch.from_numpy(rng.integers(0, 2, 512)))
-
-    return _timed(gather, 100)
 
 
 CONTEST = Contest(

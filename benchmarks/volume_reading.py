@@ -1,20 +1,19 @@
 """Patches of 3-D volumes: the prepared form against `.nii.gz` read each time and MONAI's cached data sets.
 
     python benchmarks/volume_reading.py
-    ... --cases cube                            96^3 of 128 x 320 x 320, blobs, instead of drawn orbits
 
 One patch at a time, half of them on a voxel of an organ, oriented, clipped at percentiles and z-scored, as float32
 and uint8; files are in the page cache.
 
-    tom500    16 x 224 x 224 of 20 x 512 x 512, as TOM500's. `prepared` is ours, `in_memory` the same from memory. MONAI
-              does it with its own transforms, everything before the crop cached, places of organs included:
-              `monai_cached` as it comes, which copies the cached volume for each patch, `monai_shared` without that
-              copy, `monai_persistent` from disk. `nii_gz` reads and prepares the files for each patch
+    tom500    16 x 224 x 224 of 20 x 512 x 512, as TOM500's. `prepared` is ours. MONAI does it with its own
+              transforms, everything before the crop cached in memory, places of organs included: `monai_cached` as it
+              comes, which copies the cached volume for each patch, `monai_shared` without that copy. `nii_gz` reads and
+              prepares the files for each patch
     growth    prepared alone, without the way to float32: 96^3 of 512^3, and of smaller volumes in columns of their own;
               blocks of patches of one volume after another, `growth` is the median ratio of 512^3 to 128^3 in a cycle
 
 Equal work is proved: a side's last patches must be, to half precision, what the prepared set holds where they were cut.
-What is opened or cached before the first patch is `ready`; files and MONAI's on disk are kept for further rounds.
+What is opened or cached before the first patch is `ready`; files are kept for further rounds.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ def _blobs(case: int, size: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarra
 Patches = Iterator[tuple[np.ndarray, np.ndarray, int, tuple[int, int, int]]]
 
 
-def prepared(folder: Path, shape: Shape, cache: str = "disk") -> Patches:
+def prepared(folder: Path, shape: Shape) -> Patches:
     """trainkit: rows of an epoch after another."""
-    split = _split(folder / "packed", shape.patch, cache)
+    split = _split(folder / "packed", shape.patch)
     for epoch in itertools.count():
         for row in split.order(epoch, 1)[:, 0]:
             rows = np.array([row])
@@ -133,10 +132,10 @@ def prepared(folder: Path, shape: Shape, cache: str = "disk") -> Patches:
             yield batch["image"][0, 0].numpy(), batch["mask"][0].numpy(), case, start
 
 
-def _split(packed: Path, patch: tuple[int, int, int], cache: str):
+def _split(packed: Path, patch: tuple[int, int, int]):
     from trainkit.data.volumes.dataset import Volumes
 
-    return Volumes(train=str(packed), patch=patch, patches=64, foreground=0.5, cache=cache).open(0).train
+    return Volumes(train=str(packed), patch=patch, patches=64, foreground=0.5).open(0).train
 
 
 def nii_gz(folder: Path, shape: Shape) -> Patches:
@@ -176,18 +175,6 @@ def monai_cached(folder: Path, shape: Shape, copy: bool = True) -> Patches:
     return _drawn(data, shape)
 
 
-def monai_persistent(folder: Path, shape: Shape) -> Patches:
-    """MONAI's PersistentDataset, everything before the crop on disk."""
-    from monai.data import PersistentDataset
-
-    listed, transforms = _monai(folder, shape)
-    data = PersistentDataset(listed, transforms, cache_dir=folder / "persistent")
-    for case in range(len(listed)):  # written before the clock starts
-        data[case]
-    # It keeps voxels alone: a crop's affine then counts voxels of the volume.
-    return _drawn(data, shape, tracked=False)
-
-
 def _monai(folder: Path, shape: Shape):
     from monai import transforms as t
 
@@ -210,7 +197,7 @@ def _monai(folder: Path, shape: Shape):
     return listed, t.Compose(steps).set_random_state(0)
 
 
-def _drawn(data, shape: Shape, tracked: bool = True) -> Patches:
+def _drawn(data, shape: Shape) -> Patches:
     rng = np.random.default_rng(0)
     affines = {}
     while True:
@@ -218,7 +205,7 @@ def _drawn(data, shape: Shape, tracked: bool = True) -> Patches:
         (one,) = data[case]
         image, mask = one["image"], one["label"]
         if case not in affines:  # of the whole volume, from which the crop's place follows
-            affines[case] = _stored_affine(data.data[case]["image"], shape) if tracked else np.eye(4)
+            affines[case] = _stored_affine(data.data[case]["image"], shape)
         inverse = np.linalg.inv(affines[case])
         start = (inverse @ np.asarray(image.affine)[:, 3])[:3].round().astype(int)
         yield image[0].as_tensor().numpy(), mask[0].as_tensor().numpy(), case, tuple(start.tolist())
@@ -309,15 +296,11 @@ def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]
         info = CaseInfo("0", "0", size, one, size, one, (float(noise.min()),), tuple(volumes), {})
         writer.add_case(info, image[None], label, None, 0)
         writer.finish(names=["background", *SHAPES["cube"].names])
-    return _split(folder, patch, "disk")
+    return _split(folder, patch)
 
 
 def trainkit(case: str) -> Sample:
     return growing() if case == "growth" else reading(prepared, case, "trainkit.data.volumes.dataset")
-
-
-def in_memory(case: str) -> Sample:
-    return reading(partial(prepared, cache="ram"), case, "trainkit.data.volumes.dataset")
 
 
 def monai(make: Callable[[Path, Shape], Patches]) -> Callable[[str], Sample]:
@@ -341,15 +324,12 @@ CONTEST = Contest(
     baseline="prepared",
     sides={
         "prepared": trainkit,
-        "in_memory": in_memory,
         "monai_cached": monai(monai_cached),
         "monai_shared": monai(partial(monai_cached, copy=False)),
-        "monai_persistent": monai(monai_persistent),
         "nii_gz": from_files,
     },
-    ours=("prepared", "in_memory"),
-    cases=("tom500", "growth", "cube"),
-    on_request=("cube",),
+    ours=("prepared",),
+    cases=("tom500", "growth"),
     only={"growth": ("prepared",)},
     targets=(
         Target("tom500", "nii_gz", 100, least=True, words=".nii.gz, time relative to prepared,"),

@@ -20,10 +20,9 @@ from trainkit.cli.options import Plain, echo
 @click.argument("claim", nargs=-1)
 @click.option("--list", "listed", is_flag=True, help="List the claims, and measure nothing.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the table as markdown to FILE.")
-@click.option("--quick", is_flag=True, help="Fewer repeats, for a quick check.")
-def main(claim: tuple[str, ...], listed: bool, write: Path | None, quick: bool) -> int:
+def main(claim: tuple[str, ...], listed: bool, write: Path | None) -> int:
     """Measure the claims of training guides on their recipes and this machine."""
-    return ledger.command(claim, listed=listed, write=write, quick=quick, say=echo)
+    return ledger.command(claim, listed=listed, write=write, say=echo)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ follows from numbers alone is computed.
 
 from __future__ import annotations
 
-import inspect
 import io
 import mmap
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -374,55 +372,6 @@ def half_the_memory(bench: Bench, guide: str) -> Found:
     return Found(true=6 <= fits <= 24, text=f"{said}; it depends neither on the model nor on the sample size")
 
 
-def two_gpus(bench: Bench, guide: str) -> Found:
-    """What each of two GPUs gets of a batch of 1,024 under DataParallel, which scatters it."""
-    import torch
-
-    parts = [len(part) for part in torch.arange(1024).chunk(2)]
-    text = f"DataParallel cuts the batch it is given: {parts[0]} + {parts[1]} = {sum(parts)} samples per step, not 2048"
-    return Found(true=sum(parts) == 2048, text=text)
-
-
-def samples_of_an_epoch(bench: Bench, guide: str) -> Found:
-    """Calls of an epoch, and what epoch that is."""
-    calls = 1863 * 32
-    return Found(
-        true=calls == 59_616,
-        text=f"1863 x 32 = {calls:,}; it is {calls / 14_910:.1f} times the 14,910 samples, so the 1863 batches had "
-        f"{14_910 // 1863} samples, not 32",
-    )
-
-
-def minutes_of_an_epoch(bench: Bench, guide: str) -> Found:
-    """Whether the epochs before and after are of as many batches."""
-    before, after = 14_910 // 8, 285 // 8
-    text = (
-        f"the epoch before has {before} batches (14,910 samples by 8), "
-        f"the log after shows {after} (285 identities by 8)"
-    )
-    return Found(true=before == after, text=f"{text}: not the same work")
-
-
-def shares_of_time(bench: Bench, guide: str) -> Found:
-    """What share of the time before each factor says that its part took."""
-    factors = (3.0, 2.0, 1.5, 1.3, 1.2, 1.1)
-    shares = [1 - 1 / f for f in factors]
-    product = float(np.prod(factors)), float(np.prod((5.0, *factors[1:])))
-    text = f"for these factors the parts would have to take {100 * sum(shares):.0f} % of the time"
-    text += f" together; multiplied, the factors give {product[0]:.0f} to {product[1]:.0f}, not 4 to 8"
-    return Found(true=sum(shares) <= 1 and product[0] <= 8 and product[1] >= 4, text=text)
-
-
-def half_to_three_quarters(bench: Bench, guide: str) -> Found:
-    """Lines of a training of 10,000 steps, before and after."""
-    spared = [1 - (10_000 // after) / (10_000 // 50) for after in (100, 200)]
-    text = (
-        f"one line in 100 instead of 50 steps saves {100 * spared[0]:.0f} % of the lines, "
-        f"one in 200 {100 * spared[1]:.0f} %"
-    )
-    return Found(true=spared == [0.5, 0.75], text=f"{text}; the time is measured above")
-
-
 def both_samplers(bench: Bench, guide: str) -> Found:
     """Whether the loader can be made as the guide writes it."""
     from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -479,20 +428,3 @@ def variable_of(folder: Path, name: str, version: str) -> Found:
             if text.find(name.encode()) >= 0:
                 return Found(true=True, text=f"{file.name} of torch {version} knows {name}")
     return Found(true=False, text=f"no library of torch {version} contains the name {name}: nothing reads it")
-
-
-def factors_of_organs(bench: Bench, guide: str) -> Found:
-    """What the guide's own factors come to."""
-    ends = [float(np.prod(f)) for f in ((1.3, 1.1, 1.1, 1 / 0.95), (1.5, 1.2, 1.2, 1 / 0.9))]
-    text = f"its own factors multiply to {ends[0]:.2f} to {ends[1]:.2f}, it says 1.5 to 1.8"
-    return Found(true=ends[0] >= 1.45 and ends[1] <= 1.85, text=text)
-
-
-def names() -> set[str]:
-    """Functions of this module that a way may name."""
-    module = sys.modules[__name__]
-    return {
-        name
-        for name, found in vars(module).items()
-        if inspect.isfunction(found) and found.__module__ == module.__name__
-    }

@@ -42,7 +42,6 @@ class Switch:
     note: str = ""
 
     recipe = True
-    seconds = 25.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
@@ -66,14 +65,12 @@ class Switch:
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """Something timed in this process. `function` names one of `measurements`: (bench, guide) -> Found."""
+    """Something timed or computed in this process. `function` names one of `measurements`: (bench, guide) -> Found."""
 
     function: str
     gpu: bool = False
-    compiles: bool = False
     recipe: bool = True
     """Whether the figure is of the guide's recipe."""
-    seconds: float = 8.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
@@ -92,9 +89,8 @@ class Whole:
     length: str
     """Of the training, as the guide has it."""
 
-    gpu = compiles = False
+    gpu = False
     recipe = True
-    seconds = 15.0
 
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
@@ -125,37 +121,19 @@ class Whole:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A statement that is computed. `function` names one of `measurements`: (bench, guide) -> Found with `true`."""
+class Known:
+    """A statement that follows from numbers alone."""
 
-    function: str
-    gpu: bool = False
-    recipe: bool = False
-    """Whether it is computed of the guide's recipe."""
-    seconds: float = 2.0
+    true: bool
 
-    compiles = False
+    gpu = recipe = False
 
     def __call__(self, bench: Bench, guide: str) -> Found:
-        """Compute it."""
-        return getattr(measurements, self.function)(bench, guide)
+        """Say whether it is true."""
+        return Found(true=self.true)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cannot:
-    """No measurement, and why."""
-
-    why: str
-
-    gpu = compiles = recipe = False
-    seconds = 0.0
-
-    def __call__(self, bench: Bench, guide: str) -> Found:
-        """Say why."""
-        raise Unable(self.why)
-
-
-Way = Switch | Inside | Whole | Shown | Cannot
+Way = Switch | Inside | Whole | Known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +151,8 @@ class Claim:
     """The ratio that this means at least; 1: better at all."""
     most: float | None = None
     """The ratio that it means at most."""
-    how: str
-    """How it is measured."""
+    how: str = ""
+    """How it is measured, where its way does not say it."""
     way: Way
 
     @property
@@ -183,7 +161,7 @@ class Claim:
         return hashlib.sha256(repr((REVISION, self.guide, self.least, self.most, self.way)).encode()).hexdigest()[:16]
 
 
-_WAYS: Mapping[str, type[Way]] = {"switch": Switch, "inside": Inside, "whole": Whole, "shown": Shown, "cannot": Cannot}
+_WAYS: Mapping[str, type[Way]] = {"switch": Switch, "inside": Inside, "whole": Whole}
 
 
 def read_claims(file: Path = TABLE) -> tuple[Claim, ...]:
@@ -193,9 +171,12 @@ def read_claims(file: Path = TABLE) -> tuple[Claim, ...]:
 
 
 def _claim(guide: str, name: str, row: Mapping[str, Any]) -> Claim:
-    (word,) = _WAYS.keys() & row.keys()
+    (word,) = {*_WAYS, "known"} & row.keys()
+    rest = {key: value for key, value in row.items() if key != word}
+    if word == "known":
+        return Claim(id=name, guide=guide, way=Known(true=row[word]), **rest)
     settings = {key: _frozen(value) for key, value in row[word].items()}
-    return Claim(id=name, guide=guide, way=_WAYS[word](**settings), **{k: v for k, v in row.items() if k != word})
+    return Claim(id=name, guide=guide, way=_WAYS[word](**settings), **rest)
 
 
 def _frozen(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measure trainkit on a GPU, and write docs/project/gpu.md.
+"""Measure trainkit on a GPU, and write docs/project/gpu.md; the claims go to docs/project/claims.md.
 
 python -m benchmarks.gpu                 all parts
 python -m benchmarks.gpu equality        one: equality, memory, speed, claims
@@ -11,9 +11,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-PARTS = {"equality": ("equality",), "memory": ("memory",), "speed": ("speed", "several"), "claims": ("claims",)}
-"""Modules of each part."""
+PARTS = {"equality": ("equality",), "memory": ("memory",), "speed": ("speed", "several"), "claims": ()}
+"""Modules of each part; the claims of guides have a command and a page of their own."""
 NEEDED = ("torch", "accelerate", "pydantic", "yaml", "numpy", "safetensors", "timm", "psutil", "filelock")
 """Packages without which nothing can be measured; others are asked for by the rows that need them."""
 
@@ -35,6 +36,9 @@ def main(words: list[str]) -> int:
         return 0
     if not words:  # each in a process of its own: switches and memory of one are none of the next one's
         return max(subprocess.run([sys.executable, "-m", "benchmarks.gpu", part]).returncode for part in parts)
+    if words == ["claims"]:
+        command = [sys.executable, "-m", "benchmarks.claims", "--write", "docs/project/claims.md"]
+        return subprocess.run(command, cwd=Path(__file__).resolve().parents[2]).returncode
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from benchmarks.gpu import report
 

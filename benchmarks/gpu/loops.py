@@ -1,4 +1,4 @@
-"""One model trained by trainkit, by a loop written by hand, by Accelerate's example loop and by Lightning.
+"""One model trained by trainkit, by a loop written by hand and by Accelerate's example loop.
 
 `speed` runs it as a contest: each side is a process of its own, sides take turns block by block, and the first losses
 of all must be equal. All read the same images through the same data set: trainkit by its own stream, the others by
@@ -203,14 +203,13 @@ class Job:
         self.half = self.recipe.train.precision == "bf16"
         self.watch = Watch(self.device, self.batch, self.tiny)
 
-    def network(self, last: bool = True) -> nn.Module:
+    def network(self) -> nn.Module:
         """Build the model as trainkit does, with the same weights."""
         torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.manual_seed(rng.number(self.recipe.seed, "weights"))
         net = self.recipe.task.build(self.data.meta, {}, self.recipe.seed).model.train()
-        form = torch.channels_last if last else torch.contiguous_format
-        return net.to(self.device, memory_format=form)  # pyright: ignore[reportCallIssue] - torch types no memory_format
+        return net.to(self.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch types no memory_format
 
     def optimizer(self, net: nn.Module, fused: bool = False) -> torch.optim.Optimizer:
         """SGD or AdamW; `fused`: in one kernel, which is not what torch does unasked."""
@@ -269,28 +268,23 @@ def trainkit(job: Job) -> None:
             trainer.after_step()
 
 
-def _by_hand(strict: bool) -> Callable[[Job], None]:
-    def loop(job: Job) -> None:
-        net = job.network(last=strict)
-        moves, batches = job.optimizer(net, strict), iter(job.loader())
-        schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1.0)
-        scaler = torch.amp.GradScaler(job.device.type, enabled=False)  # bf16 needs no scale, the loop is written for it
-        for host in batches:
-            job.watch.tick()
-            batch = {key: value.to(job.device, non_blocking=True) for key, value in host.items()}
-            with torch.autocast(job.device.type, torch.bfloat16, enabled=job.half):
-                loss = job.loss(net, batch)
-            scaler.scale(loss).backward()
-            if job.subject.faces:
-                scaler.unscale_(moves)
-                nn.utils.clip_grad_norm_(net.parameters(), CLIP)
-            scaler.step(moves)
-            scaler.update()
-            schedule.step()
-            moves.zero_grad()
-            job.watch.loss(loss)
-
-    return loop
+def by_hand(job: Job) -> None:
+    """A loop written for this model: one kernel for the optimizer, channels last."""
+    net = job.network()
+    moves, batches = job.optimizer(net, fused=True), iter(job.loader())
+    schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1.0)
+    for host in batches:
+        job.watch.tick()
+        batch = {key: value.to(job.device, non_blocking=True) for key, value in host.items()}
+        with torch.autocast(job.device.type, torch.bfloat16, enabled=job.half):
+            loss = job.loss(net, batch)
+        loss.backward()
+        if job.subject.faces:
+            nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+        moves.step()
+        schedule.step()
+        moves.zero_grad()
+        job.watch.loss(loss)
 
 
 def accelerate(job: Job) -> None:
@@ -316,43 +310,10 @@ def accelerate(job: Job) -> None:
         job.watch.loss(loss)
 
 
-def lightning(job: Job) -> None:
-    """The Trainer of Lightning, without bar, logger and checkpoints."""
-    import lightning  # pyright: ignore[reportMissingImports] - skipped where it is missing
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = job.network()
-
-        def training_step(self, batch: Batch, number: int) -> Tensor:
-            job.watch.tick()
-            loss = job.loss(self.net, batch)
-            job.watch.loss(loss)
-            return loss
-
-        def configure_optimizers(self) -> Mapping[str, Any]:
-            moves = job.optimizer(self.net)
-            schedule = torch.optim.lr_scheduler.LambdaLR(moves, lambda step: 1.0)
-            return {"optimizer": moves, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"), False)
-    lightning.Trainer(
-        accelerator="gpu" if job.device.type == "cuda" else "cpu",
-        devices=1,
-        precision="bf16-mixed" if job.half else "32-true",
-        max_epochs=1,
-        gradient_clip_val=CLIP if job.subject.faces else None,
-        **off,
-    ).fit(Module(), job.loader())
-
-
 LOOPS: Mapping[str, Callable[[Job], None]] = {
-    "by hand": _by_hand(strict=True),
-    "as published": _by_hand(strict=False),
+    "by hand": by_hand,
     "trainkit": trainkit,
     "accelerate": accelerate,
-    "lightning": lightning,
 }
 CONTEST = Contest(
     title="A step of the same model",

@@ -1,26 +1,20 @@
-"""Memory: running out of it on purpose, growth over many steps, and what preflight forecasts of it and of time."""
+"""Memory: running out of it on purpose, and growth over many steps."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
 
-from benchmarks.gpu.report import Check, Row, Scale, require_cuda, run
-from benchmarks.gpu.trainings import TASKS, advance, needs, on, opened, recipe, teacher, training
-from trainkit.diagnostics import preflight
-from trainkit.distributed.runtime import Runtime
-from trainkit.training.plan import Plan
+from benchmarks.gpu.report import Check, Row, Scale, run
+from benchmarks.gpu.trainings import TASKS, advance, needs, training
 from trainkit.training.trainer import Trainer
 
-TITLE = "Memory: smaller micro-batches when out of memory, no growth, accurate forecast"
+TITLE = "Memory: smaller micro-batches when out of memory, no growth"
 SPARED = (0.6, 0.4, 0.2)
 """Shares of what a step takes beside weights that are left to a training, until it runs out of memory: cuDNN does with
 less than it takes."""
@@ -36,7 +30,6 @@ GROWTH = 2 << 20
 """Bytes on the device by which a training may be larger after many steps: a block of the allocator."""
 HOST_GROWTH = 64 << 20
 """The same of the process: NumPy's and Python's allocators keep what they once had."""
-FORECAST = 0.05
 
 
 def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
@@ -51,10 +44,6 @@ def _checks(scale: Scale) -> Iterator[Check]:
     for task in ("classify", "adadistill", "segment2d"):
         what = f"{task}: memory after {_many(scale):,} steps and after a tenth of them"
         yield what, "no growth", functools.partial(_grows, scale, task)
-    for task in ("classify", "segment2d"):
-        for what in ("peak memory", "seconds of a step"):
-            said = f"{task}: {what}, forecast by preflight and measured"
-            yield said, f"within {FORECAST:.0%}", functools.partial(_forecast, scale, task, what)
 
 
 # ---- Running out
@@ -151,48 +140,3 @@ def _held(scale: Scale) -> int:
         return 0
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
-
-
-# ---- The forecast
-
-
-def _forecast(scale: Scale, task: str, what: str) -> tuple[bool | None, str]:
-    """Compare what preflight says after seconds with a training of some hundred steps."""
-    told, found = _both(scale, task)
-    if what == "peak memory":
-        require_cuda(scale, "on a CPU it is that of the whole process, which has trained before")
-    said, true = told[what], found[what]
-    off = abs(said - true) / true
-    unit = "GB" if what == "peak memory" else "s"
-    # On a CPU that other programs use, too, a forecast of time says nothing.
-    held = off <= FORECAST if scale.device.type == "cuda" else None
-    return held, f"{said:.4g} and {true:.4g} {unit}, {off:.1%} off"
-
-
-@functools.cache
-def _both(scale: Scale, task: str) -> tuple[dict[str, float], dict[str, float]]:
-    steps, words = (10 if scale.tiny else 300), ("train.length=100000 steps",)
-    made, data = recipe(task, scale, words), opened(task, scale.tiny)
-    with on(scale.device), tempfile.TemporaryDirectory() as home:
-        _fresh(scale)
-        runtime, found = Runtime(made), {"teacher": teacher(home)} if task == "adadistill" else {}
-        tried = preflight.fly(made, data, runtime, found, Path(home), Path(home) / "outputs")
-        cut = Plan.make(made, data, runtime.world, runtime.rank)
-        step = preflight.forecast(made, cut, tried).step_s
-    with training(task, scale, *words) as trainer:
-        _fresh(scale)
-        advance(trainer, 5)
-        trainer.runtime.synchronize()
-        began = time.perf_counter()
-        advance(trainer, steps)
-        trainer.runtime.synchronize()
-        took = (time.perf_counter() - began) / steps
-        peak = torch.cuda.max_memory_allocated() / 1e9 if scale.device.type == "cuda" else 0.0
-    names = ("peak memory", "seconds of a step")
-    return dict(zip(names, (tried.peak_gb, step), strict=True)), dict(zip(names, (peak, took), strict=True))
-
-
-def _fresh(scale: Scale) -> None:
-    if scale.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()

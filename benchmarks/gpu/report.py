@@ -7,7 +7,6 @@ import gc
 import importlib.util
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -92,38 +91,30 @@ BROKEN = "CUDA error"
 """How torch words an error after which CUDA is of no use to the process; it words memory that runs out otherwise."""
 INTRODUCTION = """# Measurements on a GPU
 
-Equality with the CPU, memory, speed against other implementations, and the guides' claims about GPUs, as measured by
-`make gpu`. A part that has not been run says so.
+Equality with the CPU, memory, and speed against other implementations, as measured by `make gpu`. A part that has not
+been run says so. `make gpu PART=claims` measures the guides' claims about GPUs into [claims.md](claims.md).
 
-To run it: `make gpu PART=equality` (or `memory`, `speed`, `claims`) runs one part in about 8 minutes; if it stops
-before the end, run the same command again to continue. Without `PART` it runs all parts. Results of the same machine,
-versions and code are kept in `build/gpu/` until you delete that folder. It uses the Python you give it
-(`make gpu PYTHON=python3.12`; Python 3.11 to 3.13, torch 2.11 or later, and trainkit's dependencies), installs nothing,
-and needs neither a network nor data. A missing package, such as that of another implementation, is reported in its row.
+To run it: `make gpu PART=equality` (or `memory`, `speed`) runs one part in about 8 minutes; if it stops before the end,
+run the same command again to continue. Without `PART` it runs all parts. Results of the same machine, versions and code
+are kept in `build/gpu/` until you delete that folder. It uses the Python you give it (`make gpu PYTHON=python3.12`;
+Python 3.11 to 3.13, torch 2.11 or later, and trainkit's dependencies), installs nothing, and needs neither a network
+nor data. A missing package, such as that of another implementation, is reported in its row.
 Without a GPU it measures nothing. This page is generated; do not edit.
 """
 NOTHING = "Not measured yet: no GPU was available. `tests/benchmarks/test_gpu_*.py` run its rows on a CPU."
 
 
-def machine(device: torch.device) -> dict[str, str]:
-    """Return what rows are kept for: GPU, versions and code. Where they are equal no row is measured again."""
+def machine() -> dict[str, str]:
+    """Return what rows are kept for: machine, versions and code. Where they are equal no row is measured again."""
+    from benchmarks.claims import ledger
     from trainkit.environment import record
-    from trainkit.environment.version import __version__
 
     # The commit is for people: where there is no git, or the code was changed since, sources tell versions apart.
     code = {"commit": record._git(ROOT, "rev-parse", "--short", "HEAD") or "unknown"}
     code["sources"] = ", ".join(
         record.program("benchmarks")[f"source of {name}"] for name in ("trainkit", "benchmarks")
     )
-    found = {"device": "CPU"}
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found = {
-            "device": f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB",
-            "CUDA": str(torch.version.cuda),
-        }
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "trainkit": __version__}
-    return {**found, **versions, **code}
+    return {name: value for name, value in {**ledger.here(), **code}.items() if value}
 
 
 def kept(part: str, on: Mapping[str, str], folder: Path = KEPT) -> list[Row]:
@@ -144,7 +135,7 @@ def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[
     a way that every later row of this process would fail in, too.
     """
     began = time.monotonic()
-    on = machine(scale.device)
+    on = machine()
     found = kept(part, on, folder)
     file = folder / f"{part}.jsonl"
     if not found:
@@ -164,7 +155,7 @@ def measure(part: str, module: Any, scale: Scale, folder: Path = KEPT) -> tuple[
 
 def section(title: str, on: Mapping[str, str], rows: Sequence[Row], left: str = "") -> str:
     """Return the part of the page about the rows of a part; `left` is why there are not all."""
-    said = ", ".join(value if name in ("device",) else f"{name} {value}" for name, value in on.items())
+    said = ", ".join(f"{name} {value}" for name, value in on.items())
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     counts = {result: sum(row.result == result for row in rows) for result in ("ok", "fails", "skipped", "no goal")}
     found = ", ".join(f"{count} {result}" for result, count in counts.items() if count)

@@ -8,6 +8,7 @@ Each row's trainings are launched by torchrun of the same Python, in processes t
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import subprocess
@@ -22,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import loops
-from benchmarks.gpu.report import Row, Scale
-from benchmarks.gpu.speed import Measured, Study, measured, verdict
+from benchmarks.gpu.report import Check, Row, Scale, Skipped, run
 
 TITLE = "Several GPUs"
 SUBJECT = "convnext_tiny"
@@ -40,14 +40,19 @@ _FSDP = {
 
 
 def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
-    """Measure what is not done; with one GPU each row says that it takes two."""
-    for study in studies():
-        left = [what for what in study.expected if what not in done]
-        if left and processes(scale) < 2:
-            for what in left:
-                yield Row(what=what, expected=study.expected[what], measured="needs two GPUs", result="skipped")
-        elif left:
-            yield from (row for row in measured(study, scale) if row.what in left)
+    """Yield a row for each measurement that is not `done`; with one GPU each says that it takes two."""
+    return run(_checks(scale), done)
+
+
+def _checks(scale: Scale) -> Iterator[Check]:
+    for kind in ("DDP", "FSDP2"):
+        what = f"{SUBJECT}, float32: {kind} on all GPUs and one GPU, the same batches"
+        yield what, f"losses within {EQUAL:g}", functools.partial(equality, scale, kind)
+    what = "synchronised batch norm on all GPUs and batch norm on one"
+    yield what, f"outputs and gradients within {SYNCED:g}", functools.partial(synced, scale)
+    for kind in ("DDP", "FSDP2"):
+        what = f"{SUBJECT}, bf16, the same batch on each GPU: {kind}"
+        yield what, "no goal; 84 % on 8 A100 (ResNet-50, NVIDIA)", functools.partial(scaling, scale, kind)
 
 
 def processes(scale: Scale) -> int:
@@ -55,52 +60,39 @@ def processes(scale: Scale) -> int:
     return torch.cuda.device_count() if scale.device.type == "cuda" else 2
 
 
-def studies() -> Iterator[Study]:
-    """Equality first, then pace."""
-    yield Study(
-        expected={
-            f"{SUBJECT}, float32: {kind} on all GPUs and one GPU, the same batches": f"losses within {EQUAL:g}"
-            for kind in ("DDP", "FSDP2")
-        }
-        | {"synchronised batch norm on all GPUs and batch norm on one": f"outputs and gradients within {SYNCED:g}"},
-        measure=equality,
-    )
-    yield Study(
-        expected={
-            f"{SUBJECT}, bf16, the same batch on each GPU: {kind}": "no goal; 84 % on 8 A100 (ResNet-50, NVIDIA)"
-            for kind in ("DDP", "FSDP2")
-        },
-        measure=scaling,
-    )
+def equality(scale: Scale, kind: str) -> tuple[bool | None, str]:
+    """Compare the first losses of one process with those of all."""
+    one, found = launched(scale, "equal", 1), launched(scale, "equal", processes(scale), kind)
+    apart = max(abs(a / b - 1) for a, b in zip(found["losses"], one["losses"], strict=True))
+    said = f"{len(found['losses'])} losses within {apart:.1e}; {found['world']} processes, {found['parallelism']}"
+    return apart <= EQUAL, said
 
 
-def equality(scale: Scale) -> Measured:
-    """The first losses of one process, of DDP and of FSDP2; and a model with synchronised batch norm."""
-    with tempfile.TemporaryDirectory() as folder:
-        one = launched(scale, "equal", Path(folder), 1)
-        several = {kind: launched(scale, "equal", Path(folder), processes(scale), kind) for kind in ("DDP", "FSDP2")}
-    for found in several.values():
-        apart = max(abs(a / b - 1) for a, b in zip(found["losses"], one["losses"], strict=True))
-        kind, many = found["parallelism"], found["world"]
-        yield f"{len(found['losses'])} losses within {apart:.1e}; {many} processes, {kind}", verdict(apart <= EQUAL)
-    apart = several["DDP"]["synced"]
-    yield f"within {apart:.1e}", verdict(apart <= SYNCED)
+def synced(scale: Scale) -> tuple[bool | None, str]:
+    """Compare a model with synchronised batch norm with one whose batch norm sees the whole batch."""
+    apart = launched(scale, "equal", processes(scale), "DDP")["synced"]
+    return apart <= SYNCED, f"within {apart:.1e}"
 
 
-def scaling(scale: Scale) -> Measured:
+def scaling(scale: Scale, kind: str) -> tuple[bool | None, str]:
     """Samples a second of all processes over those of one, times their number."""
     many = processes(scale)
-    with tempfile.TemporaryDirectory() as folder:
-        one = launched(scale, "pace", Path(folder), 1)
-        for kind in ("DDP", "FSDP2"):
-            found = launched(scale, "pace", Path(folder), many, kind)
-            share = found["rate"] / (many * one["rate"])
-            text = f"{share:.0%} of {many} times one: {found['rate']:,.0f} samples/s and {one['rate']:,.0f}; "
-            yield f"{text}{found['memory_gb']:.2f} GB each and {one['memory_gb']:.2f}", "no goal"
+    one, found = launched(scale, "pace", 1), launched(scale, "pace", many, kind)
+    share = found["rate"] / (many * one["rate"])
+    text = f"{share:.0%} of {many} times one: {found['rate']:,.0f} samples/s and {one['rate']:,.0f}; "
+    return None, f"{text}{found['memory_gb']:.2f} GB each and {one['memory_gb']:.2f}"
 
 
-def launched(scale: Scale, mode: str, folder: Path, many: int, kind: str = "DDP") -> dict[str, Any]:
+@functools.cache
+def launched(scale: Scale, mode: str, many: int, kind: str = "DDP") -> dict[str, Any]:
     """Run `mode` in so many processes; returns what the first wrote. Raises RuntimeError with the last error."""
+    if processes(scale) < 2:
+        raise Skipped("needs two GPUs")
+    with tempfile.TemporaryDirectory() as folder:
+        return _launched(scale, mode, Path(folder), many, kind)
+
+
+def _launched(scale: Scale, mode: str, folder: Path, many: int, kind: str) -> dict[str, Any]:
     loops.write(SUBJECT, scale.tiny, folder, "no" if mode == "equal" or scale.device.type == "cpu" else "bf16")
     words = ["-m", "benchmarks.gpu.several", mode, scale.device.type, "tiny" if scale.tiny else "full", str(folder)]
     if many > 1:

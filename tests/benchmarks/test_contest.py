@@ -140,20 +140,6 @@ def test_the_summary_says_how_many_times_as_good_as_each_peer_and_which_targets_
     assert any("did not do the same work" in line for line in suite.summary({"race": found}))
 
 
-def test_a_case_on_request_runs_only_where_it_is_named(contest, monkeypatch):
-    made = contest.Contest("Race", "us", "plain", {"plain": None}, cases=("small", "huge"), on_request=("huge",))
-    ran = []
-
-    def run(self, script, sides, cases, rounds):
-        ran.append(cases)
-        return {"unequal": ["nothing ran"]}
-
-    monkeypatch.setattr(contest.Contest, "run", run)
-    made.main("doc", [])
-    made.main("doc", ["--cases", "huge"])
-    assert ran == [["small"], ["huge"]]
-
-
 def test_a_case_that_is_run_once_is_of_the_first_round_alone(race):
     made, found, asked = race({"plain": [4.0, 4.0, 4.0], "ours": [2.0, 2.0, 2.0]}, once=("small",))
     assert asked == [["plain"], ["ours"]] and "| small | ours | 2 | 2 | 0.5 | 0.5 to 0.5 |" in made.lines(found)

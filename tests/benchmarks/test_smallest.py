@@ -15,7 +15,6 @@ CONTESTS = {
     "margin_head": ["--cases", "frozen 85742"],
     "step": [],
     "gates": [],
-    "shuffle": [],
     "samplers": [],
     "inputs": [],
     "volume_reading": ["--cases", "tom500"],
@@ -23,7 +22,6 @@ CONTESTS = {
     "checkpoints": [],
     "tracking_cost": [],
     "startup": ["--cases", "help", "recipe error"],
-    "steadiness": [],
 }
 SCRIPTS = {"pair_intervals": ["--sets", "4", "--draws", "20", "--people", "20", "--person", "0"]}
 SHARED = {"contest", "suite"}

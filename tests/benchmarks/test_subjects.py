@@ -85,8 +85,8 @@ def volumes(subject, monkeypatch, tmp_path):
 
 def test_prepared_patches_are_those_of_the_files(volumes):
     sides = volumes.CONTEST.sides
-    proofs = [sides[name]("cube").proof for name in ("prepared", "in_memory", "nii_gz")]
-    assert proofs == [[4, [16, 16, 16, "float32", "uint8"]]] * 3
+    proofs = [sides[name]("cube").proof for name in ("prepared", "nii_gz")]
+    assert proofs == [[4, [16, 16, 16, "float32", "uint8"]]] * 2
     folder, shape = volumes.files("cube"), volumes.SHAPES["cube"]
     image, mask, volume, start = next(volumes.prepared(folder, shape))
     assert volumes.compare([(image, mask, volume, start)], folder / "packed", shape)[0] == 1
@@ -105,5 +105,5 @@ def test_patches_of_volumes_of_several_sizes_are_timed_in_turn(volumes):
 def test_monais_patches_are_those_of_the_prepared_set(volumes):
     pytest.importorskip("monai")
     sides = volumes.CONTEST.sides
-    for name in ("monai_cached", "monai_shared", "monai_persistent"):
+    for name in ("monai_cached", "monai_shared"):
         assert sides[name]("cube").proof == [4, [16, 16, 16, "float32", "uint8"]]
