@@ -74,6 +74,7 @@ def test_a_teacher_of_fifty_layers_stays_in_bounds():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", speed.loops.SUBJECTS)
 def test_loops_of_others_come_to_the_same_losses(name):
     found = measure(f"{name} bf16")
@@ -89,6 +90,7 @@ def test_loops_with_other_losses_fail_their_rows(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_student_is_trained_from_cached_outputs():
     (found,) = measure("AdaDistill")
     assert found.result == "no goal" and "samples/s eager" in found.measured, found
@@ -131,6 +133,7 @@ def test_several_gpus_are_asked_for_where_there_is_one(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_two_processes_come_to_the_losses_of_one():
     found = list(several.rows(TINY, []))
     assert [row.result for row in found] == ["ok", "ok", "ok", "no goal", "no goal"], found
@@ -138,6 +141,7 @@ def test_two_processes_come_to_the_losses_of_one():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_process_that_fails_is_quoted(monkeypatch):
     monkeypatch.setattr(several, "SUBJECT", "mobilefacenet")  # the processes ask for another one's recipe
     with pytest.raises(RuntimeError, match=r"ended with 1: .*Error: .*convnext_tiny"):
