@@ -456,7 +456,7 @@ def test_promotion_is_no_part_of_the_experiment_and_never_the_default(monkeypatc
     plain, asking = (loader.load(TOY, words, ("toy",)) for words in ([], ["promote={}"]))
     assert plain.promote is None and asking.promote == Promote()
     assert loader.digest(plain) == loader.digest(asking)
-    trials = [preflight._shortened(asking, None), stepping_child.shortened(asking, ())]
+    trials = [preflight._shortened(asking, None), stepping_child.shortened(asking)]
     assert all(trial.promote is None for trial in trials), "they have no score to decide by"
     recipes = list((ROOT / "tests" / "golden").glob("*.yaml"))
     assert recipes and all("\npromote: null\n" in recipe.read_text() for recipe in recipes)

@@ -94,14 +94,14 @@ def idle(monkeypatch, tmp_path, store):
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setattr(process, "die_with_parent", lambda: None)
     monkeypatch.setattr(stop_signal, "stop_flag", lambda: Never())
-    from trainkit.diagnostics import benchmark_command, preflight, sync_audit, throughput_limits
+    from trainkit.diagnostics import benchmark_command, preflight, sync_audit
     from trainkit.experiments import launch
     from trainkit.tracking import ui
 
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None, named="": None)
-    for module in (throughput_limits, benchmark_command, preflight, sync_audit):
-        answer = [] if module in (throughput_limits, sync_audit) else 0
+    for module in (benchmark_command, preflight, sync_audit):
+        answer = [] if module is sync_audit else 0
         monkeypatch.setattr(module, "command", lambda *words, answer=answer, **more: answer)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path

@@ -96,7 +96,7 @@ def test_checking_any_recipe_imports_torch_and_nothing_that_is_slow():
 
 def test_help_names_every_verb_and_every_verb_has_help():
     text = ask("--help")
-    for verb in ("bench", "check", "compare", "cp", "data", "download", "limits", "ls", "run", "show", "ui"):
+    for verb in ("bench", "check", "compare", "cp", "data", "download", "ls", "run", "show", "ui"):
         assert f"\n  {verb} " in text and "--help" in ask(verb, "--help")
     assert all(f"\n  {verb} " in ask("data", "--help") for verb in ("import", "info", "verify", "check"))
     assert ask("--version").strip().endswith(__import__("trainkit").__version__)
@@ -132,7 +132,7 @@ def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, 
     assert list(tmp_path.iterdir()) == [], "nothing was made"
 
 
-@pytest.mark.parametrize(("old", "new"), [("ladder", "bench"), ("ceilings", "limits"), ("fetch", "download")])
+@pytest.mark.parametrize(("old", "new"), [("ladder", "bench"), ("fetch", "download")])
 def test_a_renamed_command_is_found_by_its_old_name_with_a_hint(old, new):
     done = CliRunner().invoke(main.main, [old, "nosuch.yaml"])
     hint, error = done.stderr.splitlines()[0], done.stderr.partition("\n")[2]

@@ -25,13 +25,19 @@ def asked(monkeypatch, tmp_path, store):
     monkeypatch.chdir(tmp_path)
     from trainkit.analysis import compare, compare_report, data_integrity, promote
     from trainkit.autoconfig import download
-    from trainkit.diagnostics import benchmark_command, preflight, sync_audit, throughput_limits
+    from trainkit.diagnostics import benchmark_command, preflight, sync_audit
     from trainkit.export import export
     from trainkit.inference import evaluate_run, predict
     from trainkit.tracking import relocate
     from trainkit.tracking.store import Store
 
-    for module, lines in ((throughput_limits, []), (sync_audit, []), (benchmark_command, 0), (preflight, 0)):
+    def bench(*words, write=None, **more):
+        if write is not None:
+            write.write_text("name: fast\n")
+        return 0
+
+    monkeypatch.setattr(benchmark_command, "command", bench)
+    for module, lines in ((sync_audit, []), (preflight, 0)):
         monkeypatch.setattr(module, "command", lambda *words, lines=lines, **more: lines)
     folder = SimpleNamespace(name="net-s0", path=tmp_path)
     monkeypatch.setattr(Store, "find", lambda self, word, *more, **named: folder)
@@ -76,8 +82,7 @@ COMMANDS = {
     "predict a photos out.csv": "trainkit export a OUT",
     "export a out": "trainkit predict a IMAGES OUT.parquet",
     "bench convnext": "trainkit bench convnext --write faster.yaml",
-    "bench convnext --only workers --write fast.yaml": "trainkit run fast.yaml",
-    "limits convnext": "trainkit bench convnext",
+    "bench convnext loader.workers=0,2 --write fast.yaml": "trainkit run fast.yaml",
     "syncs convnext": "trainkit bench convnext",
     "preflight convnext optim.lr=0.01": "trainkit run convnext optim.lr=0.01",
     "sync": "trainkit ui",

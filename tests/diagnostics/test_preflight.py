@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 
@@ -12,7 +13,7 @@ from runs import PLUGIN, TOY, run
 from trainkit.checkpoint import storage
 from trainkit.checkpoint.state_dict import Copies
 from trainkit.config.run_request import RunRequest, load
-from trainkit.diagnostics import preflight
+from trainkit.diagnostics import preflight, throughput_limits
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.speed.clock import BETWEEN, STEP, Steps
@@ -153,8 +154,14 @@ def test_a_preflight_leaves_no_run_behind_and_says_what_it_found(capsys, quick):
         "epoch",
         "forecast:",
         "finished",
+        "loader alone",
+        "model alone",
+        "Throughput: ",
     ):
         assert word in text
+    (file,) = (Store.locate().home / throughput_limits.FOLDER).iterdir()
+    mark = json.loads(file.read_text())["fingerprint"]
+    assert throughput_limits.known(Store.locate(), mark).model > 0, "later runs know them"
     assert len(Store.locate().runs()) == before and not list(Store.locate().home.glob("preflight-*"))
 
 

@@ -391,23 +391,6 @@ def test_metrics_have_names_that_mlflow_takes():
     assert limits.metrics(ThroughputLimits()) == {}
 
 
-def test_the_command_says_and_keeps_them(store):
-    said = list(throughput_limits.command(RunRequest(TOY, SHORT, ("toy",))))
-    assert said[0].startswith("toy: timing model, loader and evaluations")
-    assert any(line.startswith("loader alone") for line in said)
-    assert any("take turns" in line for line in said)  # the toy reads in the process itself
-    (file,) = (store / throughput_limits.FOLDER).iterdir()
-    mark = json.loads(file.read_text())["fingerprint"]
-    assert throughput_limits.known(Store.locate(), mark).model > 0
-
-
-def test_the_command_refuses_what_the_training_would(store):
-    with pytest.raises(UserError, match="batch_size"):
-        list(throughput_limits.command(RunRequest(TOY, ("train.batch_size=512",), ("toy",))))
-    with pytest.raises(UserError, match="train it first"):
-        list(throughput_limits.command(RunRequest(TOY, (f"task.needs_recipe={TOY}",), ("toy",))))
-
-
 # ---- Several processes, compiled code
 
 

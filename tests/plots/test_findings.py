@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainkit.plots import benchmark, findings, style
+from trainkit.plots import findings, style
 
 
 def test_the_change_of_the_loss_is_that_of_its_ends():
@@ -43,19 +43,6 @@ def test_rates_of_many_curves_are_given_by_their_ends():
     far = np.array([1e-4, 1e-3, 1.0])
     curves = {f"net {k}": (far, np.array([0.1, 0.1 * k, 1.0])) for k in range(1, 6)}
     assert findings.roc(curves, 1e-4) == "True accept rate at FAR 0.001: 0.100 (net 1) to 0.500 (net 5)"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verdict", "said"),
-    [
-        (1.35, 1.45, "kept", "1.40x the throughput with 2 workers (95 % CI 1.35 to 1.45)"),
-        (0.95, 1.85, "no difference", "No setting is significantly faster than the recipe"),
-    ],
-)
-def test_a_benchmark_names_the_fastest_setting_or_none(low, high, verdict, said):
-    row = {"switch": "workers", "change": "2 workers", "ratio": 1.4, "low": low, "high": high, "verdict": verdict}
-    assert benchmark.figure([row]).texts[0].get_text() == said
-    assert benchmark.figure([]).texts[0].get_text() == "No setting was measured"
 
 
 @pytest.mark.parametrize("letter", ["m", "i", "a", "W"])

@@ -52,8 +52,8 @@ def test_a_verdict_says_what_was_measured_and_marks_what_was_not():
     assert "Upper bounds: loader alone 410 samples/s, model alone 1,900." in text
     assert "Decoding takes 81 % of the time to read a batch." in text
     workers = min(4, e.settings["cores"])
-    assert workers == 2 or f"Options not measured here: `loader.workers={workers}` (`--only workers`)" in text
-    assert "`trainkit bench recipes/x.yaml " in text and "--only cache` measures" in text
+    assert workers == 2 or f"Try `loader.workers={workers}`, decoding the data once (not measured here; " in text
+    assert "`trainkit bench recipes/x.yaml` measures" in text, "one of them has no argument: bench tries it by itself"
     assert bottleneck.describe_unmeasured(e) == ["Not measured: gpu: no GPU"] and "no GPU" not in text
 
 
@@ -61,7 +61,7 @@ def test_the_override_that_is_suggested_fits_the_machine():
     def tried(**settings):
         e = replace(simulated_slowdowns.inject("data", np.random.default_rng(3)), settings=settings)
         (data,) = (f for f in bottleneck.judge(e) if f.cause == "data")
-        return [option for option, switch in data.options if switch == "workers"]
+        return [option for option, argument in data.options if argument]
 
     assert tried(workers=2, cores=8) == ["`loader.workers=4`"] and tried(workers=6, cores=8) == ["`loader.workers=8`"]
     assert tried(workers=0, cores=2) == ["`loader.workers=2`"] and tried(workers=0) == ["`loader.workers=4`"]
@@ -79,8 +79,13 @@ def test_one_option_is_a_sentence_with_its_command():
     e = simulated_slowdowns.inject("log", np.random.default_rng(4))
     text = bottleneck.describe(e, bottleneck.judge(e), "a`b.yaml")[1]
     assert text.startswith("Bottleneck: log lines, tables and images (")
-    measured = "(not measured here; ``trainkit bench a`b.yaml --only log`` measures it)."
-    assert text.endswith(f" Try a longer `log.every` {measured}")
+    assert text.endswith(" Try a longer `log.every`."), "nothing that bench can measure"
+    few = replace(simulated_slowdowns.inject("data", np.random.default_rng(4)), settings={"workers": 1, "cores": 4})
+    (data,) = (f for f in bottleneck.judge(few) if f.cause == "data")
+    alone = replace(data, options=data.options[:1])
+    assert bottleneck.describe(few, [alone], "a`b.yaml")[-1].endswith(
+        " Try `loader.workers=2` (not measured here; ``trainkit bench a`b.yaml loader.workers=1,2`` measures it)."
+    )
 
 
 def test_what_is_not_known_is_not_spoken_of():

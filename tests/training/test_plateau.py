@@ -130,7 +130,7 @@ def test_an_unknown_score_is_named_at_the_first_evaluation():
 
 def test_the_tools_that_do_not_evaluate_take_such_a_recipe():
     made = recipe(STUCK, EACH)
-    assert stepping_child.shortened(made, ()).train.schedule.name == "constant"
+    assert stepping_child.shortened(made).train.schedule.name == "constant"
     assert preflight._shortened(made, None).train.schedule.name == "constant"
 
 

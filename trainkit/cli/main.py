@@ -44,7 +44,7 @@ GROUPS = {
     ),
     "Data": (data.data, recipes.download),
     "Compare and choose": (runs.compare, runs.promote, models.evaluate),
-    "Speed": (speed.bench, speed.limits, speed.syncs),
+    "Speed": (speed.bench, speed.syncs),
     "Use the model": (models.predict, models.export_),
     "Store": (stores.ui, stores.sync, stores.relocate),
 }

@@ -118,8 +118,9 @@ class Number(click.FloatRange):
         return float(super().convert(float(value), param, ctx))
 
 
-_OTHER_NAMES = {"train": "run", "ladder": "bench", "ceilings": "limits", "fetch": "download"}
+_OTHER_NAMES = {"train": "run", "ladder": "bench", "fetch": "download"}
 _GONE = {
+    "limits": "trainkit preflight RECIPE measures the upper bounds of its throughput",
     "claims": "run python -m benchmarks.claims",
     "projector": "the rows of an inspection hold its embeddings: docs/reference/artifacts.md",
 }

@@ -10,23 +10,6 @@ import click
 from trainkit.cli.options import announced_order, echo, next_step, plugin_words, recipe_command, recipe_words, run_words
 
 
-@recipe_command()
-def limits(**asked: Any) -> None:
-    """Measure the upper bounds of RECIPE's throughput.
-
-    Data loading, the model and each evaluation are measured alone. The results are kept for this machine and shown as
-    shares in later runs.
-
-    Example: trainkit limits convnext
-    """
-    order = announced_order(**asked)
-    from trainkit.diagnostics import throughput_limits
-
-    for line in throughput_limits.command(order):
-        echo(line)
-    next_step("bench", *recipe_words(order), why="which settings make it faster")
-
-
 @recipe_command(click.option("--steps", default=10, show_default=True, help="Number of optimizer steps to watch."))
 def syncs(steps: int, **asked: Any) -> None:
     """List the source lines that make the CPU wait for the GPU.
@@ -44,41 +27,31 @@ def syncs(steps: int, **asked: Any) -> None:
 
 
 @recipe_command(
-    click.option(
-        "--only", multiple=True, metavar="SWITCH", help="Measure only this switch; may be repeated.  [default: all]"
-    ),
-    click.option("--repeats", default=5, show_default=True, help="Number of interleaved repeats of each switch."),
-    click.option("--steps", type=int, help="Optimizer steps per repeat.  [default: about two seconds of them]"),
+    click.option("--repeats", default=5, show_default=True, help="Number of pairs of blocks of each setting."),
+    click.option("--steps", type=int, help="Optimizer steps per block.  [default: about two seconds of them]"),
     click.option(
         "--write",
         type=click.Path(path_type=Path),
         metavar="NEW",
         help="Write the recipe with the settings that help to the file NEW.",
     ),
-    click.option("--resume", is_flag=True, help="Continue the newest unfinished benchmark of RECIPE."),
 )
-def bench(
-    only: tuple[str, ...], repeats: int, steps: int | None, write: Path | None, resume: bool, **asked: Any
-) -> int:
-    """Measure which settings make RECIPE faster on this machine.
+def bench(repeats: int, steps: int | None, write: Path | None, **asked: Any) -> int:
+    """Compare settings of RECIPE by speed on this machine.
 
-    Each switch is measured alone, then all that help together: speed, memory and numeric drift.
+    KEY=A,B compares B with A in alternating blocks: speed, memory and losses. Without such a key the settings worth
+    trying on this machine are compared with RECIPE as it is. What helps is then measured together.
 
-    Example: trainkit bench convnext --only workers --write faster.yaml
+    Example: trainkit bench convnext loader.workers=0,2 --write faster.yaml
     """
     order = announced_order(**asked)
     from trainkit.diagnostics import benchmark_command
 
-    code = benchmark_command.command(
-        order, only=only, repeats=repeats, steps=steps, write=write, resume=resume, say=echo
-    )
-    if write is not None:
+    code = benchmark_command.command(order, repeats=repeats, steps=steps, write=write, say=echo)
+    if write is not None and write.exists():
         next_step("run", write, *plugin_words(order.plugins), why="train with these settings")
-    elif not code:
-        switches = [word for name in only for word in ("--only", name)]
-        next_step(
-            "bench", *recipe_words(order), *switches, "--write", "faster.yaml", why="write the overrides that help"
-        )
+    elif write is None:
+        next_step("bench", *recipe_words(order), "--write", "faster.yaml", why="write the settings that help")
     return code
 
 
@@ -86,7 +59,8 @@ def bench(
 def preflight(**asked: Any) -> int:
     """Test RECIPE for a minute and forecast the whole training.
 
-    Runs some steps, an evaluation, a checkpoint and restoring it.
+    Runs some steps, an evaluation, a checkpoint and restoring it, times data loading, the model and each evaluation
+    alone, and says what bounds the speed. The upper bounds are kept for this machine and shown as shares in later runs.
 
     Example: trainkit preflight convnext
     """

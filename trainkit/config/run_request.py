@@ -56,6 +56,23 @@ def load(request: RunRequest) -> Recipe:
     return loader.load(path, list(request.overrides), tuple(request.plugins), stored, trains)
 
 
+def values_of(text: str) -> list[str]:
+    """Return the values that an override gives to its key: split at commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter == quote:
+            quote = ""
+        elif not quote and letter in "\"'":
+            quote = letter
+        elif not quote:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and not depth:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
 def beside(recipe: Path, named: str) -> Path:
     """Return the file of a recipe named in a recipe: from that recipe's folder, else a shipped one of that name."""
     path = (recipe.parent / named).resolve()

@@ -1,4 +1,4 @@
-"""Try a training for about a minute: find errors early, and forecast time, disk and memory.
+"""Try a training for about a minute: find errors early, forecast time, disk and memory, and say what bounds the speed.
 
 The training loop runs a few steps, one evaluation, a checkpoint, a resume from it, and another checkpoint written while
 steps continue, in a temporary folder. The schedule is that of the whole training.
@@ -21,14 +21,18 @@ import torch
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
+from trainkit.diagnostics import throughput_limits
 from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
+from trainkit.paths import recipe_word
+from trainkit.speed import bottleneck
 from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, mean_step
-from trainkit.speed.limits import rate_words
+from trainkit.speed.limits import ThroughputLimits, rate_words
+from trainkit.speed.limits import lines as upper_bounds
 from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
 from trainkit.training import plan, teacher_cache
@@ -69,6 +73,8 @@ class Tried:
     """Greatest memory of the device; on a CPU the resident set of the process."""
     left_gb: float
     """Memory of the device, or the machine, that is left."""
+    verdict: Sequence[str]
+    """Throughput as a share of its upper bound, and what takes the time, in sentences."""
 
 
 def command(request: RunRequest, say: Callable[[str], object]) -> int:
@@ -82,24 +88,36 @@ def command(request: RunRequest, say: Callable[[str], object]) -> int:
         runtime.on_main(store.prepare)
         data = recipe.data.open(recipe.seed)
         found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
+        mark = throughput_limits.fingerprint(recipe, data, runtime)
+        others = throughput_limits.busy()
         with tempfile.TemporaryDirectory(prefix="preflight-") as scratch:
-            tried = fly(recipe, data, runtime, found, Path(runtime.broadcast(scratch)), store.home / "outputs")
+            folder, outputs = Path(runtime.broadcast(scratch)), store.home / "outputs"
+            limits = throughput_limits.measure(recipe, data, runtime, found, min(SECONDS, throughput_limits.SECONDS))
+            tried = fly(recipe, data, runtime, found, folder, outputs, limits, recipe_word(request.path))
+        runtime.on_main(lambda: throughput_limits.keep(store, mark, limits))
         cut = plan.Plan.make(recipe, data, runtime.world, runtime.rank)
         lines, fits = report(recipe, cut, tried, shutil.disk_usage(store.home).free)
     finally:
         runtime.close()
     if runtime.main:
-        for line in lines:
+        for line in [*lines, "", *upper_bounds(limits), *tried.verdict, *filter(None, [others])]:
             say(line)
     return 0 if fits else 2
 
 
 def fly(
-    recipe: Recipe, data: Dataset, runtime: Runtime, found: Mapping[str, Path], folder: Path, outputs: Path
+    recipe: Recipe,
+    data: Dataset,
+    runtime: Runtime,
+    found: Mapping[str, Path],
+    folder: Path,
+    outputs: Path,
+    limits: ThroughputLimits | None = None,
+    named: str = "RECIPE",
 ) -> Tried:
     """Train a few steps, run an evaluation, write a checkpoint, and resume from it.
 
-    `outputs` is the folder of cached teacher outputs; none are written.
+    `outputs` is the folder of cached teacher outputs; none are written. `named` is the recipe in suggested commands.
     """
     runtime.configure(recipe)
     sizes = {name: split.size for name, split in plan.evaluated(recipe, data).items()}
@@ -120,12 +138,14 @@ def fly(
         step_s = runtime.broadcast(float(trainer.clock.recent(1).seconds[-1]))
     del trainer  # its models take memory
     timed = min(MOST, max(4, round(SECONDS / max(step_s, 1e-4))))
-    with Trainer(
-        short, data, runtime, RunLogger(short, _Scratch(folder)), weights=found, resume=Resume(path)
-    ) as trainer:
+    again = RunLogger(short, _Scratch(folder))
+    again.limits = limits
+    with Trainer(short, data, runtime, again, weights=found, resume=Resume(path)) as trainer:
         trainer.open()
         beside = _updates(trainer, timed, save_at=max(2, timed // 3))
         steps, blocking_s = apart(trainer.clock.recent()[1:], beside)
+        phases = dict(zip(STEP, steps.phases.sum(0).tolist(), strict=True))
+        evidence = trainer.monitor.evidence(steps, phases, len(steps))
     peak, left = _memory(runtime)
     return Tried(
         steps=steps,
@@ -138,6 +158,7 @@ def fly(
         building=building,
         peak_gb=peak,
         left_gb=left,
+        verdict=bottleneck.describe(evidence, bottleneck.judge(evidence), named),
     )
 
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,8 +33,6 @@ from trainkit.errors import UserError
 
 PATIENCE = 900.0
 """Seconds without an answer after which a child counts as failed: the first step may have to compile."""
-KEEPS = ("evaluations", "checkpoints")
-"""Blocks of a recipe that such a training leaves out unless asked to keep them."""
 PREFIX = "trainkit-paced-"
 """Of the folders in which children keep their files while they live."""
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
@@ -72,14 +70,9 @@ class Ready:
 
     setup_s: float
     """Seconds from its start to then: libraries, data, models, compiling."""
-    batch_size: int
-    micro_batch: int
-    accumulation: int
     steps_per_epoch: int
     batch_norm: bool
     """True where a layer uses statistics of the micro-batch."""
-    block: int
-    """Samples that must stay together in a micro-batch; 1 without such groups."""
     machine: Mapping[str, Any]
     """`Runtime.describe()`, and `torch`, `bf16`, `tf32`, `compile` (the mode), `compiles` (empty, or the reason),
     `cores`."""
@@ -160,9 +153,9 @@ class SteppedProcessError(Exception):
 class SteppedProcess:
     """A training in a child process. The constructor returns after its first step.
 
-    `environment` has variables for the child alone, None to unset one. `keep` are blocks of `KEEPS`.
-    `within` is the folder for its files, checkpoints included, while it lives; by default a temporary one. Raises
-    SteppedProcessError, here and in every call.
+    It has no evaluations and checkpoints. `environment` has variables for the child alone, None to unset one. `within`
+    is the folder for its files while it lives; by default a temporary one. Raises SteppedProcessError, here and in
+    every call.
     """
 
     def __init__(
@@ -170,12 +163,9 @@ class SteppedProcess:
         request: RunRequest,
         environment: Mapping[str, str | None] = {},
         *,
-        keep: Collection[str] = (),
         patience: float = PATIENCE,
         within: Path | None = None,
     ):
-        if unknown := set(keep) - set(KEEPS):
-            raise ValueError(f"keep {sorted(unknown)}; there are {', '.join(KEEPS)}")
         self._patience, self._buffer, self._frozen, self._closed = patience, b"", False, False
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
@@ -188,7 +178,7 @@ class SteppedProcess:
             str(request.path),
             *request.overrides,
         ]
-        words += [f"--plugin={plugin}" for plugin in request.plugins] + [f"--keep={block}" for block in keep]
+        words += [f"--plugin={plugin}" for plugin in request.plugins]
         # What the parent can import, the child can: plug-ins are found on the path of the process.
         found = os.pathsep.join(dict.fromkeys(path for path in (*sys.path, str(_ROOT)) if path))
         own = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
@@ -226,16 +216,6 @@ class SteppedProcess:
         if steps < 1:
             raise ValueError(f"{steps} steps; 1 or more are needed")
         return self._block(self._ask({"do": "go", "steps": steps}))
-
-    def outputs(self) -> dict[str, np.ndarray]:
-        """Return the model's current predictions for the first samples of the recipe's first evaluation.
-
-        At most 32; by name of the column, one row per sample. Empty without evaluations. The training is unchanged.
-        """
-        file = self.folder / "outputs.npz"
-        self._ask({"do": "outputs", "file": str(file)})
-        with np.load(file, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
 
     def evaluate(self, name: str, most: float = 60.0) -> tuple[float, bool]:
         """Return the seconds of an evaluation, and whether it ran.

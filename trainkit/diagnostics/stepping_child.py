@@ -1,6 +1,6 @@
 """The child of `stepped_process`: a training that runs a given number of steps on request, and waits in between.
 
-    python -m trainkit.diagnostics.stepping_child RECIPE [words ...] [--plugin=PACKAGE] [--keep=BLOCK]
+    python -m trainkit.diagnostics.stepping_child RECIPE [words ...] [--plugin=PACKAGE]
 
 Requests and answers are lines of JSON.
 """
@@ -15,12 +15,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch.backends.cpu import get_cpu_capability
@@ -29,7 +28,6 @@ from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Checkpoints, Recipe
 from trainkit.config.units import Span
-from trainkit.data.loader import stream
 from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
 from trainkit.distributed.launch_settings import cannot_compile, with_compile_mode
 from trainkit.distributed.runtime import Runtime
@@ -50,7 +48,6 @@ from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
 
 _LENGTH = "100M steps"
-_OUTPUT_ROWS = 32
 
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -93,10 +90,6 @@ class _Session:
             _reset_peak(self._trainer.runtime)
             self._mark = dict(self._trainer.clock.seconds)
             self._tell(self.go(word["steps"]))
-        elif word["do"] == "outputs":
-            arrays: dict[str, Any] = self._outputs()
-            np.savez(word["file"], **arrays)
-            self._tell({})
         else:
             self._tell(self._evaluate(word["name"], word["most"]))
 
@@ -106,30 +99,11 @@ class _Session:
         norms = torch.nn.modules.batchnorm._BatchNorm
         return Ready(
             setup_s=time.time() - began,
-            batch_size=plan.batch_size,
-            micro_batch=plan.micro_batch,
-            accumulation=plan.accumulation,
             steps_per_epoch=plan.steps_per_epoch,
             batch_norm=any(isinstance(m, norms) and m.training for m in self._trainer.model.bare.modules()),
-            block=data.block,
             views=data.train.views,
             machine=_facts(runtime),
         )
-
-    @torch.no_grad()
-    def _outputs(self) -> dict[str, np.ndarray]:
-        """Return the model's predictions for the first samples of the first evaluation, by column."""
-        runtime, net, task = self._trainer.runtime, self._trainer.model.networks.model, self._whole.task
-        for name, split in evaluated(self._whole, self._trainer.data).items():
-            size = min(self._whole.evaluations[name].batch_size, _OUTPUT_ROWS)
-            rows, real = next(iter(stream.every_sample(split, size, 1, 0)))
-            training = net.training
-            net.eval()
-            with runtime.accelerator.autocast():
-                found = task.predict(net, split.on_device(runtime.to_device(split.fetch(rows, epoch=0))))
-            net.train(training)
-            return {key: value.float().cpu().numpy()[real] for key, value in found.items()}
-        return {}
 
     def _evaluate(self, name: str, most: float) -> dict[str, Any]:
         runtime, net, task = self._trainer.runtime, self._trainer.model.networks.model, self._whole.task
@@ -222,8 +196,8 @@ def _own_of_workers() -> int:
     return total
 
 
-def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
-    """Return a recipe as it is trained here: endless, and without evaluations and checkpoints not in `keep`."""
+def shortened(recipe: Recipe) -> Recipe:
+    """Return a recipe as it is trained here: endless, and without evaluations and checkpoints."""
     log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
     schedule = recipe.train.schedule.without_scores()
     return replace(
@@ -234,25 +208,22 @@ def shortened(recipe: Recipe, keep: Collection[str]) -> Recipe:
         promote=None,
         log=log,
         train=replace(recipe.train, length=Span.parse(_LENGTH), schedule=schedule),
-        evaluations=recipe.evaluations if "evaluations" in keep else {},
-        checkpoints=recipe.checkpoints
-        if "checkpoints" in keep
-        else Checkpoints(every=None, at_end=False, lose_at_most=None),
+        evaluations={},
+        checkpoints=Checkpoints(every=None, at_end=False, lose_at_most=None),
     )
 
 
 def run(words: list[str], began: float, tell: Tell) -> None:
     """Run the first step, answer, and then serve the parent's requests until it closes the pipe."""
-    keep = [word.partition("=")[2] for word in words if word.startswith("--keep=")]
     plugins = tuple(word.partition("=")[2] for word in words if word.startswith("--plugin="))
-    path, *overrides = [word for word in words if not word.startswith(("--keep=", "--plugin="))]
+    path, *overrides = [word for word in words if not word.startswith("--plugin=")]
     request = RunRequest(Path(path), tuple(overrides), plugins)
     whole = load(request)
     runtime, store = Runtime(whole), Store.locate()
     try:
         found = {name: dependency.file for name, dependency in gather(request, whole, runtime, store, None).items()}
         data = whole.data.open(whole.seed)
-        recipe = shortened(with_compile_mode(whole, runtime.device.type, updates(whole, data, runtime.world)[1]), keep)
+        recipe = shortened(with_compile_mode(whole, runtime.device.type, updates(whole, data, runtime.world)[1]))
         folder = _folder(recipe, began)
         logger = RunLogger(recipe, folder, _Journalled(folder), main=True)
         with Trainer(recipe, data, runtime, logger, weights=found) as trainer:

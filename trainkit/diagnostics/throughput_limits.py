@@ -16,7 +16,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
@@ -29,7 +29,6 @@ from torch import nn
 
 from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Log, Recipe
 from trainkit.config.units import Curve, Span, samples_per_update
 from trainkit.data.loader import stream as loading
@@ -41,11 +40,10 @@ from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.interfaces import Dataset, Split, TrainsOnFeatures
 from trainkit.models.compilation import compile_in_place
-from trainkit.speed.limits import ThroughputLimits, lines, metrics, rate_words, turns
+from trainkit.speed.limits import ThroughputLimits, lines, metrics
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
 from trainkit.training import plan as planning
-from trainkit.training.dependencies import gather
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
@@ -538,7 +536,7 @@ def _unchanged(runtime: Runtime, recipe: Recipe) -> Iterator[None]:
             torch.cuda.reset_peak_memory_stats(runtime.device)
 
 
-# ---- Journal and command
+# ---- Journal
 
 
 def note(logger: RunLogger, resuming: bool) -> None:
@@ -553,28 +551,3 @@ def note(logger: RunLogger, resuming: bool) -> None:
         logger.tracker.log(0, figures)
         if logger.limits.absent:
             logger.tracker.event(0, "ceilings_absent", dict(logger.limits.absent))
-
-
-def command(request: RunRequest) -> Iterable[str]:
-    """Measure the upper bounds of a request's recipe, keep them, and yield them line by line.
-
-    Raises UserError for what the user can fix: an error in the recipe, missing data, weights that another recipe must
-    train first.
-    """
-    recipe = load(request)
-    runtime, store = Runtime(recipe), Store.locate()
-    try:
-        data = recipe.data.open(recipe.seed)
-        found = {name: dependency.file for name, dependency in gather(request, recipe, runtime, store, None).items()}
-        Plan.make(recipe, data, runtime.world, runtime.rank)
-        yield f"{recipe.name}: timing model, loader and evaluations, each alone, for {SECONDS:g} s or a few batches"
-        others = busy()
-        ceilings = measure(recipe, data, runtime, found, SECONDS)
-        runtime.on_main(lambda: keep(store, fingerprint(recipe, data, runtime), ceilings))
-        yield from lines(ceilings) if runtime.main else ()
-        if recipe.loader.workers == 0 and (most := turns(ceilings)) is not None:
-            yield f"with loader.workers=0 loader and model take turns: {rate_words(most)} samples/s at most"
-        if others:
-            yield others
-    finally:
-        runtime.close()

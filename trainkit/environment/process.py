@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,25 @@ def die_with_parent() -> str | None:
     except (OSError, AttributeError, TypeError):  # no such function, or, on Windows, no library of the process
         return "not on Linux: if the launcher is killed, stop this process yourself"
     return None
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Treat SIGTERM, and the SIGHUP of a closed terminal, as Ctrl-C within; in the main thread, which gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
+    before = {number: signal.signal(number, interrupt) for number in ends}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def leave_no_log_folders() -> None:

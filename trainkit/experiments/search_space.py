@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from trainkit import rng
 from trainkit.config import loader
-from trainkit.config.run_request import RunRequest, Sweep, load
+from trainkit.config.run_request import RunRequest, Sweep, load, values_of
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 
@@ -61,7 +61,7 @@ def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
     how, fixed, axes = request.sweep or Sweep(), [], []
     for word in request.overrides:
         key, _, text = (part.strip() for part in word.partition("="))
-        values = tuple(_values(text))
+        values = tuple(values_of(text))
         if match := _RANGE.fullmatch(text):
             axes.append(_range(word, key, match))
         elif len(values) == 1:
@@ -111,23 +111,6 @@ def check_count(count: int) -> None:
     """Raise UserError if there are more settings than a sweep may have."""
     if count > MOST:
         raise UserError("sweep", f"{count} settings", f"at most {MOST}", "take fewer, such as --random 50")
-
-
-def _values(text: str) -> list[str]:
-    """Split a text at commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if letter == quote:
-            quote = ""
-        elif not quote and letter in "\"'":
-            quote = letter
-        elif not quote:
-            depth += (letter in "[{") - (letter in "]}")
-            if letter == "," and not depth:
-                parts.append("")
-                continue
-        parts[-1] += letter
-    return [part.strip() for part in parts]
 
 
 def _range(word: str, key: str, match: re.Match[str]) -> Axis:

@@ -1,7 +1,7 @@
 """Name the bottleneck of a run, in words.
 
 Each rule reads the measurements and returns what it finds, or nothing where they are missing. An option that was not
-measured is marked as such, with the benchmark switch that measures it. Each rule is tested with a deliberate slowdown.
+measured is marked as such, with the benchmark that measures it. Each rule is tested with a deliberate slowdown.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Finding:
     """Share of wall-clock time it took, 0 to 1; 0 for a setting, whose cost was not measured."""
     text: str
     """What was measured: a sentence that begins with the cause."""
-    options: tuple[tuple[str, str], ...] = ()
-    """What might help, and the benchmark switch that measures it."""
+    options: tuple[tuple[str, str | None], ...] = ()
+    """What might help, and the argument of `trainkit bench` that measures it: empty where bench tries it without one,
+    None where it cannot."""
 
 
 def judge(e: Evidence) -> list[Finding]:
@@ -78,12 +79,12 @@ def _advice(finding: Finding, recipe: str) -> str:
     """Return the options of a finding with the command that measures them; empty where it has none."""
     if not finding.options:
         return ""
-    switches = dict.fromkeys(switch for _, switch in finding.options)
-    bench = markdown.code(f"trainkit bench {recipe} {' '.join(f'--only {switch}' for switch in switches)}")
-    if len(finding.options) == 1:
-        return f"Try {finding.options[0][0]} (not measured here; {bench} measures it)."
-    options = ", ".join(f"{option} (`--only {switch}`)" for option, switch in finding.options)
-    return f"Options not measured here: {options}; {bench} measures them."
+    options = ", ".join(option for option, _ in finding.options)
+    arguments = [argument for _, argument in finding.options if argument is not None]
+    if not arguments:
+        return f"Try {options}."
+    bench = markdown.code(" ".join(["trainkit bench", recipe, *(arguments if all(arguments) else [])]))
+    return f"Try {options} (not measured here; {bench} measures {'it' if len(finding.options) == 1 else 'them'})."
 
 
 NAMES = {
@@ -118,16 +119,16 @@ def _data(e: Evidence) -> Finding | None:
     decoding = c is not None and c.fetch.get("decode", 0.0) + c.fetch.get("augment", 0.0) >= 0.5
     if not decoding and (disk >= _FROM_DISK_MB_S or faults >= _FAULTS_S):
         text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read, {faults:.0f} major page faults/s."
-        return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", "cache"),))
-    options = (*_more_workers(e), ("decoding the data once", "cache"))
+        return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", ""),))
+    options = (*_more_workers(e), ("decoding the data once", ""))
     return Finding("data", lost, f"Data loading ({_of_time(lost)}).{more}", options)
 
 
-def _more_workers(e: Evidence) -> tuple[tuple[str, str], ...]:
+def _more_workers(e: Evidence) -> tuple[tuple[str, str | None], ...]:
     """Suggest twice as many workers, at most one per core; nothing where each core has one."""
     now, cores = e.settings.get("workers", 0), int(e.settings.get("cores") or _MOST_WORKERS)
     wanted = min(2 * now or 4, max(1, cores))
-    return ((f"`loader.workers={wanted}`", "workers"),) if wanted > now else ()
+    return ((f"`loader.workers={wanted}`", f"loader.workers={now},{wanted}"),) if wanted > now else ()
 
 
 def _phases(e: Evidence) -> Iterable[Finding]:
@@ -135,13 +136,13 @@ def _phases(e: Evidence) -> Iterable[Finding]:
     took = {name: seconds for name, seconds in e.evaluation_s.items() if len(seconds)}
     each = "; " + ", ".join(f"{name} {len(s)} x {np.median(s):.2g} s" for name, s in took.items()) if took else ""
     costliest = max(took, key=lambda name: sum(took[name]), default="NAME")
-    pin = (("`loader.pin=true`", "pin"),) if e.device == "cuda" and not e.settings.get("pin") else ()
-    rules: tuple[tuple[str, str, str, str, tuple[tuple[str, str], ...]], ...] = (
+    pin = (("`loader.pin=true`", "loader.pin=false,true"),) if e.device == "cuda" and not e.settings.get("pin") else ()
+    rules: tuple[tuple[str, str, str, str, tuple[tuple[str, str | None], ...]], ...] = (
         ("transfer", "transfer", "Transfer to the device and augmentation there", "", pin),
         ("eval", "evaluation", "Evaluations", each,
-         ((f"a longer `evaluations.{costliest}.every`", "evaluations"),)),
-        ("checkpoint", "checkpoint", "Checkpoints", "", (("a longer `checkpoints.every`", "checkpoints"),)),
-        ("log", "log", "Log lines, tables and images", "", (("a longer `log.every`", "log"),)),
+         ((f"a longer `evaluations.{costliest}.every`", None),)),
+        ("checkpoint", "checkpoint", "Checkpoints", "", (("a longer `checkpoints.every`", None),)),
+        ("log", "log", "Log lines, tables and images", "", (("a longer `log.every`", None),)),
     )  # fmt: skip
     for phase, cause, name, more, options in rules:
         if (lost := _share(e, phase)) >= NOTABLE:
@@ -158,7 +159,7 @@ def _recompiles(e: Evidence) -> Finding | None:
     why = f": {c.reasons[0]}" if c.reasons else ""
     times = number_of(c.recompiles, "times")
     text = f"Recompilation ({_of_time(lost)}). torch.compile recompiled the model {times} after the warm-up{why}."
-    return Finding("recompile", lost, text, (("`train.compile=off`", "compile"),))
+    return Finding("recompile", lost, text, (("`train.compile=off`", "train.compile=default,off"),))
 
 
 def _waits(e: Evidence) -> Finding | None:
@@ -249,15 +250,16 @@ def _settings(e: Evidence) -> Iterable[Finding]:
     if s.get("anomaly"):
         yield Finding("setting", 0.0, "Autograd anomaly detection is on. Use it for debugging only.")
     if s.get("deterministic"):
-        options = (("`device.deterministic=false`", "deterministic"),) if e.device == "cuda" else ()
+        options = (("`device.deterministic=false`", "device.deterministic=true,false"),) if e.device == "cuda" else ()
         yield Finding(
             "setting", 0.0, "Deterministic kernels (`device.deterministic`) are on: they may be slower.", options
         )
     if s.get("cudnn_benchmark") is False and e.device == "cuda" and not s.get("deterministic"):
-        options = (("`device.cudnn_benchmark=true`", "cudnn_benchmark"),)
+        options = (("`device.cudnn_benchmark=true`", "device.cudnn_benchmark=false,true"),)
         yield Finding("setting", 0.0, "cuDNN's benchmark mode (`device.cudnn_benchmark`) is off.", options)
     cores, threads, processes = s.get("cores") or 1, s.get("threads") or 1, s.get("processes") or 1
-    options = ((f"`device.threads={max(1, int(cores // processes))}`", "threads"),)
+    wanted = max(1, int(cores // processes))
+    options = ((f"`device.threads={wanted}`", f"device.threads={threads},{wanted}"),)
     if e.device == "cpu" and threads * processes <= cores / 2:
         text = f"Few threads: {threads * processes} on {cores:g} CPU cores ({_threads(processes, threads)})."
         yield Finding("setting", 0.0, text, options)
@@ -271,13 +273,13 @@ def _compute(e: Evidence) -> Finding:
     share = _compute_share(e)
     text = f"Compute-bound: {_percent(share)} of wall-clock time is forward pass, backward pass and optimizer step."
     s = e.settings
-    options: list[tuple[str, str]] = []
+    options: list[tuple[str, str | None]] = []
     if s.get("precision") == "no":
-        options.append(("`train.precision=bf16`", "precision"))
+        options.append(("`train.precision=bf16`", "train.precision=no,bf16"))
     if s.get("compile", "off") == "off":
-        options.append(("`train.compile=default`", "compile"))
+        options.append(("`train.compile=default`", "train.compile=off,default"))
     if s.get("channels_last") is False:
-        options.append(("`device.channels_last=true`", "channels_last"))
+        options.append(("`device.channels_last=true`", "device.channels_last=false,true"))
     return Finding("compute", share, text, tuple(options))
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainkit.environment.process import die_with_parent
+from trainkit.environment.process import die_with_parent, interrupted_by_signals
 from trainkit.errors import UserError, few, visible
 from trainkit.redact import without_secrets
 from trainkit.tracking import page_server
@@ -53,7 +53,7 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print,
         say(f"The runs are on a server. Open {store.shown}{start and f'/{start}'}")
         return
     try:
-        with _interrupted_by_signals(), running(store, port, start) as (server, page):
+        with interrupted_by_signals(), running(store, port, start) as (server, page):
             say(f"The runs of {store.shown} are at {page}/ (Ctrl-C stops the server)")
             say("  Anyone with this address can read your files and change the runs. Each start makes a new one.")
             experiments = _experiments(page)
@@ -237,22 +237,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-@contextlib.contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Treat SIGTERM, and the SIGHUP of a closed terminal, as Ctrl-C within."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-    before = {number: signal.signal(number, interrupt) for number in ends}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _log_of(store: Store) -> Path:

@@ -132,7 +132,7 @@ class ThroughputMonitor:
         self._drops.append(drop)
         rows = np.concatenate([since.phases, since.between], axis=1).sum(0).tolist()
         load = self._logger.tracker.readings()
-        e = self._evidence(since, dict(zip(PHASES, rows, strict=True)), len(since), load[-6:])
+        e = self.evidence(since, dict(zip(PHASES, rows, strict=True)), len(since), load[-6:])
         said = [bottleneck.describe_slowdown(drop), *(f.text for f in bottleneck.judge(e) if f.cause != "setting")]
         found = {**asdict(drop), "said": said, "load": [asdict(reading) for reading in load[-6:]]}
         self._logger.tracker.event(step, "speed_drop", found)
@@ -209,7 +209,7 @@ class ThroughputMonitor:
             expected, at = self._forecast
             took = self._clock.elapsed() - at
             tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
-        e = self._evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
+        e = self.evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = bottleneck.judge(e)
         lines = bottleneck.describe(e, found, self._logger.source)
         text = "".join(f"{line}  \n" for line in [*lines, *bottleneck.describe_unmeasured(e)])
@@ -225,7 +225,10 @@ class ThroughputMonitor:
         # Before the mark everything is compiled for the first time.
         return self._recompiles.since() if self._clock.steps >= WARM else None
 
-    def _evidence(self, steps: Steps, seconds: Mapping[str, float], trained: int, load: Sequence[Reading]) -> Evidence:
+    def evidence(
+        self, steps: Steps, seconds: Mapping[str, float], trained: int, load: Sequence[Reading] = ()
+    ) -> Evidence:
+        """Return what is known of so many trained steps, with the times of `steps` and the seconds of each phase."""
         recipe, runtime = self._recipe, self._runtime
         settings = {
             "workers": recipe.loader.workers,
@@ -265,7 +268,7 @@ class ThroughputMonitor:
         """Return what is not known of this run, and why. That there is no GPU is no news where none is used."""
         known, on_gpu = self._logger.limits, self._runtime.device.type == "cuda"
         if known is None:
-            absent = {"ceilings": "`trainkit limits RECIPE` measures them"}
+            absent = {"ceilings": "`trainkit preflight RECIPE` measures them"}
         else:
             absent = dict(known.absent)
         unread = self._logger.tracker.unreadable().items()
