@@ -19,7 +19,10 @@ import yaml
 from benchmarks.claims import measurements
 from benchmarks.claims.bench import COMPILING, PATIENCE, REVISION, Bench, Found, Unable, found_ratio
 from trainkit.config.run_request import load
-from trainkit.diagnostics import benchmark, stepped_process
+from trainkit.config.schema import Recipe
+from trainkit.config.units import samples_per_update
+from trainkit.diagnostics import stepped_process
+from trainkit.diagnostics.stepped_process import Ready
 
 TABLE = Path(__file__).with_suffix(".yaml")
 
@@ -113,11 +116,20 @@ class Whole:
             for every in self.every
         ]
         ready = bench.ready(guide)
-        took = [[benchmark.seconds(r, ready, pace, {name: cost}) for pace in bench.updates(guide)] for r in recipes]
+        took = [[_seconds(r, name, ready, pace, cost) for pace in bench.updates(guide)] for r in recipes]
         ratio = stepped_process.ratio([1 / s for s in took[1]], [1 / s for s in took[0]])
         epoch = ready.steps_per_epoch * float(np.median(bench.updates(guide)))
         word = "takes" if held else "would take"
         return found_ratio(ratio, f"one evaluation {word} {cost:.3g} s, an epoch {epoch:.3g} s")
+
+
+def _seconds(recipe: Recipe, name: str, ready: Ready, step_s: float, cost: float) -> float:
+    """Return the seconds of a whole training with one of its evaluations."""
+    per_epoch, batch = ready.steps_per_epoch, samples_per_update(recipe.train.batch_size, 1)
+    steps, evaluation = recipe.train.length.steps(per_epoch, batch), recipe.evaluations[name]
+    apart = evaluation.every.steps(per_epoch, batch) if evaluation.every is not None else steps + 1
+    times = evaluation.at_start + steps // apart + (evaluation.at_end and steps % apart != 0)
+    return steps * step_s + times * cost
 
 
 @dataclass(frozen=True, kw_only=True)

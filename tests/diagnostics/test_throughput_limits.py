@@ -16,7 +16,6 @@ from runs import PLUGIN, TOY, all_same, run, spawn
 from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import throughput_limits
 from trainkit.distributed.runtime import Runtime
-from trainkit.errors import UserError
 from trainkit.speed import limits
 from trainkit.speed.limits import ThroughputLimits
 from trainkit.tracking import journal
