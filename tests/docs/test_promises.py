@@ -18,7 +18,7 @@ from trainkit import errors
 from trainkit.config import loader, yaml_reader
 from trainkit.config.units import Safeguard
 from trainkit.data import rows
-from trainkit.data.loader import worker_pool
+from trainkit.data.loader import workers
 from trainkit.experiments import launch
 from trainkit.training import checkpointer
 
@@ -126,7 +126,7 @@ def test_numbers_are_those_of_the_code(said, number, tmp_path):
 
 
 def test_numbers_in_words_are_those_of_the_code():
-    assert worker_pool.RESTARTS == 3 and "is replaced, at most three times" in ALL
+    assert workers.RESTARTS == 3 and "is replaced, at most three times" in ALL
     assert checkpointer.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in ALL
     assert f"from {Safeguard.SOONEST:g} s on" in ALL
     assert f"at least {Safeguard.DEAREST:g} times that" in ALL

@@ -581,8 +581,8 @@ REASONS = {
         "data/rows_writer.py json.loads",
     },
     "memory of this program's own processes, and what they tell each other": {
-        "data/loader/worker_pool.py json.loads", "data/loader/worker_pool.py mmap.mmap",
-        "data/loader/worker_pool.py torch.frombuffer",
+        "data/loader/batch_memory.py json.loads", "data/loader/batch_memory.py mmap.mmap",
+        "data/loader/batch_memory.py torch.frombuffer",
         "data/volumes/residency.py mmap.mmap", "data/volumes/residency.py numpy.frombuffer",
         "speed/clock.py numpy.frombuffer", "tracking/tracker.py PIL.Image.open",
     },

@@ -210,7 +210,7 @@ class Loader:
 
     workers: Annotated[int, Field(ge=0, le=128)] = 0
     """Worker processes per training process. 0: the training process reads with threads, which is fastest for packed
-    data. On systems other than Linux they are workers of PyTorch's DataLoader."""
+    data. Each is the worker of a DataLoader of PyTorch."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
     """Start method of worker processes. null: the platform's default."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 2

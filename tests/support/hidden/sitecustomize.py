@@ -20,7 +20,6 @@ from pathlib import Path
 KEPT = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
 """Names of `signal` that Windows has, of those in capitals."""
 GROUPS = {
-    "descriptors": [f"socket.{name}" for name in ("AF_UNIX", "SCM_RIGHTS", "SOCK_SEQPACKET", "send_fds", "recv_fds")],
     "groups": [f"os.{name}" for name in ("setsid", "killpg", "getpgrp", "getpgid", "setpgid", "getsid")],
     "calls": [f"os.{name}" for name in ("pread", "pwrite", "set_blocking", "sched_getaffinity", "statvfs", "sysconf")],
     "flags": [f"os.{name}" for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_CLOEXEC")],

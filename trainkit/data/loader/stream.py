@@ -11,8 +11,7 @@ import torch
 
 from trainkit.config.schema import Loader
 from trainkit.data.loader.damaged_samples import Damage
-from trainkit.data.loader.torch_workers import workers
-from trainkit.data.loader.worker_pool import Key, Readable
+from trainkit.data.loader.workers import Key, Readable, Workers
 from trainkit.interfaces import Batch, Split, ThreadSafeFetch
 
 
@@ -50,7 +49,7 @@ def _read(
         batches = _pinned(batches) if pin else batches
         yield from _ahead(batches, loader.prefetch) if beside else batches
         return
-    with workers(split, loader, tell) as some:
+    with Workers(split, loader, tell) as some:
         batches = some.read(keys)
         if pin:
             batches = _ahead(_pinned(batches), loader.prefetch)

@@ -1,0 +1,343 @@
+"""Processes that read batches for a training, and what happens when one of them dies, raises, hangs or is stopped.
+
+Each is the one worker of a DataLoader of its own, so that what becomes of it touches no other. What a worker reads is a
+pure function of its key, so another one in its place reads the same bits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import itertools
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainkit.config.schema import Loader
+from trainkit.data.loader import batch_memory, thread_pool
+from trainkit.data.loader.batch_memory import BatchMemory
+from trainkit.errors import UserError, few
+from trainkit.interfaces import Batch
+from trainkit.redact import hide_in_logs
+
+RESTARTS = 3
+"""How often workers are replaced before their trouble ends the run."""
+
+Key = tuple[int, np.ndarray]
+"""Epoch, and rows."""
+
+_LOOKS_EVERY = 0.5
+"""Seconds after which a DataLoader that waits is interrupted, to see whether its process lives."""
+GRACE = 5.0
+"""Seconds that a killed process has to be gone; one that waits for a disk that hangs is not waited for."""
+_IGNORED = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+    if hasattr(signal, name)
+)
+"""Sent to a whole group of processes, they are for the training to answer: it still wants its batches."""
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+_log = logging.getLogger("trainkit")
+
+
+class Readable(Protocol):
+    """A split as far as it is read: its name, and its samples."""
+
+    name: str
+
+    def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+        """Read the samples at `indices`, as `Split.fetch`."""
+        ...
+
+
+class Workers:
+    """Processes that read a split. Close it, or leave it as a context, and none is left."""
+
+    def __init__(self, split: Readable, loader: Loader, tell: Callable[[str], None] | None = None):
+        """`tell` is called with a sentence whenever a process had to be replaced.
+
+        Raises UserError for a way to start them that this system has not.
+        """
+        if loader.start not in (None, *multiprocessing.get_all_start_methods()) or (
+            loader.start == "fork" and not hasattr(os, "fork")
+        ):
+            remedy = "remove it to use the platform's default"
+            raise UserError("loader.start", f"{loader.start}, which this platform does not have", "spawn", remedy)
+        self._split, self._loader, self._tell = split, loader, tell
+        self._workers: list[_Worker] = []
+        self._restarts, self._owner, self._closed = 0, os.getpid(), False
+
+    def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
+        """Start the processes, and return the batches of `keys` in their order.
+
+        A UserError of a read is raised where its batch stands, and no sooner. A worker that is lost is replaced,
+        RESTARTS times in all; then a UserError says what it was reading.
+        """
+        many = self._loader.workers
+        # Before multiprocessing's own, registered earlier, which would wait for them.
+        atexit.register(self.close)
+        for place, some in enumerate(itertools.tee(keys, many)):
+            self._workers.append(_Worker(self._split, self._loader, itertools.islice(some, place, None, many)))
+        return self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        for worker in itertools.cycle(self._workers):
+            if (batch := self._taken(worker)) is None:
+                return
+            yield batch
+
+    def _taken(self, worker: _Worker) -> Batch | None:
+        while worker.asked and not self._closed:
+            try:
+                return worker.take()
+            except (_Lost, OSError, ValueError, RuntimeError) as lost:
+                if self._closed:  # by another thread
+                    return None
+                if not isinstance(lost, _Lost):
+                    raise
+                self._restarts += 1
+                if self._restarts > RESTARTS:
+                    self.close()
+                _tell_lost(worker.reading(), lost, self._restarts, self._tell)
+                worker.replace()
+        return None
+
+    def close(self) -> None:
+        """End all, whatever they are at."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        for worker in self._workers:
+            worker.process.kill()
+        for worker in self._workers:
+            worker.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def _tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None] | None) -> None:
+    """Report that a worker was lost and another one reads. Raises UserError once that has been done RESTARTS times."""
+    if times > RESTARTS:
+        again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
+        remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
+        raise UserError(f"loader, {reading}", f"{lost}{again}", remedy=remedy) from None
+    said = f"loader, {reading}: {lost}; replaced ({times} of {RESTARTS} times)"
+    _log.warning("%s", said)
+    if tell is not None:
+        tell(said)
+
+
+class _Lost(Exception):
+    """Raised with a sentence about what became of a worker."""
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A batch that a worker was asked for and has not given yet."""
+
+    key: Key
+    memory: BatchMemory | None = None
+    """Where the worker leaves it. None where the system has no such memory: torch then shares the arrays."""
+
+
+class _Worker:
+    """One process, and the batches that it was asked for and has not given yet."""
+
+    def __init__(self, split: Readable, loader: Loader, keys: Iterator[Key]):
+        self._split, self._loader, self._keys = split, loader, keys
+        self._patience = math.ceil(loader.timeout.seconds / _LOOKS_EVERY)
+        self.asked: deque[_Asked] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        self._lost: _Lost | None = None
+        loader = DataLoader(
+            _Requests(self._split),
+            batch_size=None,
+            sampler=self._requests(),
+            collate_fn=_same,
+            num_workers=1,
+            prefetch_factor=self._loader.prefetch,
+            timeout=self._loader.timeout.seconds / self._patience,
+            multiprocessing_context=self._loader.start,
+            worker_init_fn=_begin,
+            generator=torch.Generator(),  # or it draws a seed of its own from the training's
+        )
+        handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+        try:
+            # As many queues as it makes: of one that gets too few, torch prints a traceback.
+            room = [multiprocessing.get_context(self._loader.start).Queue() for _ in range(3)]
+            del room
+            with _held_signals():
+                self._answers: Any = iter(loader)
+        except OSError as error:
+            found = f"{self._loader.workers}, but a worker process cannot be started ({error.strerror or error})"
+            remedy = "set loader.workers=0; or allow more processes, and leave 1 MB of /dev/shm to their queues"
+            raise UserError("loader.workers", found, remedy=remedy) from None
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            # torch's would raise wherever the training stands, within a step or a checkpoint as well.
+            signal.signal(signal.SIGCHLD, handler)
+        self.process: BaseProcess = self._answers._workers[0]
+
+    def _requests(self) -> Iterator[tuple[int, np.ndarray, str | None]]:
+        """Yield what the DataLoader hands to its process, as it has room for more."""
+        with_memory = batch_memory.possible()
+        for key in self._keys:
+            self.asked.append(asked := _Asked(key))
+            if with_memory:
+                asked.memory = BatchMemory()
+            yield (*key, asked.memory.path if asked.memory else None)
+
+    def take(self) -> Batch:
+        """Return the batch that it was asked for first. Raises UserError as reading it did, _Lost for other ends."""
+        asked, answer = self.asked[0], None
+        if self._lost is None:
+            try:
+                answer = self._answer()
+            except _Lost as lost:
+                self._lost = lost
+        batch = answer if asked.memory is None else asked.memory.batch()
+        # A process may have ended before it sent word of what it had read whole.
+        if batch is None:
+            raise self._lost or _Lost("a worker process left no batch")
+        self.asked.popleft()
+        if asked.memory is not None:
+            asked.memory.close()
+        return batch
+
+    def _answer(self) -> Batch | None:
+        """Wait until the DataLoader has what its process says. Raises UserError as reading did, _Lost for all else."""
+        # In parts, of which one is over early where all processes were stopped for hours and go on: that is no silence.
+        for _ in range(self._patience):
+            try:
+                answer = next(self._answers, None)
+            except RuntimeError as error:  # all that a DataLoader says of its process
+                if not self.process.is_alive():
+                    raise _Lost(f"a worker process {_ended(self.process.exitcode)}") from None
+                if "timed out" not in str(error):
+                    raise
+            except OSError as error:
+                raise _Lost(f"cannot read from a worker process ({error.strerror or error})") from None
+            else:
+                if isinstance(answer, UserError):
+                    raise answer
+                if isinstance(answer, str):
+                    _log.warning("a worker process raised\n%s", answer)
+                    raise _Lost(f"a worker process raised {answer.splitlines()[-1][:300]}")
+                return answer
+        raise _Lost(f"a worker process was silent for {self._loader.timeout.seconds:g} s (loader.timeout)")
+
+    def reading(self) -> str:
+        """Describe the batch that it was asked for first."""
+        epoch, rows = self.asked[0].key
+        return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {self._split.name}"
+
+    def replace(self) -> None:
+        """End it, and have another one read all that it was asked for."""
+        self.process.kill()
+        again = [asked.key for asked in self.asked]
+        self.end()
+        self._keys = itertools.chain(again, self._keys)
+        self.asked.clear()
+        self._start()
+
+    def end(self) -> None:
+        """Wait until it is gone, after it was killed; one that is stopped dies of that too."""
+        self.process.join(GRACE)
+        # A DataLoader's end sets this event, whose lock a killed process may hold for ever.
+        self._answers._workers_done_event = threading.Event()
+        self._answers._shutdown_workers()
+        self._answers = iter(())
+        with contextlib.suppress(ValueError):  # of one that is still there
+            self.process.close()
+        for asked in self.asked:
+            if asked.memory is not None:
+                asked.memory.close()
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[None]:
+    """Hold back what is sent to the whole group meanwhile: nothing reaches a new process before it ignores it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ended(code: int | None) -> str:
+    """Describe the end of a process by its exit code."""
+    if code is None or code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
+
+
+# ---- In a worker
+
+
+class _Requests(Dataset):
+    """A split as a DataLoader asks: a batch by its key, left in memory where there is some."""
+
+    def __init__(self, split: Readable):
+        self._split = split
+
+    def __getitem__(self, request: tuple[int, np.ndarray, str | None]) -> Batch | UserError | str | None:
+        epoch, rows, path = request
+        try:
+            with thread_pool.alone():
+                batch = self._split.fetch(rows, epoch)
+            if path is None:
+                return batch
+            batch_memory.write(path, batch)
+            return None
+        except UserError as error:
+            return error
+        except Exception:
+            return traceback.format_exc().rstrip()
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _begin(_: int) -> None:
+    hide_in_logs()  # one that was not forked knows nothing of it
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    for name in ("SIGSEGV", "SIGBUS", "SIGFPE"):  # of which torch would print a line that ends in a zero byte
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    with contextlib.suppress(AttributeError):  # it then ends when the DataLoader's watchdog finds its parent gone
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    batch_memory.close_all()
+    torch.multiprocessing.set_sharing_strategy("file_system")  # the only one on macOS and Windows
