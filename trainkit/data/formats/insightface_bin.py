@@ -35,16 +35,6 @@ ALLOWED = _PUTS | {
 }  # fmt: skip
 """Instructions that are run. Those that make objects of classes, dictionaries or persistent objects are not."""
 
-_INSTRUCTIONS = {ord(op.code): (op.name, op.arg.n if op.arg else 0) for op in pickletools.opcodes}
-"""By byte: its name, and how many bytes belong to it; below 0 as `pickletools` says how that is found."""
-_WIDTHS = {
-    pickletools.TAKEN_FROM_ARGUMENT1: 1,
-    pickletools.TAKEN_FROM_ARGUMENT4: 4,
-    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
-    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
-}
-"""Bytes that hold a length."""
-
 
 def read_bin(file: Path) -> tuple[Source, Pairs]:
     """Read a `.bin` of images (bytes or uint8 arrays) 2i and 2i + 1 of each pair i, and answers. Raises UserError."""
@@ -101,27 +91,12 @@ def evaluate(data: bytes, where: str) -> Any:
 
 def _refuse_others(data: bytes, where: str) -> None:
     """Go over the whole program before any of it runs. Raises UserError for instructions that are not `ALLOWED`."""
-    place, count, name = 0, 0, ""
-    while name != "STOP":
-        name, length = _INSTRUCTIONS.get(data[place], (f"{data[place]:#x}", 0))
-        if name not in ALLOWED:
-            raise UserError(where, f"instruction {name} at byte {place}", _CONTENT)
-        begin, count = place + 1, count + 1
-        if length >= 0:
-            place = begin + length
-        elif length == pickletools.UP_TO_NEWLINE:
-            for _ in range(2 if name == "GLOBAL" else 1):
-                place = data.index(b"\n", place) + 1
-        else:
-            width = _WIDTHS[length]
-            place = begin + width + int.from_bytes(data[begin : begin + width], "little")
-        if place > len(data):
-            raise ValueError(f"cut off within {name}")
+    for count, (instruction, argument, place) in enumerate(pickletools.genops(data), 1):
+        if instruction.name not in ALLOWED:
+            raise UserError(where, f"instruction {instruction.name} at byte {place}", _CONTENT)
         # Unpickler makes a list as long as the highest place that is named.
-        if name in _PUTS:
-            number = int(data[begin:place]) if name == "PUT" else int.from_bytes(data[begin:place], "little")
-            if number > count:
-                raise ValueError(f"place {number} at instruction {count}")
+        if instruction.name in _PUTS and isinstance(argument, int) and argument > count:
+            raise ValueError(f"place {argument} at instruction {count}")
 
 
 class _DType:
