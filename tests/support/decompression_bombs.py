@@ -19,7 +19,6 @@ import scene_bombs
 from trainkit.autoconfig import archive
 from trainkit.data import sources
 from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio
-from trainkit.data.formats.tiff import pages as tiff_pages
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.people.records import Rows
@@ -199,9 +198,10 @@ def _picture(path: Path) -> Any:
 
 
 def _pages(path: Path) -> Any:
-    """As an import reads an image: the pages are counted, the first is decoded."""
-    tiff_pages(path.read_bytes(), str(path))
-    return _picture(path)
+    """As an import reads an image: the first page is decoded, and others are told."""
+    pixels = _picture(path)
+    image_decode.has_pages(path.read_bytes())
+    return pixels
 
 
 def _mask(path: Path) -> Any:

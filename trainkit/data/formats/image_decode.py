@@ -18,10 +18,11 @@ from trainkit.errors import UserError
 
 if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
     from PIL import Image
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. A TIFF file is checked
-and cut to its first page before (`tiff`), HEIC goes to pillow-heif (`heif`), and PGM and PPM to no other (`pnm`)."""
+"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. What a TIFF file claims
+is checked before (`tiff`), HEIC goes to pillow-heif (`heif`), and PGM and PPM to no other (`pnm`)."""
 
 _READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
 
@@ -62,32 +63,48 @@ def decode(data: bytes, where: str) -> np.ndarray:
     Of TIFF the first page is read. Raises UserError naming `where` for anything damaged, animated, too large or of
     another format.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     if not data:
         raise UserError(where, "0 bytes", "an encoded image")
     if pnm.is_pnm(data):
         return _three(pnm.decode(data, where, PIXEL_CAP))
-    page = tiff.first_page(data, where) if data[:4] in tiff.MAGIC else None
     try:
-        with Image.open(io.BytesIO(data if page is None else page.data), formats=formats(data, where)) as picture:
+        with _opened(data, where) as picture:
             width, height = picture.size
             # Our cap is below the one from which PIL warns, so an image that PIL calls a bomb never gets further.
             if width * height > PIXEL_CAP or width < 1 or height < 1:
                 raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
             # An MPO is a photograph whose file also holds a preview or a second view, HEIC a burst: not a sequence.
-            if getattr(picture, "n_frames", 1) != 1 and picture.format not in ("MPO", *heif.FORMATS):
+            if picture.format not in ("TIFF", "MPO", *heif.FORMATS) and getattr(picture, "n_frames", 1) != 1:
                 raise UserError(where, "an animated image", "a single frame")
             picture.load()
-            if page is None and "exif" in picture.info:
+            if picture.format != "TIFF" and "exif" in picture.info:
                 ImageOps.exif_transpose(picture, in_place=True)
-            return _rgb(picture, where, page)
+            return _rgb(picture, where)
     except UserError:
         raise
     except MemoryError:
         raise
     except Exception as error:
-        raise _undecodable(error, where, page) from None
+        raise _undecodable(error, where, data) from None
+
+
+def _opened(data: bytes, where: str) -> Image.Image:
+    """Open an encoded image by Pillow; its pixels are not read yet. Raises UserError for TIFF that claims too much."""
+    from PIL import Image
+
+    of_tiff = data[:4] in tiff.MAGIC
+    if of_tiff:
+        tiff.check_directory(data, where)
+    picture = Image.open(io.BytesIO(data), formats=formats(data, where))
+    if of_tiff:
+        tiff.check(_tags(picture), len(data), where)
+    return picture
+
+
+def _tags(picture: Image.Image) -> ImageFileDirectory_v2:
+    return picture.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def formats(head: bytes, where: str) -> tuple[str, ...]:
@@ -111,8 +128,14 @@ def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
     if pnm.is_pnm(data):
         (height, width, _), turn = pnm.header(data, where).shape, 1
     elif data[:4] in tiff.MAGIC:
-        page = tiff.first_page(data, where)
-        (height, width), turn = page.shape, page.orientation
+        try:
+            with _opened(data, where) as picture:
+                (width, height), turn = picture.size, _tags(picture).get(tiff.ORIENTATION, 1)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:
+            raise _undecodable(error, where, data) from None
+        turn = turn if turn in range(1, 9) else 1
     else:
         return None
     if not 1 <= height * width <= PIXEL_CAP:
@@ -122,12 +145,10 @@ def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
 
 def pixels_in(data: bytes) -> int:
     """Return how many pixels an encoded image has by its header. Raises an error for one that is damaged."""
-    from PIL import Image
-
     found = header(data, "")
     if found is not None:
         return found[0][0] * found[0][1]
-    with Image.open(io.BytesIO(data), formats=formats(data, "")) as picture:
+    with _opened(data, "") as picture:
         return picture.width * picture.height
 
 
@@ -135,7 +156,18 @@ def has_16_bits(data: bytes) -> bool:
     """Return True for a PNG or TIFF file, which was decoded before, of 16 bits a channel."""
     if data[:4] == b"\x89PNG":
         return data[24:25] == b"\x10"
-    return data[:4] in tiff.MAGIC and tiff.first_page(data, "").top == 65535
+    if data[:4] not in tiff.MAGIC:
+        return False
+    with _opened(data, "") as picture:
+        return tiff.top(_tags(picture)) == 65535
+
+
+def has_pages(data: bytes) -> bool:
+    """Return True for a TIFF file, which was decoded before, of several pages."""
+    if data[:4] not in tiff.MAGIC:
+        return False
+    with _opened(data, "") as picture:
+        return _tags(picture).next != 0
 
 
 def stored_as_is(data: bytes) -> bool:
@@ -161,11 +193,12 @@ def opened(picture: Image.Image, where: str) -> np.ndarray:
         raise _undecodable(error, where) from None
 
 
-def _undecodable(error: Exception, where: str, page: tiff.Page | None = None) -> UserError:
+def _undecodable(error: Exception, where: str, data: bytes = b"") -> UserError:
     """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
     text = " ".join(str(error).split()) or type(error).__name__
     if "BytesIO" in text:
-        text = "not an image of these formats" if page is None else "a TIFF file of an unsupported layout"
+        of_tiff = data[:4] in tiff.MAGIC
+        text = "a TIFF file of an unsupported layout" if of_tiff else "not an image of these formats"
     return UserError(where, f"cannot be decoded ({text[:120]})", _READ)
 
 
@@ -274,17 +307,18 @@ class Room:
 _own = threading.local()
 
 
-def _rgb(picture: Image.Image, where: str, page: tiff.Page | None = None) -> np.ndarray:
+def _rgb(picture: Image.Image, where: str) -> np.ndarray:
     if picture.mode == "RGB":
         return np.asarray(picture)
     if picture.mode.startswith(("I", "F")):
         # PIL clips these at 255 instead of scaling, which turns a 16-bit face into a white square.
         values = np.asarray(picture)
-        top = 65535 if page is None else page.top
+        of_tiff = picture.format == "TIFF"
+        top = tiff.top(_tags(picture)) if of_tiff else 65535
         if values.dtype.kind == "f" or values.min() < 0 or values.max() > top:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
         grey = pnm.levels(top)[values]
-        return _three((255 - grey if page is not None and page.inverted else grey)[:, :, None])
+        return _three((255 - grey if of_tiff and tiff.inverted(_tags(picture)) else grey)[:, :, None])
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # PIL warns of the direct way
     if picture.mode == "RGBa":

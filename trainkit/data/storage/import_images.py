@@ -17,7 +17,7 @@ from trainkit.data import cache, evaluation_sets, folders, leakage, repack, sour
 from trainkit.data.cache import Progress
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.faces.align import align_face, check_records
-from trainkit.data.formats import image_decode, tiff
+from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
@@ -163,7 +163,7 @@ class _Rows:
             return self._skip or len(self.bad) < _COUNTED
         if self._skip or not self.bad:
             record, pixels = made.record, made.pixels
-            self._of_pages += made.pages > 1
+            self._of_pages += made.pages
             self._deep += made.brightest >= 0
             self._brightest = max(self._brightest, made.brightest)
             self._labels.add(record.label)
@@ -375,8 +375,8 @@ class _Made(NamedTuple):
     """A hash of what the source has."""
     encoded: bytes | None = None
     """Its bytes, where they can be kept for these pixels."""
-    pages: int = 1
-    """Pages of its file."""
+    pages: bool = False
+    """Whether its file has several."""
     brightest: int = -1
     """Largest level, 0 .. 255, of an image of 16 bits; -1 for others."""
 
@@ -419,7 +419,7 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         return made
     encoded = data if pixels is original and image_decode.stored_as_is(data) else None
     brightest = int(original.max()) if image_decode.has_16_bits(data) else -1
-    return made._replace(encoded=encoded, pages=tiff.pages(data, record.where), brightest=brightest)
+    return made._replace(encoded=encoded, pages=image_decode.has_pages(data), brightest=brightest)
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
