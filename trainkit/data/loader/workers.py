@@ -198,6 +198,9 @@ class _Worker:
         if handler is not None and threading.current_thread() is threading.main_thread():
             # torch's would raise wherever the training stands, within a step or a checkpoint as well.
             signal.signal(signal.SIGCHLD, handler)
+        # Nor may it where it stays, since another thread starts the worker or the system hides the signal.
+        torch._C._remove_worker_pids(id(self._answers))
+        self._answers._worker_pids_set = False
         self.process: BaseProcess = self._answers._workers[0]
 
     def _requests(self) -> Iterator[tuple[int, np.ndarray, str | None]]:
