@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainkit.errors import UserError
 
@@ -23,13 +23,6 @@ FACTOR = 4
 """A network may register so many times the tensors and elements of the file, as builders drop parts that they made."""
 SMALL_TENSORS, SMALL_ELEMENTS = 1_000, 1 << 24
 """What it may register beyond that."""
-_SIZED = frozenset({"empty", "zeros", "ones", "rand", "randn", "full", "eye", "randint", "normal", "randperm"})
-_RANGES = frozenset({"arange", "linspace", "logspace"})
-_VALUED = frozenset({"full", "new_full", "randint", "normal"})
-"""Of these a number is no size."""
-_OF_ANOTHER = frozenset({"new_empty", "new_zeros", "new_ones", "new_full", "repeat", "tile", "repeat_interleave"})
-
-
 @contextmanager
 def no_larger_than(tensors: Mapping[str, Tensor], where: str) -> Iterator[None]:
     """Refuse within to build far more layers or elements than `tensors`, of the file `where`, hold.
@@ -50,8 +43,8 @@ def no_larger_than(tensors: Mapping[str, Tensor], where: str) -> Iterator[None]:
             handle.remove()
 
 
-class _Limit(TorchFunctionMode):
-    """Counts what one thread builds; calls of torch pass through it, so that sizes are seen before they are made."""
+class _Limit(TorchDispatchMode):
+    """Counts what one thread builds; operators pass through it, so that sizes are seen before they are made."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str):
         super().__init__()
@@ -79,14 +72,14 @@ class _Limit(TorchFunctionMode):
             if self.layers_left < 0:
                 raise self._refusal("more layers")
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch unless its result would be larger than the whole network may be."""
-        given = dict(kwargs or {})
-        if _asked(getattr(func, "__name__", ""), args, given) > self.most:
+        """Call an operator unless its result would be larger than the whole network may be."""
+        given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        if _elements(func, given | dict(kwargs or {})) > self.most:
             raise self._refusal("a larger tensor")
-        return func(*args, **given)
+        return func(*args, **(kwargs or {}))
 
     def _refusal(self, what: str) -> UserError:
         count, elements = self.held
@@ -94,24 +87,24 @@ class _Limit(TorchFunctionMode):
         return UserError(self.where, found, remedy="use weights and recipe of the same network")
 
 
-def _asked(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Estimate how many elements the result of a function of torch has; 0 where no size is given."""
-    if name in _RANGES:
-        return max(map(abs, _whole([*args, kwargs.get("end"), kwargs.get("steps")])), default=0)
-    shapes = [one.shape for one in args if isinstance(one, Tensor)]
-    if name in _SIZED or name in _OF_ANOTHER:
-        times = math.prod(shapes[0]) if name in ("repeat", "tile", "repeat_interleave") and shapes else 1
-        given = [*args, kwargs.get("size"), kwargs.get("repeats")]
-        size = next((one for one in given if isinstance(one, list | tuple)), () if name in _VALUED else given)
-        sides = _whole(size)
-        return times * math.prod(max(0, side) for side in (sides * 2 if name == "eye" and len(sides) == 1 else sides))
-    if len(shapes) > 1:
-        try:
-            return math.prod(torch.broadcast_shapes(*shapes))
-        except RuntimeError:  # not element by element
-            return 0
+def _elements(func: Any, given: Mapping[str, Any]) -> int:
+    """Return how many elements the result of an operator has, by its schema; 0 where that depends on its inputs alone.
+
+    The result of a convolution or a matrix product is no larger than what went into it by more than a network is.
+    """
+    if any(result.alias_info for result in func._schema.returns):  # a view, or in place
+        return 0
+    if "size" in given:
+        return math.prod(given["size"])
+    if isinstance(repeats := given.get("repeats"), list | tuple):
+        return given["self"].numel() * math.prod(repeats)
+    name = func.overloadpacket.__name__
+    if name in ("arange", "linspace", "logspace", "eye", "randperm"):
+        start, end, step = (float(given.get(key) or other) for key, other in (("start", 0), ("end", 0), ("step", 1)))
+        sides = [int(given[key]) for key in ("n", "m") if key in given]
+        sides = sides * 2 if name == "eye" and len(sides) == 1 else sides
+        return int(given["steps"]) if "steps" in given else math.prod(sides) if sides else int((end - start) / step)
+    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    if name == "clone" or torch.Tag.pointwise in func.tags:
+        return math.prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
     return 0
-
-
-def _whole(given: Sequence[Any]) -> list[int]:
-    return [one for one in given if isinstance(one, int) and not isinstance(one, bool)]
