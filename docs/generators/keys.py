@@ -85,9 +85,9 @@ def section(block: Block, seen: Mapping[tuple[type, str], Block], below: Mapping
     depth = "##" if "." not in block.path else "###"
     text = f"{depth} {block.title}\n\n" if block.path else "## Top level\n\n"
     about = first_paragraph(block.cls.__doc__)
-    text += f"{prose(about)}\n\n" if about and not about.startswith(f"{block.cls.__name__}(") else ""
     if earlier := seen.get((block.cls, block.word)):
-        return f"{text}The keys are those of [{earlier.title}](#{slug(earlier.title)}).\n\n"
+        return f"{text}The same keys as [{earlier.title}](#{slug(earlier.title)}).\n\n"
+    text += f"{prose(about)}\n\n" if about and not about.startswith(f"{block.cls.__name__}(") else ""
     return text + table(HEAD, rows(block, below))
 
 

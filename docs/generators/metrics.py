@@ -6,13 +6,15 @@ The definitions of what a training logs are in `trainkit.config.metric_table`, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from docs.generators.markdown import REFERENCE, code, prose, table
 from trainkit.config.metric_table import CUSTOMARY, DEFINITIONS
-from trainkit.config.score_definitions import GROUPS
+from trainkit.config.score_definitions import GROUPS, Metric
 
 FILE = REFERENCE / "metrics.md"
+WITHOUT_NUMBER = ("standard definition", "trainkit")
+"""Sources that are no publication."""
 MARK = "<!-- All below is generated from the code by `make docs`. -->\n"
 ABOVE = """\
 # Metrics
@@ -37,15 +39,26 @@ def page() -> str:
 
 
 def sections() -> Iterator[str]:
-    """A heading with its table for each group of metrics."""
+    """A heading with its table for each group of metrics, and the list of the sources that the tables number."""
     better = {"higher": "higher", "lower": "lower", "none": "", None: "as the metric"}
     for title, group in DEFINITIONS.items():
         rows = [(code(name), one.unit, better[one.direction], prose(one.text)) for name, one in group.items()]
         yield f"## {title}\n\n{table(('metric', 'unit', 'better', 'meaning'), rows)}"
+    sources: list[str] = []
     for group in (*GROUPS, CUSTOMARY):
+        names: dict[Metric, list[str]] = {}
+        for name, one in group.metrics.items():
+            names.setdefault(one, []).append(code(name))
+        sources += [one.source for one in names if one.source not in (*sources, *WITHOUT_NUMBER)]
         rows = [
-            (code(name), one.unit, better[one.direction], prose(one.text), prose(one.source))
-            for name, one in group.metrics.items()
+            (", ".join(same), one.unit, better[one.direction], prose(one.text), numbered(one.source, sources))
+            for one, same in names.items()
         ]
         head = ("metric", "unit", "better", "meaning", "source")
         yield f"## Scores: {group.title}\n\n{prose(group.about)}\n\n{table(head, rows)}"
+    yield "## Sources\n\n" + "".join(f"{n}. {prose(source)}\n" for n, source in enumerate(sources, 1))
+
+
+def numbered(source: str, sources: Sequence[str]) -> str:
+    """The place of a publication in the list of sources; what is no publication stands for itself."""
+    return source if source in WITHOUT_NUMBER else f"[{sources.index(source) + 1}](#sources)"

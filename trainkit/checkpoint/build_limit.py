@@ -23,6 +23,8 @@ FACTOR = 4
 """A network may register so many times the tensors and elements of the file, as builders drop parts that they made."""
 SMALL_TENSORS, SMALL_ELEMENTS = 1_000, 1 << 24
 """What it may register beyond that."""
+
+
 @contextmanager
 def no_larger_than(tensors: Mapping[str, Tensor], where: str) -> Iterator[None]:
     """Refuse within to build far more layers or elements than `tensors`, of the file `where`, hold.

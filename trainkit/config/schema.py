@@ -96,8 +96,8 @@ class AdaptiveClip:
     eps: Positive = 1e-3
     """Lower bound for the norm of the weights, so that weights that start at zero can change."""
     leave_out: list[str] = field(default_factory=list)
-    """Patterns of parameter names that are not clipped, such as the last layer of a classifier. A pattern that matches
-    no parameter is an error."""
+    """Patterns of parameter names that are not clipped, such as the last layer of a classifier. One that matches no
+    parameter is an error."""
 
 
 @dataclass(kw_only=True)
@@ -129,8 +129,8 @@ class Optim:
     groups: list[Group] = field(default_factory=list)
     """Parameters with a learning rate or weight decay of their own."""
     layer_decay: FractionAboveZero | None = None
-    """Layer-wise learning rate decay: factor on the rate from each block to the one below it; the head has the full
-    rate. For networks of timm. null: one rate for all blocks."""
+    """Layer-wise learning rate decay: factor on the rate from each block to the one below it, for networks of timm.
+    null: one rate for all blocks."""
     fused: bool = True
     """Use one kernel for all parameters, where the optimizer has one."""
 
@@ -150,11 +150,11 @@ class Train:
     length: TrainingSpan
     """Length of the whole training: `26 epochs`, `80k steps`, `1M samples`."""
     batch_size: UpdateSize
-    """Samples per optimizer step over all processes. `4 per process` sets the samples of each process instead: more
-    processes then train with larger batches, which `optim.lr_rule` can compensate."""
+    """Samples per optimizer step over all processes. `4 per process` sets those of each process: more processes then
+    train with larger batches."""
     micro_batch: BatchSize | None = None
-    """Samples per process and forward pass; the number of accumulated micro-batches follows from it. null: all samples
-    of a process in one forward pass."""
+    """Samples per process and forward pass; gradients are accumulated up to `batch_size`. null: all samples of a
+    process at once."""
     schedule: Curve = field(default_factory=Curve)
     """Learning rate schedule and warm-up. Default: constant, without warm-up."""
     precision: Literal["auto", "no", "bf16", "fp16", "fp8"] = "auto"
@@ -165,16 +165,16 @@ class Train:
     )
     """Mode of torch.compile. `auto`: `default` on a CUDA GPU where the training is long enough, else `off`."""
     activation_checkpointing: bool = field(default=False, metadata=_NOT_IN_HASH)
-    """Recompute the activations inside the network's blocks in the backward pass instead of storing them. Saves memory,
-    costs at most one more forward pass, and leaves the results bitwise equal."""
+    """Recompute the network's activations in the backward pass instead of storing them: less memory for at most one
+    more forward pass, with bitwise equal results."""
     ema: FractionBetween | None = None
     """Decay of the EMA weights, such as 0.999, which are evaluated beside the raw weights. null: no EMA."""
     nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
     """Action on a loss or gradient that is not finite. `stop`: end the run. `skip`: skip that step. `rollback`: return
-    to the last checkpoint and skip that step."""
+    to the last checkpoint and skip it."""
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
-    """Action on out of memory. `stop`: end the run. `halve`: repeat the step or evaluation with half the micro-batch
-    and keep that size. Batch norm then sees fewer samples at once, so `halve` is not the default."""
+    """Action on out of memory. `stop`: end the run. `halve`: repeat with half the micro-batch and keep that size; batch
+    norm then sees fewer samples at once."""
 
     def __post_init__(self) -> None:
         one = samples_per_update(self.batch_size, 1)
@@ -193,13 +193,13 @@ class Device:
     cudnn_benchmark: bool = True
     """Let cuDNN measure its convolution algorithms and choose the fastest for each shape."""
     channels_last: bool = True
-    """Use the channels-last memory format for networks and images, on GPUs and CPUs. On a CPU it gave 1.3 to 1.6 times
-    the throughput for the face networks at 48 px."""
+    """Use the channels-last memory format for networks and images. On a CPU it gave the face networks at 48 px 1.3 to
+    1.6 times the throughput."""
     expandable_segments: bool = True
     """Let the CUDA allocator grow its segments, which reduces fragmentation."""
     deterministic: bool = False
-    """Use only deterministic kernels. Bitwise equal runs on a GPU need it; on a CPU they are equal without it, at the
-    same number of threads."""
+    """Use only deterministic kernels. Bitwise equal runs on a GPU need it; on a CPU they need the same number of
+    threads."""
     threads: Annotated[int, Field(ge=1, le=512)] | None = None
     """CPU threads of each process. null: the launcher's setting."""
 
@@ -210,7 +210,7 @@ class Loader:
 
     workers: Annotated[int, Field(ge=0, le=128)] = 0
     """Worker processes per training process. 0: the training process reads with threads, which is fastest for packed
-    data. Each is the worker of a DataLoader of PyTorch."""
+    data."""
     start: Literal["fork", "spawn", "forkserver"] | None = None
     """Start method of worker processes. null: the platform's default."""
     prefetch: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -220,8 +220,7 @@ class Loader:
     """Use page-locked memory for batches on their way to a GPU, so that copies are asynchronous. No effect on a CPU."""
     damaged: Literal["fail", "replace"] = "fail"
     """Action on a training sample that is damaged on disk. `fail`: end the run. `replace`: train on another sample of
-    its class, chosen by seed and row, and report it. Evaluation samples are never replaced, and files of up to 64 MiB
-    are checked when they are opened."""
+    its class and report it. Evaluation samples are never replaced."""
     damaged_most: Share = 0.01
     """Largest fraction of the training set that `replace` may replace; above it the run ends."""
     timeout: AnySpan = field(default_factory=lambda: Span(5, "minutes"))
@@ -237,13 +236,13 @@ class Limits:
     """Timeouts after which a process is ended."""
 
     hang: AnySpan | None = field(default_factory=lambda: Span(30, "minutes"))
-    """Longest time without progress, measured between phases of a step or batches of an evaluation. The process then
-    writes the stacks of all threads and ends. Starts with the first step. null: no limit."""
+    """Longest time between phases of a step or batches of an evaluation, from the first step on; the process then
+    writes the stacks of all threads and ends. null: no limit."""
     collective: AnySpan = field(default_factory=lambda: Span(10, "minutes"))
     """Longest time to wait for another process that sends no heartbeat."""
     stop: AnySpan = field(default_factory=lambda: Span(25, "seconds"))
-    """Time from the first stop signal after which the training exits even if it has not saved. The launcher of torch
-    kills after 30 s."""
+    """Time from the first stop signal after which the training exits even if it has not saved. torch's launcher kills
+    after 30 s."""
 
     def __post_init__(self) -> None:
         for name in ("hang", "collective", "stop"):
@@ -283,11 +282,11 @@ class Checkpoints:
     keep_best: Whole = 1
     """Number of best checkpoints to keep, by `best.metric`."""
     lose_at_most: AnySpan | None = field(default_factory=lambda: Span(10, "minutes"), metadata=_NOT_IN_HASH)
-    """Most training time that a killed process loses, whatever `every` is. In the first minutes of a process it is at
-    most half of the time trained, so that a run that is killed repeatedly still progresses. null: off."""
+    """Most training time that a killed process loses, whatever `every` is; in the first minutes at most half of the
+    time trained. null: off."""
     failing: Literal["continue", "stop"] = field(default="continue", metadata=_NOT_IN_HASH)
-    """Action when a checkpoint cannot be written. `continue`: train on and try again at the next one. `stop`: end the
-    run. The final checkpoint must be written either way."""
+    """Action when a checkpoint cannot be written. `continue`: try again at the next one. `stop`: end the run. The final
+    checkpoint must be written."""
 
     def __post_init__(self) -> None:
         if self.lose_at_most is not None and not self.lose_at_most.timed:
@@ -321,16 +320,15 @@ class Log:
     metrics: Literal["default", "all"] | list[str] = "default"
     """Metrics that go to MLflow. `default`: at most 40, those by which runs are compared. `all`: every metric. A list
     adds patterns to the default, such as `["val/iou.*", "device/*"]`, where `*` matches anything without a dot and `**`
-    anything. The journal and the artifact `tables/metrics.csv` have all metrics in any case."""
+    anything."""
     rows: bool = True
     """Keep the per-sample rows of the best and the final evaluation as parquet."""
     baseline: bool = True
-    """Evaluate trivial baselines (majority class, 1-NN on pixels, mean label map, ...) on the deciding evaluation after
-    the training. Takes seconds, once per data set."""
+    """Evaluate trivial baselines (majority class, 1-NN on pixels, mean label map, ...) after the training, once per
+    data set."""
     ceilings: Literal["auto", "measure", "off"] = "auto"
-    """Measure the upper bounds of throughput, loader and network alone, before the training; it takes seconds. `auto`:
-    where they are not known for this recipe, machine and versions, and the training has 500 steps or more. `measure`:
-    always."""
+    """Measure the throughput of loader and network alone before the training, which takes seconds. `auto`: unless known
+    for this recipe and machine, for 500 steps or more. `measure`: always."""
     profile: Profile | None = None
     """Trace of some steps, for chrome://tracing or ui.perfetto.dev, as an artifact of the run. null: none."""
 
@@ -351,8 +349,7 @@ class Integrity:
 
     policy: Literal["warn", "refuse", "off"] = "warn"
     """Action on a finding. `warn`: report it and train. `refuse`: end the run before it starts, where a score would be
-    too good or a set is damaged. `off`: skip the checks. Independently, `data.leakage` refuses the same image or
-    subject on both sides."""
+    too good or a set is damaged. `off`: skip the checks."""
 
 
 @dataclass(kw_only=True)
@@ -400,8 +397,8 @@ class Recipe:
     stop_when: StopWhen | None = None
     """Early stopping. null: train for `train.length`."""
     time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
-    """Metrics, and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95], lfw/eer: [0.05]}`. An
-    entry may have a mode, for a metric that is not defined: `{val/off: {at: [0.5], mode: min}}`."""
+    """Metrics and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. A metric that is not
+    defined needs a mode: `{val/off: {at: [0.5], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     """When checkpoints are written, and which are kept."""
     integrity: Integrity = field(default_factory=Integrity, metadata=_NOT_IN_HASH)

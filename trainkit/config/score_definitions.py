@@ -415,17 +415,12 @@ SEGMENTATION = Group(
             "trainkit",
         ),
         "cases": Metric("Number of cases evaluated.", "cases", "none", "trainkit"),
-        "dice.*": Metric(f"{_DICE}, of one organ; {_EACH}.", "share", "higher", RELOADED),
-        "iou.*": Metric(f"Intersection over union of one organ; {_EACH}.", "share", "higher", RELOADED),
-        "nsd.*": Metric(f"{_NSD}, of one organ; {_EACH}.", "share", "higher", _NIKOLOV),
-        "hd95_mm.*": Metric(f"{_HD95}, of one organ; {_EACH}.", "mm", "lower", RELOADED),
-        "asd_mm.*": Metric(f"{_ASD}, of one organ; {_EACH}.", "mm", "lower", RELOADED),
-        "volume_error_mm3.*": Metric(
-            f"Absolute difference of the volumes of prediction and truth, of one organ; {_EACH}.",
-            "mm3",
-            "lower",
-            RELOADED,
-        ),
+        "dice.*": Metric(f"`dice_mean` of one organ; {_EACH}.", "share", "higher", RELOADED),
+        "iou.*": Metric(f"`iou_mean` of one organ; {_EACH}.", "share", "higher", RELOADED),
+        "nsd.*": Metric(f"`nsd_mean` of one organ; {_EACH}.", "share", "higher", _NIKOLOV),
+        "hd95_mm.*": Metric(f"`hd95_mean_mm` of one organ; {_EACH}.", "mm", "lower", RELOADED),
+        "asd_mm.*": Metric(f"`asd_mean_mm` of one organ; {_EACH}.", "mm", "lower", RELOADED),
+        "volume_error_mm3.*": Metric(f"`volume_error_mean_mm3` of one organ; {_EACH}.", "mm3", "lower", RELOADED),
     },
 )
 PATCHES = Group(

@@ -210,9 +210,8 @@ class Curve:
     lower: bool = field(init=False, default=False)
     """True where lower values of the metric are better."""
     patience: Count | None = field(default=None, metadata=_HASHED_IF_SET)
-    """For `plateau`: number of evaluations without an improvement after which the rate is reduced. PyTorch's
-    ReduceLROnPlateau reduces one evaluation later: its `patience: 2` is 3 here. Evaluations during the warm-up are not
-    counted."""
+    """For `plateau`: number of evaluations without an improvement after which the rate is reduced; PyTorch's `patience:
+    2` is 3 here. Evaluations during the warm-up are not counted."""
     cooldown: Whole = field(default=0, metadata=_HASHED_IF_SET)
     """For `plateau`: number of evaluations after a reduction that are not counted."""
     min_delta: Annotated[float, Field(ge=0, le=1e12)] = field(default=0.0, metadata=_HASHED_IF_SET)

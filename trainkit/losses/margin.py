@@ -31,7 +31,7 @@ class ArcFace:
     name: Literal["arcface"] = "arcface"
     """Selects ArcFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.5
-    """Margin that is added to the angle, in radians, from 0 to below pi."""
+    """Margin that is added to the angle, in radians."""
     scale: Positive = 64.0
     """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
@@ -47,7 +47,7 @@ class CosFace:
     name: Literal["cosface"] = "cosface"
     """Selects CosFace."""
     m: Annotated[float, Field(ge=0, lt=2)] = 0.35
-    """Margin that is subtracted from the cosine, from 0 to below 2."""
+    """Margin that is subtracted from the cosine."""
     scale: Positive = 64.0
     """Factor of the cosines before the softmax."""
     ramp_epochs: Whole = 0
@@ -64,13 +64,11 @@ class AdaFace:
     name: Literal["adaface"] = "adaface"
     """Selects AdaFace."""
     m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4
-    """Margin, from 0 to below pi; in radians for the part that changes the angle, plain for the part that lowers the
-    cosine."""
+    """Margin; in radians for the part that changes the angle, plain for the part that lowers the cosine."""
     h: Annotated[float, Field(ge=0, le=100)] = 0.333
     """Share of the quality range [-1, 1] that one standard deviation of the embedding norms covers."""
     t_alpha: FractionAboveZero = 0.01
-    """Weight of the newest micro-batch in the running mean and standard deviation of the norms, above 0 and up to 1.
-    They are updated once per micro-batch, before it uses them."""
+    """Weight of the newest micro-batch in the running mean and standard deviation of the norms."""
     scale: Positive = 64.0
     """Factor of the cosines before the softmax."""
 
@@ -82,8 +80,8 @@ class NoMargin:
     name: Literal["none"] = "none"
     """Selects a plain classifier."""
     loss: Literal["ce", "bce"] = "ce"
-    """`ce`: softmax cross-entropy. `bce`: the sum of binary cross-entropies, each class against the others. With two
-    classes `bce` is one term on the difference of the scores, the same function as `ce`."""
+    """`ce`: softmax cross-entropy. `bce`: the sum of binary cross-entropies; with two classes the same function as
+    `ce`."""
 
 
 AnyMargin = ArcFace | CosFace | AdaFace

@@ -38,7 +38,7 @@ class Identity:
     weight: Positive = 1.0
     """Weight of this loss in the sum of all losses."""
     smoothing: FractionBelowOne = 0.1
-    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all identities."""
+    """Label smoothing: share of the target that is spread evenly over all identities."""
     single_queries: bool = field(default=True, metadata={"hash": "set"})
     """Count queries of one record too, which are records once more. false: each record counts once, as in ReID5o."""
 

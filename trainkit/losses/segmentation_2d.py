@@ -80,8 +80,7 @@ class PixelLoss:
     boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
     """Side in pixels, odd, of the square in which a boundary pixel is matched: theta of the paper."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class, by class name, in the mean over pixels and in the mean over classes. Classes that are not
-    named have weight 1."""
+    """Weight of a class, by class name, in the mean over pixels and in the mean over classes; else 1."""
     near: Near | None = None
     """Weigh pixels in the cross-entropy by their distance from a class boundary; needs `data.distance`. None: equal
     weights."""

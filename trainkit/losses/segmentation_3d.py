@@ -42,18 +42,16 @@ class SegmentationLoss:
     background: bool = False
     """Include class 0 in Dice. Cross-entropy always includes it."""
     empty: Literal["skip", "count"] = "skip"
-    """Class without a voxel in a sample. `skip`: it is left out of the sample's mean over classes, which is 0 if no
-    class is left. `count`: its overlap is smooth / (predicted + smooth), nearly 0 as soon as one voxel is predicted,
-    and almost flat."""
+    """Class without a voxel in a sample. `skip`: it is left out of the sample's mean. `count`: its overlap is smooth /
+    (predicted + smooth), nearly 0 as soon as one voxel is predicted."""
     whole_batch: bool = False
-    """Sum the voxels of a class over the micro-batch before taking the ratio (nnU-Net's `batch_dice`). A class is then
-    empty only if no sample has it, and the loss depends on `train.micro_batch`."""
+    """Sum the voxels of a class over the micro-batch before taking the ratio, as nnU-Net's `batch_dice`. The loss then
+    depends on `train.micro_batch`."""
     squared: bool = field(default=False, metadata={"hash": "set"})
     """Sum the squares of the probabilities in the denominator of Dice (Milletari et al., 3DV 2016), not the
     probabilities."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
-    """Weight of a class, by class name, in the mean over classes and in the mean over voxels. Classes that are not
-    named have weight 1."""
+    """Weight of a class, by class name, in the mean over classes and in the mean over voxels; else 1."""
 
     def __post_init__(self) -> None:
         if not self.dice and not self.ce:

@@ -46,18 +46,17 @@ class EmcadSpec:
     """Name of a network in `timm.list_models()` with maps at strides 4, 8, 16 and 32, with the tag of its weights if
     `weights` is `pretrained`."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices, from 0 to below 1, that skip
-    a block."""
+    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices that skip a block."""
     kernels: list[Annotated[int, Field(ge=1, le=31)]] = field(default_factory=lambda: [1, 3, 5])
     """Sides, all odd, of the parallel depth-wise convolutions."""
     expansion: Annotated[int, Field(ge=1, le=32)] = 2
     """Factor on the channels between the two 1x1 convolutions of a block."""
     form: Form = "paper"
-    """`paper`: the decoder of the paper. `code`: that of the published code since September 2024, with one spatial
-    attention for all levels instead of one per level, and initial weights with standard deviation 0.02."""
+    """`paper`: the decoder of the paper. `code`: that of the published code, with one spatial attention for all levels
+    and initial weights with standard deviation 0.02."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
-    slice is repeated."""
+    """Number of slices on either side that are given as further channels. At the ends of a patch its last slice is
+    repeated."""
     weights: str | None = None
     """Initial weights: `pretrained` (for the encoder, downloaded by `trainkit download`), or those of a whole network
     from a file, `run:NAME` or `models:/ID`. None: random."""

@@ -47,7 +47,7 @@ class EyeSpec:
     """Channels of the first two blocks. They double, and the map is halved, at the third block, the fifth, and so
     on."""
     num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
-    """Number of blocks, 1 to 16."""
+    """Number of blocks."""
     head: Head = "transformer"
     """Layers between the last map and the embedding: mean (`avg`), mean and maximum with an MLP (`avgmax_mlp`), or a
     transformer or MLP-mixer over a grid of tokens."""
@@ -56,10 +56,10 @@ class EyeSpec:
     embedding: Channels | None = None
     """Length of the embedding. None: the channels of the last map. Any other length adds a linear layer."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): share of samples, from 0 to below 1, that skip the last block;
-    earlier blocks have smaller shares."""
+    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier blocks have
+    smaller shares."""
     dropout: FractionBelowOne = 0.0
-    """Share of the head's input, from 0 to below 1, that is set to zero in training."""
+    """Share of the head's input that is set to zero in training."""
     layer_scale: FractionAboveZero = 1e-6
     """Initial factor on each block of `eye_convnext`. The default is the published one; a training of a few minutes
     needs a larger one."""

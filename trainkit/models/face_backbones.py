@@ -51,7 +51,7 @@ class IResNetSpec:
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.0
-    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
+    """Dropout: share of the last feature map that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class IRSpec:
     width: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Factor on all channel counts."""
     dropout: FractionBelowOne = 0.4
-    """Dropout: share of the last feature map, from 0 to below 1, that is set to zero in training."""
+    """Dropout: share of the last feature map that is set to zero in training."""
     bgr: bool = False
     """Set it for weights that were trained on images in the channel order blue, green, red, such as AdaFace's own
     release. CVLface's weights use red, green, blue."""

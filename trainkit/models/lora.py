@@ -29,7 +29,7 @@ class Lora:
     2106.09685)."""
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Rank of the correction, 1 to 1,024."""
+    """Rank of the correction."""
     alpha: Positive = 4.0
     """The correction is multiplied by alpha / rank."""
     layers: Layers | None = None

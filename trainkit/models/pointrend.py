@@ -37,12 +37,12 @@ class PointSpec:
     points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
     """Number of points per image in training."""
     oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
-    """Number of candidate points per point that is selected as uncertain, 1 to 100."""
+    """Number of candidate points per point that is selected as uncertain."""
     importance: Fraction = 0.75
     """Share of the points, without those of `near`, that are the least certain candidates; the rest are drawn
     uniformly."""
     near: Fraction = 0.0
-    """Share of the points, 0 to 1, that are drawn near class boundaries; needs `data.distance`."""
+    """Share of the points that are drawn near class boundaries; needs `data.distance`."""
     sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
     """Range in pixels of the draw near boundaries: a pixel at distance d from the nearest boundary is drawn in
     proportion to exp(-d^2 / (2 sigma^2))."""

@@ -46,7 +46,7 @@ class Fusion:
     heads: Layers = 4
     """Number of attention heads per block; it must divide the length of the embedding."""
     dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
+    """Share of the output of each half of a block that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
@@ -59,22 +59,20 @@ class ReidSpec:
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of the network's constructor: `depth`, `patch_size`, `output_stride`, ..."""
     weights: str | None = None
-    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`); a file with weights of the backbone,
-    or of a CLIP, of which the image tower is used; or a file, `run:NAME` or `models:/ID` of a re-identification
-    network, whose classifier is dropped if it has other identities. None: random."""
+    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`), a file of the backbone or of a CLIP,
+    or a file, `run:NAME` or `models:/ID` of a re-identification network. None: random."""
     embedding: Channels | None = 512
     """Length of a feature, the same for all modalities. None: the length that the backbone outputs, without a
     projection."""
     stems: Literal["own", "shared"] = "own"
-    """`own`: images of each modality have their own first convolution (patch embedding of a transformer) and the norm
-    after it, all with equal initial weights. `shared`: one for all modalities."""
+    """`own`: images of each modality have their own first convolution and norm, with equal initial weights. `shared`:
+    one for all modalities."""
     lora: Lora | None = None
     """Low-rank corrections of the backbone's linear layers, one per modality. None: no corrections."""
     tune: Literal["all", "lora"] = "all"
     """Trained part of the backbone. `all`: every parameter. `lora`: only the corrections and the first layers."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that
-    skip a block."""
+    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
     text: TextSpec = field(default_factory=TextSpec)
     """Encoder of captions; used if the data has captions."""
     fusion: Fusion = field(default_factory=Fusion)

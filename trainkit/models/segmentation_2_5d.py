@@ -41,8 +41,8 @@ class SlicesSpec:
     """Channels of the decoder's levels, coarsest first; their number, 3 to 5, is also how often the encoder halves the
     image. For `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
     neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Number of slices on either side, 0 to 2, that are given as further channels. At the ends of a patch its last
-    slice is repeated."""
+    """Number of slices on either side that are given as further channels. At the ends of a patch its last slice is
+    repeated."""
     weights: str | None = None
     """Initial weights: `pretrained` (for a `tu-` encoder, downloaded by `trainkit download`), or those of a whole
     network from a file, `run:NAME` or `models:/ID`. None: random."""

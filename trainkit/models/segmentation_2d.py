@@ -42,15 +42,14 @@ class BiSeNetV1Spec:
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
     """Factor on the channels of everything but the encoder."""
     fusion: bisenet.FusionKind = "squeeze"
-    """Form of the feature fusion module. `squeeze`: two 1x1 convolutions, as in the paper and in older weights of the
-    public implementation. `conv`: one 1x1 convolution and batch norm, as in its current weights."""
+    """Feature fusion module. `squeeze`: two 1x1 convolutions, as in the paper and in older weights of the public
+    implementation. `conv`: one 1x1 convolution and batch norm, as in its current weights."""
     encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
     """A network of timm with maps at strides 4, 16 and 32; the tag selects the `pretrained` weights. Published:
     ResNet-18 with torchvision's weights."""
     weights: str | None = None
     """Initial weights. For the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of
-    timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
-    supported. None: random."""
+    timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
 
     def __post_init__(self) -> None:
         check_tag(self.encoder, self.weights, "resnet18.tv_in1k")

@@ -44,9 +44,9 @@ class UNetSpec:
     filters: list[Filters]
     """Channels of each level, finest first. Levels are dropped if the patch is too small for them."""
     res_units: Annotated[int, Field(ge=0, le=16)] = 2
-    """Number of convolutions in a residual unit, 0 to 16. 0: one plain convolution per level."""
+    """Number of convolutions in a residual unit. 0: one plain convolution per level."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
+    """Share of the values that is set to zero after each convolution."""
     weights: str | None = None
     """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "none"
@@ -70,7 +70,7 @@ class DynUNetSpec:
     res_block: bool = False
     """Use residual blocks instead of plain ones."""
     dropout: FractionBelowOne = 0.0
-    """Share of the values, from 0 to below 1, that is set to zero after each convolution."""
+    """Share of the values that is set to zero after each convolution."""
     weights: str | None = None
     """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
     supervision: ClassVar[str] = "nnunet"

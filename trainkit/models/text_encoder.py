@@ -38,7 +38,7 @@ class TextSpec:
     activation: Literal["gelu", "quick_gelu"] = "gelu"
     """`gelu`, or `quick_gelu`: x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
     dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block, from 0 to below 1, that is set to zero in training."""
+    """Share of the output of each half of a block that is set to zero in training."""
     weights: str | None = None
     """Initial weights: a file with CLIP's text tower (names of OpenAI or OpenCLIP), `run:NAME` or `models:/ID`. None:
     random."""

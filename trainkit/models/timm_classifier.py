@@ -37,13 +37,13 @@ class Network:
     args: dict[str, Argument] = field(default_factory=dict)
     """Further arguments of the network's constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
     drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples, from 0 to below 1, that skip a block."""
+    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
     dropout: FractionBelowOne = 0.0
-    """Share of the features, from 0 to below 1, that is set to zero before the classifier."""
+    """Share of the features that is set to zero before the classifier."""
     weights: str | None = None
-    """Initial weights: `pretrained` (timm's weights for the tag of `model`, downloaded by `trainkit download`),
-    `timm:NAME.TAG`, a file, a run `run:NAME`, a folder written by `trainkit export`, or a logged model
-    `models:/NAME@ALIAS`. None: random. A classifier for another number of classes is replaced by a new one."""
+    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, `run:NAME`, a
+    folder written by `trainkit export`, or `models:/NAME@ALIAS`. None: random. A classifier for other classes is
+    replaced."""
     tune: Literal["all", "head", "linear"] = "all"
     """Parameters that are trained. `all`: the whole network. `head`: the head with its norm, above a frozen backbone.
     `linear`: only the last layer."""
@@ -51,8 +51,7 @@ class Network:
     """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
     first step. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms, with which the weights were trained, fixed: statistics of few small
-    batches are far from them. The weights and biases of batch norms are still trained."""
+    """Keep the running statistics of batch norms fixed; their weights and biases are still trained."""
 
     def __post_init__(self) -> None:
         check_arguments(self.args)

@@ -55,8 +55,7 @@ class GeometryMargin:
     gain: NotNegative = 3.0
     """Factor in the added term gain * hardness * relu(hardness - cosine of student and teacher)."""
     ramp: Fraction = 0.04
-    """Share of the training, 0 to 1, over which the term grows linearly to its full weight. 0: full weight from step
-    1."""
+    """Share of the training over which the term grows linearly to its full weight. 0: full weight from step 1."""
 
 
 @dataclass(kw_only=True)
@@ -81,9 +80,9 @@ class AdaDistill:
     geometry: GeometryMargin | None = None
     """Additional margin for method `adadistill` with margin `adaface`. None: no such term."""
     cache_teacher: bool | Literal["disk"] = True
-    """Compute the teacher's embedding of every image and mirror image once instead of in every step. `true`: up to 1
-    GiB is computed at each start and kept in memory as float32; more is stored as with `disk`. `disk`: stored once for
-    all runs, in half precision. `false`: the teacher runs in every step."""
+    """Compute the teacher's embeddings of all images once. `true`: up to 1 GiB is computed at each start and kept in
+    memory as float32; more is stored as with `disk`. `disk`: stored once for all runs, in half precision. `false`: the
+    teacher runs in every step."""
 
     def __post_init__(self) -> None:
         face_backbones.refuse_weights(self.student, "student")

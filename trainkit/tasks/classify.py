@@ -37,9 +37,9 @@ class Mix:
     cutmix: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """Parameter of the beta distribution of the area of cutmix's rectangle (Yun et al., ICCV 2019). 0: no cutmix."""
     prob: FractionAboveZero = 1.0
-    """Probability that a batch is mixed, above 0 and up to 1."""
+    """Probability that a batch is mixed."""
     switch: Fraction = 0.5
-    """Probability of cutmix, 0 to 1, where mixup and cutmix are both on."""
+    """Probability of cutmix where mixup and cutmix are both on."""
     mode: Literal["batch", "pair", "elem"] = "batch"
     """Unit that gets its own mixing ratio: a batch, a pair of images, or an image (elem)."""
 
@@ -58,8 +58,7 @@ class Classify:
     net: timm_classifier.Network
     """The network, its initial weights, and which parameters are trained."""
     smoothing: FractionBelowOne = 0.0
-    """Label smoothing: share of the target, from 0 to below 1, that is spread evenly over all classes (Szegedy et al.,
-    CVPR 2016)."""
+    """Label smoothing: share of the target that is spread evenly over all classes (Szegedy et al., CVPR 2016)."""
     mix: Mix | None = None
     """Mixup and cutmix. None: images are not mixed."""
     class_weights: dict[str, Positive] = field(default_factory=dict)

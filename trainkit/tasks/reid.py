@@ -60,8 +60,8 @@ class Reid:
     contrast: Contrast | None = None
     """Supervised contrastive loss on records, after the neck. None: not used."""
     gather: Literal["all", "local"] = "all"
-    """Records that the losses compare. `all`: those of all processes, so that the number of processes does not change
-    the loss. `local`: only those of the same process. Batch norm sees its own process in either case."""
+    """Records that the losses compare. `all`: those of all processes. `local`: only those of the same process. Batch
+    norm sees its own process in either case."""
     norms: TrainingSpan | None = field(default_factory=lambda: Span(200, "steps"))
     """Interval, in steps, at which the mean lengths of features are logged: before the neck, after it, and fused. Null:
     never."""

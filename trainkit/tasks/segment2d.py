@@ -58,7 +58,7 @@ class Segment2d:
     aux_weight: NotNegative = 1.0
     """Weight of the loss of each auxiliary head; the main output has weight 1."""
     boundary: Annotated[float, Field(ge=0, le=0.1)] | None = boundary_f_score.SHARE
-    """Tolerance of the boundary F-score as a share of the image's diagonal, 0 to 0.1. Null: the boundary F-score is not
+    """Tolerance of the boundary F-score as a share of the image's diagonal. Null: the boundary F-score is not
     computed."""
     window_batch: Annotated[int, Field(ge=1, le=4096)] = 4
     """Number of windows per forward pass, where evaluation uses windows."""

@@ -55,7 +55,7 @@ class Window:
     """Sliding-window prediction of a whole volume; a window has the size of a training patch."""
 
     overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
-    """Share of a window, 0 to 0.95, that overlaps with the next one."""
+    """Share of a window that overlaps with the next one."""
     weight: Weight = "gaussian"
     """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs
     all equally."""
@@ -74,8 +74,8 @@ class Segment3d:
     window: Window = field(default_factory=Window)
     """Sliding-window prediction of whole volumes."""
     tolerance: Tolerance | dict[str, Tolerance] = TOLERANCE
-    """Tolerance of the normalised surface distance (`nsd`) in mm, 0 to 1,000: one number for all organs, or a number
-    per organ name. Organs that are not named have 1 mm."""
+    """Tolerance of the normalised surface distance (`nsd`) in mm: one number for all organs, or a number per organ
+    name. Organs that are not named have 1 mm."""
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""

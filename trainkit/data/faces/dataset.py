@@ -39,9 +39,8 @@ class Faces:
     """Aligned face images with identities; evaluated on verification or identification sets."""
 
     train: str
-    """Training set: a folder of identities, packed folder, saved `datasets` folder, parquet file or folder, InsightFace
-    folder with train.rec, or `sample`. A set that is not packed is packed once, into the cache
-    (`TRAINKIT_CACHE`)."""
+    """Training set: a folder of identities, InsightFace folder with train.rec, parquet, saved `datasets` folder, packed
+    folder, or `sample`."""
     columns: dict[Literal["image", "label", "split", "name"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
@@ -51,12 +50,11 @@ class Faces:
     """Side of an image in pixels. Larger images are scaled down when they are packed."""
     fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
     """Preparation of images when they are packed. `square`: aligned square images, scaled down. `align`: warped to the
-    ArcFace template by the five points of `landmarks5.json` beside the identities or beside pairs.csv. `crop`: the
-    largest centre square, scaled up or down; for faces that are centred and of one size."""
+    ArcFace template by `landmarks5.json` beside them. `crop`: the largest centre square; for centred faces of one
+    size."""
     hold_out: str | None = field(default=None, metadata={"hash": "set"})
-    """File of pairs (`path_a,path_b,same`) of images in `train`, with paths relative to it, as `trainkit cp --data`
-    writes them. Every person named in it is excluded from training, and `held_out` in `evaluate` stands for these
-    pairs. null: no held-out split."""
+    """File of pairs (`path_a,path_b,same`) of images in `train`, with relative paths. Every person in it is excluded
+    from training, and `held_out` in `evaluate` stands for these pairs. null: none."""
     flip: bool = True
     """Mirror half of the training images, a different half in each epoch."""
     evaluate: dict[str, str] = field(default_factory=dict)

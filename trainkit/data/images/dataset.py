@@ -60,10 +60,8 @@ class Images:
     NAME.inspection and NAME.retrieval, and so does `train`, without augmentation."""
 
     train: str
-    """Training set: a folder of classes (nested ones too), parquet, saved `datasets` folder, `hf://owner/name#split`,
-    packed folder, or a built-in set: `sample:objects`, `sample:eyes`. Also images with `metadata.csv`, a table of paths
-    (`.csv`, `.jsonl`), or webdataset shards (`.tar`, or a folder of them). A set that is not packed is packed once,
-    into the cache."""
+    """Training set: a folder of classes, a table (`.csv`, `.jsonl`, parquet, `metadata.csv`), saved `datasets` folder,
+    `hf://owner/name#split`, webdataset shards, packed folder, `sample:objects` or `sample:eyes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
     training."""
@@ -76,8 +74,7 @@ class Images:
     """Side of an image in pixels, or [height, width]."""
     fit: Literal["crop", "stretch", "keep"] = "crop"
     """Preparation of images when they are packed. `crop`: the largest centre crop of that shape. `stretch`: the whole
-    image, resized. `keep`: images stay encoded at their own sizes and are cropped when they are read, by `augment:
-    {name: timm}`."""
+    image, resized. `keep`: stored at their own sizes and cropped by `augment: {name: timm}`."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
@@ -85,12 +82,12 @@ class Images:
     augment: Augment = field(default_factory=Plain)
     """Augmentation of training images: `none`, `light` (on the device) or `timm` (in workers)."""
     group: str | None = None
-    """Regular expression with one part in parentheses that finds the group of an image in its id (its relative path, or
-    its `image_path`): a person, video or alphabet that must not be in two splits. `each`: every image is its own group.
-    null: the groups that the source names, if any."""
+    """Regular expression with one part in parentheses that finds in the relative path of an image its group, such as a
+    person, which must not be in two splits. `each`: every image is its own group. null: the groups that the source
+    names."""
     hold_out: HoldOut | None = None
-    """Held-out split: groups that are excluded from training and evaluated as `held_out`; a percentage of them, chosen
-    by name and `split_seed`, or a list of their names. null: none."""
+    """Groups that are excluded from training and evaluated as `held_out`: a percentage of them, or a list of names.
+    null: none."""
     split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
     """Seed by which a percentage of `hold_out` and the images of `cap` are chosen, so that runs with other `seed`s are
     evaluated on the same images."""
@@ -102,12 +99,10 @@ class Images:
     """The evaluation data has other classes than the training data: only retrieval is offered. Held-out groups take
     their classes with them."""
     sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
-    """Sampling of training images. `uniform`: each image once per epoch. `balanced`: with replacement, every class
-    equally often. A block of weights per class (others: 1): with replacement, in proportion to the weight. An image
-    drawn twice in an epoch is augmented the same way."""
+    """Sampling of training images. `uniform`: each once per epoch. `balanced`: with replacement, every class equally
+    often. A block of weights per class (others: 1): with replacement, in proportion to the weight."""
     cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
-    """Largest number of images used for separation, inspection and the evaluation of `train`: a fixed random subset
-    with the class proportions of the set."""
+    """Largest number of images used for separation, inspection and the evaluation of `train`: a fixed random subset."""
     name: Literal["images"] = "images"
     """Kind of data."""
 

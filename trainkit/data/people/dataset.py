@@ -54,9 +54,8 @@ class People:
     (with images of ranked lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
 
     train: str
-    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`)
-    with a row for each record, a table with images (`hf://owner/name`, parquet, a saved set, shards), the built-in
-    `sample:people`, or `derived:FOLDER` of photographs, `FOLDER/<person>/*.jpg`."""
+    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`), a
+    table with images, `sample:people`, or `derived:FOLDER` of photographs."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
     training."""
@@ -85,20 +84,20 @@ class People:
     sampler: Sampler
     """Composition of training batches: `pk`, `modal_pk` or `pairs`."""
     queries: Literal["all", "one"] = "all"
-    """Queries of a training batch. `all`: for each person, every combination of the non-RGB modalities of which the
-    batch has records. `one`: the one combination of all of them."""
+    """Queries of a training batch, for each person. `all`: every combination of the non-RGB modalities. `one`: the one
+    of all of them."""
     modality_dropout: ModalityDropout | None = None
     """Random removal of modalities from queries in training. null: none."""
     hold_out: HoldOut | None = None
-    """Held-out split: identities that are excluded from training and evaluated as `held_out`; a percentage of them,
-    chosen by name and `split_seed`, or a list of their names. null: none."""
+    """Identities that are excluded from training and evaluated as `held_out`: a percentage of them, or a list of names.
+    null: none."""
     split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
     """Seed by which a percentage of `hold_out` is chosen, so that runs with other `seed`s are evaluated on the same
     people."""
     same_camera: SameCamera = field(default="ignore", metadata={"hash": ("ignore", "published"), "before": "published"})
     """Gallery images of a query's person from the query's own camera. `ignore`: neither right nor wrong, where both
-    cameras are known, as in Market-1501's protocol; SYSU-MM01 has its own rule. `keep`: they count. `published`:
-    ignored in published layouts alone, as in runs that are older than this key."""
+    cameras are known. `keep`: they count. `published`: ignored in published layouts alone, as in runs older than this
+    key."""
     rerank_strict: bool = False
     """Condition of NAME.reranked for joining two neighbourhoods. false: at least two thirds overlap, as in the
     k-reciprocal re-ranking paper. true: more than two thirds, as in its authors' code."""

@@ -84,8 +84,8 @@ class ModalPK(_Blocks):
     half: bool = False
     """K/2 records of RGB and K/2 of other modalities, strictly."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
-    """People with too few records of other modalities (with `half`, or of RGB). `repeat`: records repeat within a draw.
-    `fill`: more RGB records, without repetition while there are others. `drop`: the person is not drawn."""
+    """People with too few records. `repeat`: records repeat within a draw. `fill`: more RGB records. `drop`: the person
+    is not drawn."""
     epoch: Literal["people", "records"] = "people"
     """Length of an epoch. `people`: every eligible person once. `records`: as many draws as they have records."""
     batches_per_epoch: Count | None = None
@@ -120,7 +120,7 @@ class Pairs(_Blocks):
     in turn where it has several; any where it has none."""
     short: Literal["repeat", "fill", "drop"] = "repeat"
     """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
-    records, without repetition while there are others. `drop`: the person is not drawn."""
+    records. `drop`: the person is not drawn."""
     epoch: Literal["anchors", "people", "records"] = "anchors"
     """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: as many
     draws as records."""

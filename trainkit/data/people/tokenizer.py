@@ -160,8 +160,7 @@ class Captions:
     """`words`: each word gets an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
     rule: Literal[1, 2] = field(default=2, metadata={"hash": (1, 2), "before": 1})
     """Division into `words`. 2: at spaces and punctuation; Chinese and Japanese by character; Thai, Lao, Khmer and
-    Burmese by grapheme cluster; marks stay on their letters. 1: runs of letters and digits, cut by marks, as in runs
-    that are older than this key."""
+    Burmese by grapheme cluster. 1: runs of letters and digits, as in runs older than this key."""
     length: Annotated[int, Field(ge=3, le=4096)] = 77
     """Number of tokens of a caption, end token included; longer captions are cut."""
     vocabulary: Annotated[int, Field(ge=3, le=1 << 20)] = 4096

@@ -41,9 +41,8 @@ class Scenes:
     with sliding windows), NAME.few and NAME.overlays (images of predictions), and so does `train`."""
 
     train: str
-    """Training set: a list of images and masks (`.txt`, `.csv`: `image,label` per line), folders in the layout of
-    CamVid, Cityscapes, ADE20K, Pascal VOC or COCO-Stuff (`cityscapes#train`), folders of images and masks side by side,
-    a table or `hf://owner/name#split` with columns of both, or the built-in `sample:scenes`."""
+    """Training set: a list of images and masks (`.txt`, `.csv`), folders of images and masks, COCO JSON, the layout of
+    CamVid, Cityscapes, ADE20K, Pascal VOC or COCO-Stuff, a table, `hf://owner/name#split`, or `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`."""
     columns: dict[Literal["image", "mask", "split", "name"], str] = field(
@@ -62,16 +61,14 @@ class Scenes:
     size: tuple[SceneSide, SceneSide] | None = None
     """Height and width to which images and masks are resized once, when they are packed. null: as in the files."""
     store: Literal["auto", "decoded", "encoded"] = "auto"
-    """Storage of packed images. `decoded`: as pixels; all must be of one size. `encoded`: as files; a crop of a 1024 x
-    2048 PNG then takes 0.1 s instead of 0.02. `auto`: decoded where that takes less than 2 GB."""
+    """Storage of packed images. `decoded`: as pixels, all of one size. `encoded`: as files; a crop of a 1024 x 2048 PNG
+    then takes 0.1 s instead of 0.02. `auto`: decoded below 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
-    """Shorter side to which each image is resized when it is read, a factor beside those of `augment.scales` and
-    `eval_scales`. null: as packed. Predictions are evaluated at the packed size, or with `score_at: file` at the
-    file's, in any case."""
+    """Shorter side to which each image is resized when it is read, before `augment.scales` and `eval_scales`. null: as
+    packed."""
     score_at: Literal["prepared", "file"] = field(default="prepared", metadata={"hash": "set"})
-    """Resolution at which predictions are evaluated where `size` is given. `prepared`: the packed size. `file`: masks
-    of evaluation sets keep the size of their files, and the network's outputs are resized to it (bilinear) before the
-    argmax, so that networks with different input sizes are compared on the same pixels."""
+    """Resolution of evaluation where `size` is given. `prepared`: the packed size. `file`: masks keep the size of their
+    files, to which outputs are resized, so that networks with different input sizes can be compared."""
     mean: tuple[Fraction, Fraction, Fraction] = (0.485, 0.456, 0.406)
     """Mean per channel (red, green, blue) that is subtracted from pixels in 0 .. 1. Default: ImageNet's."""
     std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)

@@ -63,8 +63,8 @@ class Distance:
     cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
     """Largest distance, in pixels of the packed image; larger distances are clipped to it. At most 63.75."""
     ignored: Literal["boundary", "no"] = "no"
-    """`boundary`: the border with pixels that are not labelled counts as a boundary too; for sets with an unlabelled
-    rim around every object (Pascal VOC), whose classes hardly ever touch. `no`: it does not count."""
+    """`boundary`: the border with unlabelled pixels counts as a boundary too, as in Pascal VOC with its unlabelled
+    rims. `no`: it does not count."""
 
     def __post_init__(self) -> None:
         self.cap = float(self.cap)  # 16 and 16.0 name the same maps

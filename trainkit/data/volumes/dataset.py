@@ -62,12 +62,11 @@ class Volumes:
     """Names of the labels 1, 2, ... null: the names in the source. A label called `ignore` is not a class: its voxels
     are in no loss and no score."""
     labels: dict[str, Whole] | None = field(default=None, metadata={"hash": "set"})
-    """Classes and their values, where label maps hold other values than 1, 2, ...; use it instead of `names`: {kidney:
-    205, tumour: 420}. Classes are numbered in this order; 0 is the background, and `ignore: 255` stands for
-    unlabelled voxels. null: as `names`."""
+    """Classes and their values, in place of `names`, where label maps hold other values than 1, 2, ...: {kidney: 205,
+    tumour: 420}. 0 is the background, and `ignore: 255` stands for unlabelled voxels. null: as `names`."""
     channels: list[str] | None = field(default=None, metadata={"hash": "set"})
-    """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), of
-    which you can select some, or names for numbered channels. null: all, as in the source."""
+    """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), or
+    names for numbered channels. null: all, as in the source."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     """Voxel spacing in mm along depth, height and width, to which volumes are resampled once. null: as in the files."""
     patch: tuple[Side, Side, Side]
