@@ -121,7 +121,7 @@ def command(*words):
     except SystemExit as leaving:
         codes.append((words[0], leaving.code))
 toy = [sys.argv[1], "--plugin", "toy"]
-for verb in ("check", "preflight", "limits", "syncs"):
+for verb in ("check", "preflight", "syncs"):
     command(verb, *toy)
 command("run", *toy, "train.length=4 steps", "log.ceilings=measure")
 command("evaluate", "toy", "--plugin", "toy")
