@@ -481,6 +481,23 @@ def test_pixels_of_a_sample_are_counted_before_it_is_decoded(tmp_path):
         assert served_requests._pixels(sample) == count, sample
 
 
+def test_a_sample_counts_as_what_the_network_sees_of_it():
+    dot, volume = io.BytesIO(), samples.nifti_bytes(np.zeros((4, 5, 6, 2)), (1, 2, 50), "")
+    Image.new("1", (1, 1)).save(dot, "PNG")
+    served_requests.check_size([dot.getvalue()] * 3_900, (224, 224))
+    with pytest.raises(UserError, match="200,704,000 pixels in 4000 samples as the network sees them; expected at"):
+        served_requests.check_size([dot.getvalue()] * 4_000, (224, 224))
+    with pytest.raises(UserError, match="in 200001 samples"):
+        served_requests.check_size([np.zeros((1, 1, 3), np.uint8)] * 200_001)
+    assert served_requests._pixels(volume, (1, 1, 1)) == served_requests._pixels(gzip.compress(volume), (1, 1, 1))
+    assert served_requests._pixels(volume, (1, 1, 1)) == 24_000 and served_requests._pixels(volume, (9, 9, 9)) == 240
+    given = np.zeros((10, 10, 10)), (500, 500, 500)
+    with pytest.raises(UserError, match="125,000,000,000 pixels in 1 sample as the network sees them"):
+        served_requests.check_size([given], None, (1, 1, 1))
+    for spacing in (None, (1, 2), ("a", "b", "c"), (float("nan"),) * 3):
+        assert served_requests._pixels((given[0], spacing), (1, 1, 1)) in (0, 1000), "its reader refuses it"
+
+
 def test_a_model_of_another_format_or_without_its_files_is_refused(classifier, tmp_path, monkeypatch):
     _, stored, _ = classifier
     folder = shutil.copytree(stored, tmp_path / "model")

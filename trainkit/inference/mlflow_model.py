@@ -188,6 +188,8 @@ class LoadedModel:
 
     def __init__(self, predictor: Predictor):
         self.predictor = predictor
+        prepared = preprocess.of(data := predictor.recipe.data)
+        self._side = data.size if isinstance(data, Scenes) else prepared.side if prepared else None
 
     def get_raw_model(self) -> nn.Module:
         """Return the bare network, for `PyFuncModel.get_raw_model`."""
@@ -205,7 +207,7 @@ class LoadedModel:
         try:
             given = _samples(model_input, bool(self.predictor.meta.axes), served)
             if served:
-                check_size(given)
+                check_size(given, self._side, self.predictor.meta.resampled)
             found = self.predictor.predict(given, mirror=bool((params or {}).get(MIRROR)))
         except UserError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None

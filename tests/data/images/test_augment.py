@@ -371,6 +371,19 @@ def test_what_is_scored_is_cut_from_the_middle_by_timm(folder):
         assert torch.allclose(split.on_device(batch)["image"][i], transform(picture), atol=1e-5)
 
 
+def test_of_a_thin_image_the_middle_alone_is_resized(monkeypatch):
+    """An image of 1 x 5000 would become 224 x 1,120,000 on its way."""
+    timm, sizes = augment._timm_transform((24, 24), crop_pct=0.8, normalize=False), []
+    seen = lambda image: sizes.append(image.size) or timm(image)  # noqa: E731
+    monkeypatch.setattr(augment, "_timm_transform", lambda *_, **__: seen)
+    line = np.repeat(np.arange(5000) % 251, 3).astype(np.uint8).reshape(1, 5000, 3).repeat(4, 0)
+    cut = Timm(name="timm", crop_pct=0.8).scoring((24, 24))
+    assert torch.equal(cut(line), timm(Image.fromarray(line))), "what is cut from the middle is the same"
+    for shape in ((5000, 4), (4, 64), (40, 63)):
+        cut(np.zeros((*shape, 3), np.uint8))
+    assert sizes == [(64, 4), (4, 64), (64, 4), (63, 40)]
+
+
 def test_zero_bits_of_posterize_are_black_and_no_exception():
     picture = Image.fromarray(pictures(1)[0].permute(1, 2, 0).numpy())
     assert not np.asarray(augment._posterize(picture, 0)).any()
