@@ -141,6 +141,41 @@ def test_weights_of_another_split_are_refused_before_any_work(old, mine, home):
     assert "split_seed: 1" in recipe_check.check(RunRequest(mine, words[:1]))
 
 
+@pytest.mark.parametrize(
+    ("trained", "scored", "leaks"),
+    [
+        ("20%", "20%", ""), ("20%", "10%", ""), ("10%", "20%", "hold_out"), (None, "20%", "hold_out"),
+        ("20%", None, ""), (["a", "b"], ["b"], ""), (["b"], ["a", "b"], "hold_out"), ("20%", ["a"], "hold_out"),
+        (["a"], "20%", "hold_out"),
+    ],
+)  # fmt: skip
+def test_what_weights_were_trained_on_is_not_held_out(trained, scored, leaks):
+    blocks = [{"name": "images", "hold_out": one, "group": "each", "stratify": False} for one in (trained, scored)]
+    assert stored_recipes.exposed(*blocks) == leaks
+    both = isinstance(trained, str) and isinstance(scored, str)
+    assert stored_recipes.exposed(blocks[0] | {"stratify": True}, blocks[1]) == ("stratify" if both else leaks)
+    folds = [{"name": "volumes", "fold": fold, "folds": 5} for fold in (None, 0, 1)]
+    assert [stored_recipes.exposed(one, folds[1]) for one in folds] == ["fold", "", "fold"]
+    assert [stored_recipes.exposed(one, folds[0]) for one in folds] == [""] * 3
+
+
+def test_weights_that_saw_what_is_held_out_are_refused(old, mine, home):
+    start = f"task.net.weights=run:{old.folder.name}"
+    assert load(dependencies.with_their_split(RunRequest(mine, (start, "data.hold_out=10%")), home))
+    for word, theirs in (("hold_out=40%", "20%"), ("stratify=false", "True")):
+        request = RunRequest(mine, (f"data.{word}",))
+        with pytest.raises(UserError, match=rf" in mine\.yaml; expected {theirs}, the split of run mine-s1"):
+            evaluate_run.evaluate(request, old.folder.name, log=False)
+        with pytest.raises(UserError, match="these were trained on what it holds out"):
+            recipe_check.check(RunRequest(mine, (start, *request.overrides)))
+    student = loader.tree(loader.load(mine))
+    with pytest.raises(
+        UserError, match=r"data\.hold_out: None in mine\.yaml; expected 20%, the split of student\.yaml"
+    ):
+        teacher = ("data.hold_out=null", "data.stratify=false", "evaluations={}", "best=null")
+        dependencies.with_split_of(RunRequest(mine, teacher), student, "student.yaml", makes=True)
+
+
 def test_a_recipe_that_makes_weights_has_the_split_of_the_one_that_needs_them(mine):
     student = loader.tree(loader.load(mine, ["data.split_seed=3"]))
     made = dependencies.with_split_of(RunRequest(mine, ("seed=9",)), student, "student.yaml")
@@ -188,8 +223,10 @@ def test_runs_of_two_splits_are_not_comparable_and_it_is_said_why(mine, store):
 
 
 def test_sweeps_and_repeats_over_splits_are_refused(mine):
-    with pytest.raises(UserError, match=r"not comparable: data\.split_seed"):
-        sweep.settings(RunRequest(mine, ("data.split_seed=0,1",), sweep=sweep.Sweep()))
+    for key, words in (("split_seed", "0,1"), ("hold_out", "20%,40%"), ("stratify", "true,false")):
+        with pytest.raises(UserError, match=rf"not comparable: data\.{key} gives every setting other held-out data"):
+            sweep.settings(RunRequest(mine, (f"data.{key}={words}",), sweep=sweep.Sweep()))
+    assert sweep.settings(RunRequest(mine, ("data.split_seed=4", "seed=0,1"), sweep=sweep.Sweep()))
     children = children_of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
     assert [(child.recipe.seed, child.recipe.data.split_seed) for child in children] == [(0, 4), (1, 4), (2, 4)]
     with pytest.raises(UserError, match="not comparable: val is other data for each seed"):

@@ -45,7 +45,7 @@ def check(request: RunRequest) -> str:
     for name, source in recipe.task.required_weights().items():
         if source.recipe is not None:
             other = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
-            other = dependencies.with_split_of(other, loader.tree(recipe), request.path.name)
+            other = dependencies.with_split_of(other, loader.tree(recipe), request.path.name, makes=True)
             needed = load(other)
             refuse_unknown(needed)
             open_lines = new_recipe.open_lines(other.path, needed)

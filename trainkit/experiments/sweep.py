@@ -77,8 +77,9 @@ def _comparable(children: Sequence[Child]) -> None:
         if (recipe.device, recipe.train.precision) != (first.device, first.train.precision):
             found = "a launch has one `device` and one `train.precision`, and a sweep is one launch"
             raise UserError(said, found, remedy="run each on its own, then trainkit compare")
-        if stored_recipes.split_seed(loader.tree(recipe)) != stored_recipes.split_seed(loader.tree(first)):
-            found = "not comparable: data.split_seed gives every setting other held-out data"
+        held, others = (stored_recipes.division(loader.tree(one)) for one in (recipe, first))
+        if (key := next((key for key in {**others, **held} if held.get(key) != others.get(key)), None)) is not None:
+            found = f"not comparable: data.{key} gives every setting other held-out data"
             raise UserError(said, found, remedy="keep one split, and vary `seed`")
         if recipe.best != first.best:
             raise UserError(said, "all settings must have the same `best`", remedy="leave it unchanged in the recipe")

@@ -105,7 +105,7 @@ class _Validation:
         child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins)
         if child.path.resolve() in self.above:
             raise UserError(f"task.{name}.recipe", f"{child.path.name} would need its own weights", "another recipe")
-        child = dependencies.with_split_of(child, loader.tree(needing), request.path.name)
+        child = dependencies.with_split_of(child, loader.tree(needing), request.path.name, makes=True)
         recipe = load(child)
         refuse_unknown(recipe)
         (folder := scratch / name).mkdir()

@@ -157,7 +157,7 @@ def _with_its_split(request: RunRequest, subject: Subject) -> RunRequest:
         trained, named = dependencies.trained_by(subject.file)
     except UserError:
         return request
-    return dependencies.with_split_of(request, trained, named)
+    return dependencies.with_split_of(request, trained, named, recipe=_recipe(request))
 
 
 def _recipe(request: RunRequest) -> Recipe:

@@ -78,7 +78,7 @@ def gather(
             )
         else:
             child = RunRequest(beside(request.path, source.recipe), plugins=request.plugins, elastic=request.elastic)
-            child = with_split_of(child, loader.tree(recipe), request.path.name)
+            child = with_split_of(child, loader.tree(recipe), request.path.name, makes=True)
             dependencies[name] = _made(name, child, request.resume is not None, runtime, store, train)
     return dependencies
 
@@ -155,27 +155,38 @@ def run_of(weights: Path) -> RunFolder | None:
     return RunFolder(home) if home is not None and (home / "run.json").is_file() else None
 
 
-def with_split_of(request: RunRequest, other: Tree, named: str) -> RunRequest:
+def with_split_of(
+    request: RunRequest, other: Tree, named: str, *, makes: bool = False, recipe: Recipe | None = None
+) -> RunRequest:
     """Return the request with the split of another recipe, as values, of the same data, where it names no split.
 
-    Raises UserError where it names a different one; with `leakage: allow` that is a warning.
+    `other` trained the weights that the request starts from; with `makes` the request makes those of `other`. `recipe`
+    is that of the request where it is loaded already.
+    Raises UserError where it names a different one, or holds out more than the weights were kept from; with `leakage:
+    allow` that is a warning.
     """
-    theirs = stored_recipes.split_seed(other)
-    if theirs is None:
+    recipe = recipe or load(request)
+    own, theirs = loader.tree(recipe)["data"], other.get("data") if isinstance(other, dict) else None
+    if not isinstance(theirs, dict) or own.get("name") != theirs.get("name"):
         return request
-    recipe = load(request)
-    own, train = stored_recipes.split_seed(loader.tree(recipe)), named_sets(recipe.data)["train"]
-    if own in (None, theirs) or locate(train) != locate(str(other["data"].get("train"))):
+    if locate(named_sets(recipe.data)["train"]) != locate(str(theirs.get("train"))):
         return request
-    if not loader.states(request.path, request.overrides, "data", "split_seed"):
-        _tell_split(f"note: data.split_seed={theirs} in {request.path.name}, the split of {named}")
-        return replace(request, overrides=(*request.overrides, f"data.split_seed={theirs}"))
-    found, expected = f"{own} in {request.path.name}", f"{theirs}, the split of {named}"
+    seeds = [stored_recipes.split_seed({"data": data}) for data in (own, theirs)]
+    key = stored_recipes.exposed(*((own, theirs) if makes else (theirs, own)))
+    if None not in seeds and seeds[0] != seeds[1]:
+        if loader.states(request.path, request.overrides, "data", "split_seed"):
+            key = "split_seed"
+        else:
+            _tell_split(f"note: data.split_seed={seeds[1]} in {request.path.name}, the split of {named}")
+            request = replace(request, overrides=(*request.overrides, f"data.split_seed={seeds[1]}"))
+    if not key:
+        return request
+    found, expected = f"{own.get(key)} in {request.path.name}", f"{theirs.get(key)}, the split of {named}"
     if isinstance(recipe.data, ChecksLeakage) and recipe.data.leakage == "allow":
-        _log.warning("data.split_seed: %s, not %s: images that were trained on are evaluated", found, expected)
+        _log.warning("data.%s: %s, not %s: images that were trained on are evaluated", key, found, expected)
         return request
     remedy = "leave it out, or use other weights: these were trained on what it holds out"
-    raise UserError("data.split_seed", found, expected, remedy)
+    raise UserError(f"data.{key}", found, expected, remedy)
 
 
 @functools.cache
