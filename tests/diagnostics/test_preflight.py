@@ -206,6 +206,8 @@ def test_an_evaluation_that_would_fail_at_the_end_fails_now(quick):
         preflight.command(order("evaluations={val: {split: nothing}}", "best=null"), say=print)
 
 
-def test_a_training_of_three_updates_is_refused(tmp_path, quick):
-    with pytest.raises(UserError, match=r"a training of 2 steps; expected more than 3 steps"):
-        flown(tmp_path, "train.length=2 steps", "checkpoints={every: null, at_end: false}")
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_training_without_a_step_that_is_timed_is_refused(tmp_path, quick, steps):
+    """Of 4 steps no interval was known, and the report ended in a traceback."""
+    with pytest.raises(UserError, match=f"a training of {steps} steps; expected 5 steps or more"):
+        flown(tmp_path, f"train.length={steps} steps", "checkpoints={every: null, at_end: false}")

@@ -127,9 +127,9 @@ def fly(
     )
     logger = RunLogger(short, _Scratch(folder))
     with Trainer(short, data, runtime, logger, weights=found) as trainer:
-        if trainer.plan.steps <= FIRST:
+        if trainer.plan.steps < FIRST + 2:  # the first step after the resume is not timed
             steps = number_of(trainer.plan.steps, "steps")
-            raise UserError("preflight", f"a training of {steps}", f"more than {FIRST} steps")
+            raise UserError("preflight", f"a training of {steps}", f"{FIRST + 2} steps or more")
         trainer.start()
         costs = trainer.evaluator.costs
         _updates(trainer, FIRST)
