@@ -285,6 +285,7 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
     seen = batch_norm(recipe)
     if seen is not None and _seen(seen, plan.micro_batch, plan.active) < plan.batch_size:
         lines.append(("Warning", _statistics(plan, seen)))
+    lines += [("Warning", text) for text in _without_effect(recipe, plan)]
     lines += [("LR", text) for text in _rates(recipe, plan)]
     lines += [
         ("Evaluation", _evaluation(name, e, plan, splits[name].size, seconds.get(name, 0.0)))
@@ -294,6 +295,16 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
     limit = f"; a killed run loses at most {saves.lose_at_most}" if saves.lose_at_most else ""
     lines.append(("Checkpoint", f"{f'every {saves.every}' if saves.every else 'at the end'}{limit}"))
     return "\n".join(plan_line(key, text) for key, text in lines)
+
+
+def _without_effect(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """Yield a sentence for early stopping and a plateau that no evaluation before the last step can bring about."""
+    for key, metric in recipe.named_metrics():
+        every = recipe.evaluations[name := metric.partition("/")[0]].every
+        if key not in ("stop_when.metric", "train.schedule.metric") or every is None or every.timed:
+            continue
+        if every.steps(plan.steps_per_epoch, plan.batch_size) >= plan.steps:
+            yield f"{key} has no effect: evaluations.{name} runs every {every}, not before the last step"
 
 
 def plan_line(key: str, text: str) -> str:
