@@ -376,7 +376,7 @@ class Scores:
     curves: Columns = field(default_factory=dict)
     """Arrays for figures, by kind (`roc`: {"far": ..., "tar": ...})."""
     chance: dict[str, float] = field(default_factory=dict)
-    """Upper bound of chance for some metrics: 999 of 1,000 guesses are below."""
+    """Bound of chance for some metrics: 999 of 1,000 guesses are below, or above where lower values are better."""
     samples: int = 0
     """Number of evaluated samples; the loop counts them."""
     tables: dict[str, Columns] = field(default_factory=dict)

@@ -182,12 +182,16 @@ def test_bounds_of_guessing_are_in_the_journal(runs):
         ("lfw/auc", {"accuracy": 0.2, "auc": 0.8}, {"lfw/auc": 0.6, "lfw/accuracy": 0.5}, True, "^lfw/auc 0.8000, "),
         ("lfw/accuracy", {"accuracy": 0.9}, {"cfp/auc": 0.6, "lfw/ema/auc": 0.6}, None, "is unknown"),
         ("lfw/accuracy", {"accuracy": math.nan}, {}, False, "lfw/accuracy is nan"),
+        ("lfw/eer", {"eer": 0.1}, {"lfw/eer": 0.4}, True, "0.1000, lower bound of chance level 0.4000"),
+        ("lfw/eer", {"eer": 0.5}, {"lfw/eer": 0.4}, False, "0.5000, lower bound of chance level 0.4000"),
     ],
 )
 def test_where_the_score_has_no_bound_those_of_its_evaluation_count(metric, scores, bounds, passed, why):
     points = {f"lfw/{name}": [journal.Point(3, 0.0, 0), journal.Point(7, v, 0)] for name, v in scores.items()}
     history = journal.History(points, [journal.Event(0, 3, "chance", bounds)] if bounds else [])
-    check = promote._above_chance_level(promote._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history))
+    check = promote._above_chance_level(
+        promote._Candidate(RunFolder(Path("x")), "", metric, "best", 7, "", history, metric == "lfw/eer")
+    )
     assert check.passed is passed
     assert re.search(why, check.why)
 

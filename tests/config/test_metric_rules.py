@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import sys
@@ -16,8 +17,10 @@ from trainkit.config.run_request import Sweep
 from trainkit.config.schema import Recipe
 from trainkit.config.targets import targets_reached
 from trainkit.config.units import Gate, Span
+from trainkit.errors import UserError
 from trainkit.experiments import optuna_search, sweep
 from trainkit.experiments.sweep import Trial
+from trainkit.interfaces import Scores
 from trainkit.training import best
 from trainkit.training.state import Plateau
 
@@ -155,6 +158,16 @@ def test_a_task_declares_the_directions_of_its_metrics(monkeypatch):
         other = "max" if mode == "min" else "min"
         with pytest.raises(ConfigError, match=f"expected {mode}"):
             loader.load(TOY, (*words, f"best.mode={other}"), plugins)
+
+
+def test_a_network_that_only_guesses_is_known_by_what_is_better():
+    for metrics, declared, guesses in (
+        ({"top1": 0.2}, {}, True), ({"top1": 0.4}, {}, False), ({"eer": 0.2}, {}, False), ({"eer": 0.4}, {}, True),
+        ({"off": 0.2}, {"off": "lower"}, False), ({"off": 0.2}, {}, True), ({"off": math.nan}, {"off": "lower"}, True),
+    ):  # fmt: skip
+        scores = Scores(metrics, {}, chance=dict.fromkeys(metrics, 0.3))
+        with pytest.raises(UserError, match="no better than guessing") if guesses else contextlib.nullcontext():
+            best.refuse_chance("teacher", "val", scores, declared)
 
 
 @pytest.mark.parametrize("name, directions", [("says_up", {"off": "up"}), ("contradicts", {"accuracy": "lower"})])

@@ -61,6 +61,7 @@ DIRECTIONS = {
         ),
         *("lfw/eer", "teacher/lfw/eer", "pixels/lfw/eer", "val/fnmr@1e-3", "val/fnmr_at_fmr_1e-4", "val/bayes_error"),
         *("val/hd95_mm.liver", "val/hd95_mean_mm", "val/ema/asd_mm.left kidney", "val/volume_error_mean_mm3"),
+        *("val/hd95_mm.map", "val/hd95_mm.rank_1", "val/asd_mm.minp"),
         *("val/missed", "pooled/val/invented", "val/intra", "val/mae", "val/log_loss", "sweep/best/val/nll"),
         *("train/loss", "final/train/loss", "train/id_loss", "val/loss", "time/eval_val_s", "final/time/wall_s"),
         *("time_to/val/top1_0.9", "speed/step_ms_p99", "cost/gpu_hours", "device/idle_ms"),

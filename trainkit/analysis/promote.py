@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.config import diff, loader, metric_rules, stored_recipes
+from trainkit.config import diff, loader, metric_rules, metric_table, stored_recipes
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
@@ -323,8 +323,15 @@ def _above_chance_level(candidate: _Candidate) -> Check:
             f"{metric} {value:.4f}; its chance level is unknown, and no champion exists to compare with",
         )
     scores = {name: candidate.value(name) for name in names}
-    above = {name: score is not None and score > bounds[name] for name, score in scores.items()}
-    said = [f"{name} {_said(score)}, upper bound of chance level {bounds[name]:.4f}" for name, score in scores.items()]
+    lower = {name: candidate.lower if name == metric else metric_table.is_lower(name) for name in names}
+    above = {
+        name: score is not None and (score < bounds[name] if lower[name] else score > bounds[name])
+        for name, score in scores.items()
+    }
+    said = [
+        f"{name} {_said(score)}, {'lower' if lower[name] else 'upper'} bound of chance level {bounds[name]:.4f}"
+        for name, score in scores.items()
+    ]
     return Check("chance", all(above.values()), "; ".join(said) + " (99.9 %)")
 
 

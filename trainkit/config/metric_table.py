@@ -221,9 +221,9 @@ def mode(metric: str, declared: Declared | None = None) -> Mode | None:
     return MODES.get(direction(metric.partition("/")[2], declared))
 
 
-def is_lower(metric: str) -> bool:
+def is_lower(metric: str, declared: Declared | None = None) -> bool:
     """Return True for a metric of an evaluation, `EVALUATION/NAME`, of which lower values are better."""
-    return mode(metric) == "min"
+    return mode(metric, declared) == "min"
 
 
 def settled(metric: str, given: Mode | None, declared: Declared | None = None) -> tuple[Mode | None, bool]:
@@ -273,4 +273,6 @@ def _form(name: str) -> re.Pattern[str]:
 def _score(name: str) -> Metric | None:
     every = [one for group in (*GROUPS, CUSTOMARY) for one in group.metrics.items()]
     exact = [metric for known, metric in every if known == name]
-    return next(iter(exact or [metric for pattern, metric in every if fnmatchcase(name, pattern)]), None)
+    # `hd95_mm.map` is that of the organ `map`, and no `*.map`: the pattern that begins with the most of a name counts.
+    ordered = sorted(every, key=lambda one: -len(one[0].partition("*")[0]))
+    return next(iter(exact or [metric for pattern, metric in ordered if fnmatchcase(name, pattern)]), None)

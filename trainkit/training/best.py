@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from trainkit.config import diff, metric_table
+from trainkit.config.metric_table import Declared
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Curve
 from trainkit.errors import UserError, few
@@ -84,14 +85,15 @@ def kept_rows(recipe: Recipe, evaluation: str, scored: Mapping[str, Scores]) -> 
     return {title.replace("/", "_"): scored[title].rows for title in titles}
 
 
-def refuse_chance(name: str, evaluation: str, scores: Scores) -> None:
+def refuse_chance(name: str, evaluation: str, scores: Scores, declared: Declared) -> None:
     """End the run if a network that the training relies on is not better than chance level."""
     for metric, chance in scores.chance.items():
-        if scores.metrics[metric] <= chance:
+        lower = metric_table.is_lower(f"{evaluation}/{metric}", declared)
+        if not _better(scores.metrics[metric], chance, lower):
             raise UserError(
                 f"task.{name}",
                 f"{evaluation}/{metric} is {scores.metrics[metric]:.4f}, no better than guessing",
-                f"above {chance:.4f}",
+                f"{'below' if lower else 'above'} {chance:.4f}",
                 "its weights are untrained, are for another network, or expect other images",
             )
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Runtime
@@ -180,7 +181,7 @@ class Evaluator:
             self._logger.tracker.log(0, {f"{name}/{first}/{key}": value for key, value in scores.metrics.items()})
             self.curves.setdefault(first, {})[name] = scores.curves
             if name in networks.trusted:
-                best.refuse_chance(name, first, scores)
+                best.refuse_chance(name, first, scores, metric_table.declared_by(self._recipe.task))
                 if not scores.chance:
                     self._logger.say(f"{name}: {first} is too small to tell it from guessing")
 
