@@ -135,6 +135,15 @@ def test_a_set_of_one_camera_ignores_nothing_and_says_so(tmp_path):
     assert "every match is from the camera of its query (1 camera" in of.protocol.rule
 
 
+@pytest.mark.parametrize(("name", "told"), [("camid", True), ("Camera ID", True), ("cam", True), ("campus", False)])
+def test_a_column_that_may_be_the_cameras_is_told_of(name, told, tmp_path):
+    root = rgb(tmp_path / "s", *[(who, n, role) for who in "ab" for n, role in ((1, "query"), (1, ""), (2, ""))])
+    (root / "index.csv").write_text((root / "index.csv").read_text().replace("camera", name))
+    of, _, notes = searched(root)
+    assert of.protocol.rule.endswith("are not known, so none is ignored")
+    assert any("may be cameras" in note and name.lower() in note for note in notes) == told
+
+
 def test_queries_without_another_match_are_counted_and_in_no_mean(tmp_path):
     records = [("a", "1", "query"), ("a", "1", "gallery"), ("b", "1", "query"), ("b", "2", "gallery")]
     of, found, _ = searched(rgb(tmp_path / "s", *records))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,6 +104,8 @@ of modality `text` has no path, and `of` names the rgb image that it describes, 
 a distractor of the gallery. `role` is empty, `query` or `gallery`.
 """
 
+_CAMERAS = re.compile(r"cam(era)?[ _-]?(id|idx|index|name|no|nr|num|number)?")
+
 _TABLES = (".csv", ".parquet", ".tsv", ".json", ".jsonl")
 
 
@@ -120,6 +123,8 @@ def _read_table(rows: Rows, file: Path, split: str | None, columns: Columns) -> 
     if "person" not in header or "modality" not in header or not {"path", "text"} & set(header):
         expected = "person, modality, path or text; and where known camera, of, split, role"
         raise UserError(str(file), f"columns {', '.join(header)}"[:300], expected)
+    if "camera" not in header and (alike := [name for name in header if _CAMERAS.fullmatch(name)]):
+        rows.leave_out("columns that may be cameras (`data.columns: {camera: NAME}` reads one)", alike)
     chosen = None
     if "split" in header:
         lines = list(lines)
