@@ -65,6 +65,21 @@ def test_faces_in_any_view_are_taken(yaw, pitch):
     assert reason(seen_from(np.radians(yaw), np.radians(pitch))) is None
 
 
+def test_of_faces_in_profile_that_nod_none_is_refused():
+    """Every eighth of these was: some order of their points fits twice as well."""
+    rng = np.random.default_rng(0)
+    head = np.asarray([[-32, -30, -25], [32, -30, -25], [0, 5, 15], [-25, 32, -15], [25, 32, -15]], float)
+    for _ in range(300):
+        side = rng.choice([-1, 1])
+        yaw, pitch, roll = np.radians([side * rng.uniform(60, 95), rng.uniform(-60, 60), rng.normal(0, 15)])
+        x, y, z = head.T
+        x, z = x * np.cos(yaw) + z * np.sin(yaw), z * np.cos(yaw) - x * np.sin(yaw)
+        y, z = y * np.cos(pitch) - z * np.sin(pitch), y * np.sin(pitch) + z * np.cos(pitch)
+        points = np.column_stack([x * np.cos(roll) - y * np.sin(roll), x * np.sin(roll) + y * np.cos(roll)])
+        points *= (distance := rng.choice([300, 1000])) / (distance - z[:, None])
+        assert reason(points + 150 + rng.normal(0, 2, (5, 2)), 300) is None
+
+
 def test_faces_that_are_turned_cut_off_small_or_near_are_taken():
     for angle in range(0, 360, 30):
         c, s = np.cos(np.radians(angle)), np.sin(np.radians(angle))
