@@ -249,6 +249,13 @@ def test_every_network_of_a_sweep_is_built_and_the_recipe_of_a_teacher_is_opened
     recipe_check.open_all(request)
 
 
+def test_settings_of_a_sweep_beyond_those_whose_networks_are_built_are_planned(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    given = ("train.micro_batch=null", "train.batch_size=4,8,12,16,20,24,28,32,36,400")
+    with pytest.raises(UserError, match="400, but the data has 64 samples"):
+        recipe_check.open_all(RunRequest(TOY, given, ("toy",), sweep=Sweep()))
+
+
 def test_a_large_set_is_not_opened(pictures, monkeypatch):
     monkeypatch.setattr(recipe_check, "MOST_FILES", 3)
     recipe_check.open_all(RunRequest(CONVNEXT, words(pictures, "train.batch_size=400")))

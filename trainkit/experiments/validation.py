@@ -29,7 +29,8 @@ from trainkit.tracking.store import Store
 from trainkit.training import best, dependencies, optimizer, plan, teacher_cache
 
 TRIED = 8
-"""Recipes of a group, of different networks or data, that are validated with their data."""
+"""Recipes of a group, of different networks or data, that are validated with their networks. Of the others, on data
+that is open already, the length, the batches and the evaluations are."""
 _TRIAL = 4
 """Samples that a task predicts for its metrics to be known."""
 
@@ -54,8 +55,12 @@ def validate(request: RunRequest, recipes: Sequence[Recipe], world: int, opened:
         rules = (recipe.best, recipe.stop_when, recipe.time_to, recipe.promote)
         optim = (recipe.optim.groups, recipe.optim.clip_agc, recipe.optim.layer_decay, recipe.optim.name)
         parts = repr((recipe.task, recipe.data, recipe.train, recipe.evaluations, rules, optim))
-        if parts not in seen and len(seen) < TRIED:
-            seen.add(parts)
+        if parts in seen:
+            continue
+        seen.add(parts)
+        if len(seen) > TRIED:
+            validation.planned(recipe)
+        else:
             with tempfile.TemporaryDirectory(prefix="validate-") as scratch:
                 validation.recipe(RunRequest(request.path, plugins=request.plugins), recipe, Path(scratch))
 
@@ -67,12 +72,28 @@ class _Validation:
     precision: str
     above: list[Path] = field(default_factory=list)
     """Recipes that need the one at hand."""
+    data: dict[str, Dataset | None] = field(default_factory=dict)
+    """What was opened, by `data_key`."""
+
+    def planned(self, recipe: Recipe) -> None:
+        """Validate the plan of a recipe without its networks, where its data is open."""
+        launch_settings.check(recipe)
+        if (data := self.data.get(data_key(recipe))) is not None:
+            plan.divided(recipe, data, self.world)
+            plan.evaluated(recipe, data)
+            self._cut(recipe, data)
+
+    def _cut(self, recipe: Recipe, data: Dataset) -> None:
+        cut = plan.Plan.make(recipe, data, self.world, 0)
+        plan.refuse_unheld(recipe, cut)
+        if isinstance(recipe.task, ChecksMicroBatch):
+            recipe.task.check_micro_batch(cut.micro_batch)
 
     def recipe(self, request: RunRequest, recipe: Recipe, scratch: Path) -> Networks | None:
         """Validate a recipe and those that it needs; return its networks, None where they cannot be built yet."""
         launch_settings.check(recipe)
         launch_settings.refuse_other_precision(recipe, self.precision)
-        data = self.opened(recipe)
+        data = self.data[data_key(recipe)] = self.opened(recipe)
         if data is not None:
             plan.divided(recipe, data, self.world)
             plan.updates(recipe, data, self.world)
@@ -133,10 +154,7 @@ class _Validation:
         if recipe.train.activation_checkpointing:
             activation_checkpointing.apply(networks.model)
         optimizer.build(networks.model, recipe.optim)
-        cut = plan.Plan.make(recipe, data, self.world, 0)
-        plan.refuse_unheld(recipe, cut)
-        if isinstance(recipe.task, ChecksMicroBatch):
-            recipe.task.check_micro_batch(cut.micro_batch)
+        self._cut(recipe, data)
         teacher_cache.refuse_uncountable(networks, data.train)
         for name, split in plan.evaluated(recipe, data).items():
             if not isinstance(recipe.task, DeclaresMetrics) and best.named_of(recipe, name):
