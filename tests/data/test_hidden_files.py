@@ -101,7 +101,7 @@ def litter(root: Path) -> int:
             (place / f"._{name}").write_bytes(JUNK)
         for name in (".DS_Store", "Thumbs.db", "desktop.ini", "Icon\r", ".hidden.png", ".hidden.nii.gz"):
             (place / name).write_bytes(JUNK)
-    for name in ("__MACOSX", "@eaDir", ".Trashes", "$RECYCLE.BIN"):
+    for name in ("__MACOSX", "@eaDir", ".Trashes", "$RECYCLE.BIN", "#recycle"):
         for inner in [path.relative_to(root) for path in root.rglob("*") if path.is_file()]:
             copy = root / name / inner
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +138,6 @@ def test_a_file_that_is_named_is_read_whatever_its_name(tmp_path):
 
 
 def test_which_names_are_hidden():
-    hidden = ("._0.png", ".DS_Store", "Thumbs.db", "THUMBS.DB", "desktop.ini", "__MACOSX")
+    hidden = ("._0.png", ".DS_Store", "Thumbs.db", "THUMBS.DB", "desktop.ini", "__MACOSX", "@Recycle")
     assert all(map(folders.is_hidden, hidden))
     assert not any(map(folders.is_hidden, ("0.png", "thumbs.png", "_0.png", "a.b.db")))

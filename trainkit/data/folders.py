@@ -15,7 +15,11 @@ from trainkit.files import Json
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _DEPTH = 16
 _OF_SYSTEMS = frozenset(
-    {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin", "lost+found"}
+    {
+        *("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "lost+found"),
+        *("$recycle.bin", "system volume information", "found.000"),
+        *("@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot"),
+    }
 )
 """What Windows, macOS, file servers and file systems put into folders, beside names that begin with a dot."""
 SPLITS = {
