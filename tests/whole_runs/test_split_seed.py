@@ -152,11 +152,14 @@ def test_weights_of_another_split_are_refused_before_any_work(old, mine, home):
 def test_what_weights_were_trained_on_is_not_held_out(trained, scored, leaks):
     blocks = [{"name": "images", "hold_out": one, "group": "each", "stratify": False} for one in (trained, scored)]
     assert stored_recipes.exposed(*blocks) == leaks
+    older = {key: value for key, value in blocks[0].items() if key != "stratify"}
+    assert stored_recipes.exposed(older, blocks[1]) == leaks, "a run that is older than a key"
     both = isinstance(trained, str) and isinstance(scored, str)
     assert stored_recipes.exposed(blocks[0] | {"stratify": True}, blocks[1]) == ("stratify" if both else leaks)
     folds = [{"name": "volumes", "fold": fold, "folds": 5} for fold in (None, 0, 1)]
     assert [stored_recipes.exposed(one, folds[1]) for one in folds] == ["fold", "", "fold"]
     assert [stored_recipes.exposed(one, folds[0]) for one in folds] == [""] * 3
+    assert stored_recipes.exposed({"name": "volumes", "fold": 0}, folds[1]) == ""
 
 
 def test_weights_that_saw_what_is_held_out_are_refused(old, mine, home):

@@ -34,10 +34,10 @@ def split_seed(tree: Tree) -> Any:
 def exposed(trained: Tree, scored: Tree) -> str:
     """Return the key by which `scored` holds out samples that `trained` did not; empty where it holds out none of them.
 
-    Both are blocks `data` as values, with all defaults, of one kind, training set and `split_seed`.
+    Both are blocks `data` as values, of one kind, training set and `split_seed`; `trained` may lack younger keys.
     """
     if scored.get("name") not in _DIVIDED:
-        parts = [(block.get("fold"), block.get("folds")) for block in (trained, scored)]
+        parts = [(block.get("fold"), block.get("folds", scored.get("folds"))) for block in (trained, scored)]
         return "fold" if parts[1][0] is not None and parts[0] != parts[1] else ""
     wider, held = trained.get("hold_out"), scored.get("hold_out")
     if held is None:
@@ -45,7 +45,7 @@ def exposed(trained: Tree, scored: Tree) -> str:
     if isinstance(held, str) and isinstance(wider, str):
         # The smaller share of one order of the groups is a part of the larger.
         for key in ("group", "stratify"):
-            if trained.get(key) != scored.get(key):
+            if (trained.get(key) or None) != (scored.get(key) or None):
                 return key
         return "hold_out" if _share.validate_python(held) > _share.validate_python(wider) else ""
     within = isinstance(held, list) and isinstance(wider, list) and set(held) <= set(wider)
