@@ -150,6 +150,16 @@ def test_pictures_are_seen_as_those_of_the_run_and_label_maps_have_their_own_siz
     np.testing.assert_array_equal(read(tmp_path / "out" / file.name), seen.argmax(1)[0].numpy())
 
 
+def test_a_long_picture_that_the_short_side_makes_too_large_is_refused(sets, tmp_path, monkeypatch):
+    """Of 4 x 300,000 pixels it would make 64 x 4,800,000."""
+    name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", "  crop: [32, 32]\n  short_side: 64"))
+    for file, size in (("long.png", (4, 300_000)), ("short.png", (80, 144))):
+        scene_sets.put(tmp_path / "in" / file, np.zeros((*size, 3), np.uint8))
+    done = predict.predict(name, tmp_path / "in", tmp_path / "out")
+    assert [file.name for file in done.written] == ["short.png"] and len(done.damaged) == 1
+    assert "300000 x 4 pixels, of which data.short_side=64 makes more; expected at most 67,108,864" in done.damaged[0]
+
+
 def test_stretched_pictures_are_said(sets, tmp_path, monkeypatch):
     name = made(sets, monkeypatch, lambda text: text.replace("  crop: [32, 64]", "  crop: [32, 32]\n  size: [40, 72]"))
     for file, size in (("wide.png", (40, 140)), ("as_it_was.jpg", (80, 144))):

@@ -15,7 +15,7 @@ from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
 from trainkit.data.images.augment import Distort
-from trainkit.data.scenes import dataset
+from trainkit.data.scenes import dataset, size_checks
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import SceneCrops, SceneSet
@@ -498,6 +498,12 @@ def test_notes_say_what_is_odd(tmp_path):
     assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 images with a side below 16 pixels at")
     notes = block(home, short_side=4096, eval_scales=[1.0, 2.0]).open(0).notes
     assert any(note.endswith("2 of 2 images have more than 67108864 pixels at scale 2") for note in notes)
+
+
+def test_long_images_that_the_short_side_makes_too_large_are_refused():
+    shapes = np.array([[2, 50_000], [64, 96]])
+    (error,) = size_checks.scale_errors("data.train", ["long", "short"], shapes, 512 / shapes.min(1), 1.0)
+    assert error.found.startswith("1 image of more pixels than a crop may have at scale 1: long (2 x 50000)")
 
 
 def test_missing_files_are_said_by_key(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 
 LEAST = 16
 """Pixels of the shorter side below which nothing of an image is left to tell."""
@@ -33,12 +33,16 @@ def scale_errors(
     where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float
 ) -> Iterator[UserError]:
     """Yield an error where images of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
-    shorter side of less than `LEAST` pixels."""
+    shorter side of less than `LEAST` pixels, or more than `CROP_LIMIT` in all: long ones, by `data.short_side`."""
     sides = shapes.min(1) * base * smallest
     if len(small := np.flatnonzero(sides < LEAST)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
         found = f"{len(small)} of {len(shapes)} images with a side below {LEAST} pixels at scale {smallest:g}: {listed}"
         yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or remove them")
+    if len(large := np.flatnonzero(shapes.prod(1) * (base * smallest) ** 2 > CROP_LIMIT)):
+        listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in large.tolist())
+        found = f"{number_of(len(large), 'images')} of more pixels than a crop may have at scale {smallest:g}: {listed}"
+        yield UserError(where, found, f"{CROP_LIMIT:,} or fewer", "lower data.short_side, or cut or remove them")
 
 
 def odd_scales(
