@@ -189,9 +189,9 @@ class LoadedModel:
     def __init__(self, predictor: Predictor):
         self.predictor = predictor
         prepared = preprocess.of(data := predictor.recipe.data)
-        self._side = prepared.side if prepared else None
+        self._side: tuple[int, int] | None = prepared.side if prepared else None
         if isinstance(data, Scenes):
-            self._side = data.size or (data.short_side and (data.short_side, data.short_side))
+            self._side = data.size or ((data.short_side, data.short_side) if data.short_side else None)
 
     def get_raw_model(self) -> nn.Module:
         """Return the bare network, for `PyFuncModel.get_raw_model`."""
