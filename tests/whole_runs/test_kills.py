@@ -137,9 +137,19 @@ def expect_whole(job: Job) -> None:
     folder = finished()
     there, wrong = account(folder), unsound(folder)
     names = unlike(job.whole, there)
-    wrong += [f"{name}: {str(job.whole.get(name))[:150]} is {str(there.get(name))[:150]}" for name in names[:6]]
+    wrong += [f"{name}: {difference(job.whole.get(name), there.get(name))}" for name in names[:6]]
     wrong += [f"not equal: {', '.join(names)}"] if names else []
     assert not wrong, "\n".join(wrong)
+
+
+def difference(one: object, other: object) -> str:
+    """Say in what two values of an account differ; of lists of lists the innermost members that one alone has."""
+    while isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        ours, theirs = ([member for member in a if member not in b] for a, b in ((one, other), (other, one)))
+        if len(ours) != 1 or len(theirs) != 1:
+            return f"{ours!r:.300} is {theirs!r:.300}"
+        (one,), (other,) = ours, theirs
+    return f"{one!r:.300} is {other!r:.300}"
 
 
 def killed_once(job: Job, phase: str, rng: random.Random, home: Path, database: Path) -> None:
