@@ -12,6 +12,8 @@ from trainkit.config.yaml_reader import Tree
 _DIVIDED = ("images", "people")
 """Kinds of data whose held-out part is drawn by `split_seed`; before that key it was drawn by the seed of the run."""
 
+_FOLDED = "volumes"
+"""The kind of data of which a fold is held out."""
 _share = TypeAdapter(Share)
 
 
@@ -36,7 +38,9 @@ def exposed(trained: Tree, scored: Tree) -> str:
 
     Both are blocks `data` as values, of one kind, training set and `split_seed`; `trained` may lack younger keys.
     """
-    if scored.get("name") not in _DIVIDED:
+    if scored.get("name") not in (*_DIVIDED, _FOLDED):  # a plug-in's keys may mean anything
+        return ""
+    if scored["name"] == _FOLDED:
         parts = [(block.get("fold"), block.get("folds", scored.get("folds"))) for block in (trained, scored)]
         return "fold" if parts[1][0] is not None and parts[0] != parts[1] else ""
     wider, held = trained.get("hold_out"), scored.get("hold_out")
