@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,6 +67,14 @@ def nnunet(root: Path, labels: dict[str, object], cases: int = 3, **more: object
 )
 def test_ignore_is_no_class_whatever_its_value(labels, expected):
     assert of_json(labels, "x") == expected
+
+
+@pytest.mark.parametrize(("zero", "told"), [("background", False), ("Unlabelled", False), ("liver", True)])
+def test_a_class_of_label_0_is_told_to_be_the_background(zero, told):
+    source = SimpleNamespace(where="set", classes=of_json({zero: 0, "a": 1, "b": 2}, "x"))
+    assert source.classes.names == ("background", "a", "b")
+    said = "label 0, which set calls 'liver', is the background: no class; nnU-Net refuses that"
+    assert importer.notes_of(source) == [said] * told
 
 
 def test_ignore_is_reserved_wherever_names_come_from():

@@ -375,11 +375,13 @@ def classes_of(source: VolumeSource, names: Names) -> Classes:
 
 def notes_of(source: VolumeSource) -> list[str]:
     """Return sentences about what is odd in the classes of a source."""
-    ignored, count = source.classes.ignored, source.classes.count or 1
+    ignored, count, zero, told = source.classes.ignored, source.classes.count or 1, source.classes.zero, []
     top = max(source.classes.values or range(count))
-    if ignored is None or ignored > top:
-        return []
-    return [f"ignore is label {ignored} though labels go up to {top}; nnU-Net takes the highest value only"]
+    if zero.lower() not in label_names.NOTHING:
+        told.append(f"label 0, which {source.where} calls {zero!r}, is the background: no class; nnU-Net refuses that")
+    if ignored is not None and ignored <= top:
+        told.append(f"ignore is label {ignored} though labels go up to {top}; nnU-Net takes the highest value only")
+    return told
 
 
 def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...]:

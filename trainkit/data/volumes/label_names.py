@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from trainkit.errors import UserError, few
 
 BACKGROUND = "background"
 """The name of label 0."""
+
+NOTHING = frozenset(
+    {"", BACKGROUND, "back", "bg", "none", "unlabeled", "unlabelled", "other", "void", "exterior", "air"}
+)
+"""Names, in lower case, that a background has."""
 
 VALUE_LIMIT = 1 << 31
 """Values of classes in label maps are below it."""
@@ -29,6 +34,8 @@ class Classes:
     """Of classes 1, 2, ... in label maps; None: 1, 2, ..."""
     ignored: int | None = None
     """The value of voxels that are ignored."""
+    zero: str = field(default=BACKGROUND, compare=False)
+    """The name of label 0 in the source, whatever it is."""
 
     @property
     def count(self) -> int | None:
@@ -104,7 +111,8 @@ def of_json(labels: object, where: str) -> Classes:
         numbered[int(number)] = name
     if numbered and numbered.get(0, IGNORE).strip().lower() == IGNORE:
         raise UserError(where, f"labels {', '.join(map(str, sorted(numbered)))}"[:200], f"0, the background: {wanted}")
-    return _classes(((numbered[value], value) for value in sorted(numbered)[1:]), where)
+    found = _classes(((numbered[value], value) for value in sorted(numbered)[1:]), where)
+    return replace(found, zero=numbered.get(0, BACKGROUND).strip())
 
 
 def mapping(values: Iterable[int], classes: Classes) -> str:
