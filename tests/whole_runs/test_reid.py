@@ -124,7 +124,7 @@ def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, sets
 
 @pytest.mark.slow
 def test_two_processes_train_it_too_each_with_features_of_its_own(sets):
-    changes = {"task__gather": "local", "task__circle": "{}", "task__contrast": "{}", "best": "null"}
+    changes = {"task__gather": "local", "task__contrast": "{}", "best": "null"}
     done = spawn(2, str(REID), *words(sets, **changes))
     assert done.returncode == 0, done.stderr[-2000:]
     assert Ran(0, newest()).folder.info().status == "FINISHED"
