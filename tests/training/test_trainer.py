@@ -8,6 +8,7 @@ import pytest
 import torch
 from runs import TOY, newest, run, stop_after
 
+from trainkit.analysis import run_summary
 from trainkit.data.loader import stream
 from trainkit.errors import UserError
 from trainkit.tracking.store import Store
@@ -236,6 +237,21 @@ def test_a_model_has_the_step_and_the_scores_of_its_own_weights():
     assert ran.steps == [5, 10] and list(made) == ["last@10"], "after the last update none was written"
     model = Store.locate().client().get_logged_model(made["last@10"])
     assert {(metric.key, metric.step) for metric in model.metrics} == {("val/accuracy", 10), ("val/ema/accuracy", 10)}
+
+
+def test_a_model_has_scores_that_were_logged_a_moment_before(monkeypatch):
+    write = run_summary.write
+
+    def scored(logger, outcome, *more):
+        logger.tracker.log(outcome.step, {"val/late": 0.5})
+        outcome.final["val/late"] = 0.5
+        write(logger, outcome, *more)
+
+    monkeypatch.setattr(run_summary, "write", scored)
+    made = json.loads((run("log.metrics=all").folder.path / "models.json").read_text())
+    (last,) = (key for key in made if key.startswith("last@"))
+    model = Store.locate().client().get_logged_model(made[last])
+    assert "val/late" in {metric.key for metric in model.metrics}
 
 
 def test_training_stops_early_when_the_metric_no_longer_improves():

@@ -44,6 +44,8 @@ def write(
         tracker.table(f"rows/{name}_final.parquet", rows)
     newest = run.newest_checkpoint()
     if newest is not None:
+        with contextlib.suppress(OSError):  # the last scores may not be in the file yet
+            tracker.commit()
         history = journal.read(journal_file)
 
         def scored(step: int) -> dict[str, float]:

@@ -342,5 +342,8 @@ def _begin(_: int) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     with contextlib.suppress(AttributeError):  # it then ends when the DataLoader's watchdog finds its parent gone
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # it died before it was asked to take this one along
+        os._exit(1)
     batch_memory.close_all()
     torch.multiprocessing.set_sharing_strategy("file_system")  # the only one on macOS and Windows
