@@ -61,7 +61,8 @@ def test_a_process_that_dies_or_stands_still_while_it_scores_is_noticed(store, d
     plan = [{"at": "toy.ToyTask.score", "do": do, "rank": 0}]
     limit = 300 if do == "kill" else 5
     with job(store, *scoring(0, collective=limit, stop=4), processes=2, plan=plan) as one:
-        one.until("step 4/")
+        if do != "kill":  # of which the row of its last step may be lost
+            one.until("step 4/")
         began = time.monotonic()
         one.until(lambda: not alive(one.pids[1]))
         took = time.monotonic() - began

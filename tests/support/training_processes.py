@@ -71,8 +71,12 @@ class Job:
         pattern = re.compile(
             rf"^ +{step[1]} " if step else re.escape(what) if isinstance(what, str) else "", re.MULTILINE
         )
-        while not (pattern.search(self.said) if isinstance(what, str) else what()):
-            assert self.alive(), f"ended before {what}:\n{self.said}"
+
+        def done() -> object:
+            return pattern.search(self.said) if isinstance(what, str) else what()
+
+        while not done():
+            assert self.alive() or done(), f"ended before {what}:\n{self.said}"  # it may have ended with what it did
             assert time.monotonic() < end, f"no {what}:\n{self.said}"
             time.sleep(0.02)
 
