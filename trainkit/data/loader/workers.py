@@ -343,7 +343,8 @@ def _begin(_: int) -> None:
     with contextlib.suppress(AttributeError):  # it then ends when the DataLoader's watchdog finds its parent gone
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():  # it died before it was asked to take this one along
+    # It may have died before. `is_alive` does not tell: siblings hold the pipe that it looks at.
+    if parent is not None and os.getppid() == 1 != parent.pid:
         os._exit(1)
     batch_memory.close_all()
     torch.multiprocessing.set_sharing_strategy("file_system")  # the only one on macOS and Windows
