@@ -149,10 +149,10 @@ def test_what_belongs_together_is_not_cut(block, together):
     recipe = SimpleNamespace(train=SimpleNamespace(on_oom="halve"), task=None)
     machine, state = SimpleNamespace(world=1, sharded=False), SimpleNamespace(step=3)
     networks = Networks(torch.nn.Identity(), indivisible=together)
-    portions = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), networks, machine, state, None)
-    _, said = out_of_memory.caught(lambda: bytearray(1 << 60))
+    micro_batching = out_of_memory.MicroBatching(recipe, SimpleNamespace(block=block), networks, machine, state, None)
+    _, oom_reason = out_of_memory.caught(lambda: bytearray(1 << 60))
     with pytest.raises(UserError, match=r"step 3: memory ran out .*(4 samples belong together|over all pixels)"):
-        portions.halve(Plan(1, 1, 16, 16, 1, 1, 0), said)
+        micro_batching.halve(Plan(1, 1, 16, 16, 1, 1, 0), oom_reason)
 
 
 COMPARES = "task={{name: poisoned, compares: true, {}}}"

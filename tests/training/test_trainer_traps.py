@@ -120,7 +120,7 @@ def test_2_an_update_that_runs_out_of_memory_and_a_rollback_read_each_answer_onc
     class Greedy(Trainer):
         def restart_batches(self) -> None:
             super().restart_batches()
-            if self.state.step or self.memory.halving:
+            if self.state.step or self.micro_batching.halving:
                 self.stop_poll.answer()
 
     def check(kind):
@@ -257,11 +257,11 @@ def test_7_batches_are_counted_from_the_state_and_not_from_the_stream():
 def test_8_where_memory_may_run_out_on_one_process_gradients_are_averaged_behind_the_backward_pass(monkeypatch):
     class Synchronised(Trainer):
         def accumulate(self, at):
-            kept, self.memory.averages_gradients = self.memory.averages_gradients, False
+            kept, self.micro_batching.averages_gradients = self.micro_batching.averages_gradients, False
             try:
                 return super().accumulate(at)
             finally:
-                self.memory.averages_gradients = kept
+                self.micro_batching.averages_gradients = kept
 
     def check(kind):
         with made(*PLAIN, kind=kind) as trainer:
@@ -274,7 +274,7 @@ def test_8_where_memory_may_run_out_on_one_process_gradients_are_averaged_behind
 
             monkeypatch.setattr(trainer.runtime, "no_sync", noted)
             monkeypatch.setattr(trainer.runtime, "average", lambda grads: averaged.append(len(grads)))
-            trainer.memory.averages_gradients = True
+            trainer.micro_batching.averages_gradients = True
             trainer.open()
             trainer.step()
             assert last and not any(last) and averaged == [len(trainer.model.params)]

@@ -55,17 +55,18 @@ def evaluate(
     stop, was_training = stop or Stop(), net.training
     net.eval()
     try:
-        kept, said, ends, asked = [], "", False, runtime.any_async(stop.told)
+        kept, oom_reason, ends, asked = [], "", False, runtime.any_async(stop.told)
         for rows, real in loading.every_sample(split, batch_size, runtime.world, runtime.rank):
-            if not said:
-                one, said = out_of_memory.caught(forward, rows, real)
-                kept.append(one)
+            if not oom_reason:
+                predicted, oom_reason = out_of_memory.caught(forward, rows, real)
+                kept.append(predicted)
             # Of several processes read a batch late, so that none waits for the answer, and all leave at the same one.
             if ends := asked() or (runtime.world == 1 and stop.told):
                 break
-            asked = runtime.any_async(stop.told or bool(said))
+            asked = runtime.any_async(stop.told or bool(oom_reason))
         ends = ends or asked()
-        own = out_of_memory.agreed(*((None, said) if said else out_of_memory.caught(loading.stack, kept)), runtime)
+        stacked = (None, oom_reason) if oom_reason else out_of_memory.caught(loading.stack, kept)
+        own = out_of_memory.agreed(*stacked, runtime)
         if ends:
             raise Stopped
     finally:
@@ -122,15 +123,16 @@ class Evaluator:
         recipe: Recipe,
         data: Dataset,
         model: Model,
-        state: TrainState,
-        checkpoints: Checkpointer,
-        memory: MicroBatching,
         runtime: Runtime,
         logger: RunLogger,
         stop: Stop,
+        *,
+        state: TrainState,
+        checkpoints: Checkpointer,
+        micro_batching: MicroBatching,
     ):
         self._recipe, self._model, self._state = recipe, model, state
-        self._checkpoints, self._memory = checkpoints, memory
+        self._checkpoints, self._micro_batching = checkpoints, micro_batching
         self._runtime, self._logger, self._stop = runtime, logger, stop
         self.splits = planning.evaluated(recipe, data)
         self._read: dict[str, Split] = {}
@@ -157,7 +159,7 @@ class Evaluator:
         self._read = {
             name: teacher_cache.of_evaluation(networks, split, runtime) for name, split in self.splits.items()
         }
-        costs = {name: self._memory.evaluate(name, bare, timed(split)) for name, split in self._read.items()}
+        costs = {name: self._micro_batching.evaluate(name, bare, timed(split)) for name, split in self._read.items()}
         times = 1 if self._model.ema is None else 2
         self.costs = {name: seconds * times for name, seconds in runtime.broadcast(costs).items()}
         return self.costs
@@ -166,7 +168,7 @@ class Evaluator:
         """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
         task, split, runtime, stop = self._recipe.task, self.splits[name], self._runtime, self._stop
         read = self._read.get(name) if module is self._model.bare else None
-        return self._memory.evaluate(
+        return self._micro_batching.evaluate(
             name, module, lambda size: evaluate(task, module, split, size, runtime, stop, read)
         )
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -40,10 +41,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
 
 
-def reason(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an out-of-memory error in one line."""
-    said = str(error) if isinstance(error, OtherRankOutOfMemory) else f"{type(error).__name__}: {error}"
-    return said.splitlines()[0][:200]
+    text = str(error) if isinstance(error, OtherRankOutOfMemory) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0][:200]
 
 
 def caught(act: Callable[..., T], *of: Any) -> tuple[T | None, str]:
@@ -53,9 +54,9 @@ def caught(act: Callable[..., T], *of: Any) -> tuple[T | None, str]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        said = reason(error)
+        oom_reason = one_line(error)
     _free()
-    return None, said
+    return None, oom_reason
 
 
 def _free() -> None:
@@ -63,6 +64,21 @@ def _free() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
+
+
+class Attempt:
+    """Hold the forward and backward passes of a step, and keep the reason where memory runs out in them."""
+
+    oom_reason = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        if error is None or not is_out_of_memory(error):
+            return False
+        self.oom_reason = one_line(error)
+        return True
 
 
 class MicroBatching:
@@ -94,8 +110,8 @@ class MicroBatching:
         self._key = _PART if self._whole else _MICRO
         self._awaited: int | None = None
         """Exchanges of the loss at hand that other processes still wait for; None: none has begun."""
-        self._told = ""
-        """What was said on any process, where all know it already."""
+        self._known = ""
+        """Reason on any process, where all know it already."""
         self.averages_gradients = self.halving and runtime.world > 1 and (self._whole or not self._fixed)
         """Whether gradients are averaged over processes behind the backward pass, not beside it: a process whose memory
         runs out in it could not take part, and the others would wait for it."""
@@ -127,19 +143,34 @@ class MicroBatching:
     def _in_parts(self, compute: Callable[[slice], T], count: int) -> T:
         return forward_in_parts(compute, count, self._part or count, self._net, self._runtime.device)
 
-    def recorded(self) -> str:
-        """Return what was said where memory ran out at this step, behind the checkpoint that is resumed from.
+    def attempts(self, begin_again: Callable[[str], None]) -> Iterator[Attempt]:
+        """Yield attempts at a step until memory suffices for one on all processes.
 
-        The bits hang on it, so the step is made in the same portions again.
+        `begin_again` gets the reason after each for which it did not. Where a resumed run repeats a step, the attempts
+        that the run before made in vain are not made again.
+        """
+        while True:
+            if not (oom_reason := self.recorded()):
+                attempt = Attempt()
+                yield attempt
+                oom_reason = attempt.oom_reason
+            if not (oom_reason := self.agree(oom_reason)):
+                return
+            begin_again(oom_reason)
+
+    def recorded(self) -> str:
+        """Return the reason where memory ran out at this step, behind the checkpoint that is resumed from.
+
+        The bits depend on it, so the step is made in the same micro-batches again.
         """
         return self._recorded_at(self._key)
 
-    def agree(self, said: str) -> str:
-        """Return what was said on any process, where each averages its own gradients: all begin anew, or none."""
+    def agree(self, oom_reason: str) -> str:
+        """Return the reason of any process, where each averages its own gradients: all begin again, or none."""
         if not self.averages_gradients:
-            return said
-        told, self._told = self._told, ""
-        return told or next((words for words in self._runtime.all_gather(said) if words), "")
+            return oom_reason
+        known, self._known = self._known, ""
+        return known or next((found for found in self._runtime.all_gather(oom_reason) if found), "")
 
     # A process whose memory runs out can say so where the others ask next. They ask behind the last micro-batch of an
     # update, and where the loss has exchanges, in which they would wait for it, before the first and behind the last.
@@ -174,28 +205,28 @@ class MicroBatching:
             yield
         except (RuntimeError, MemoryError) as error:
             if self._awaited and is_out_of_memory(error):
-                found = f"memory ran out ({reason(error)}) in the loss, in which processes wait for one another"
+                found = f"memory ran out ({one_line(error)}) in the loss, in which processes wait for one another"
                 raise UserError(f"step {self._state.step}", found, remedy=self._smaller()) from error
             raise
         if self._awaited is not None:
             self._ask()
 
     def _ask(self) -> None:
-        if said := self.agree(""):
-            self._told = said
-            raise OtherRankOutOfMemory(said)
+        if oom_reason := self.agree(""):
+            self._known = oom_reason
+            raise OtherRankOutOfMemory(oom_reason)
 
-    def halve(self, plan: Plan, said: str) -> Plan:
+    def halve(self, plan: Plan, oom_reason: str) -> Plan:
         """Return the plan of micro-batches half the size, written down; raises UserError where there can be none.
 
         Where a loss compares them they stay as they are, and the network sees half as many samples at once.
         """
         where, size = f"step {self._state.step}", self._part or plan.micro_batch
         if self.halving and self._fixed and not self._whole:
-            raise UserError(where, f"memory ran out ({said}), and {self._fixed}", remedy=self._smaller(plan))
+            raise UserError(where, f"memory ran out ({oom_reason}), and {self._fixed}", remedy=self._smaller(plan))
         if not self.halving or size == 1:
             one = f", in a {'part' if self._part else 'micro-batch'} of one sample" if size == 1 else ""
-            raise UserError(where, f"memory ran out{one} ({said})", remedy=self._smaller(plan))
+            raise UserError(where, f"memory ran out{one} ({oom_reason})", remedy=self._smaller(plan))
         _free()
         smaller = halved(
             replace(plan, micro_batch=size, accumulation=plan.micro_batch // size) if self._whole else plan
@@ -208,7 +239,7 @@ class MicroBatching:
             what = f"micro-batches of {plan.micro_batch} go through the network in parts"
         else:
             plan, what = smaller, "micro-batches"
-        self._log(what, self._key, size, said, seen)
+        self._log(what, self._key, size, oom_reason, seen)
         return plan
 
     def _smaller(self, plan: Plan | None = None) -> str:
@@ -231,26 +262,26 @@ class MicroBatching:
         size, key = self._state.eval_batches.get(name, self._recipe.evaluations[name].batch_size), _EVAL.format(name)
         training = net.training
         while True:
-            said = self._recorded_at(key)
-            if not said:
-                done, said = caught(score, size)
-                if not said:
+            oom_reason = self._recorded_at(key)
+            if not oom_reason:
+                done, oom_reason = caught(score, size)
+                if not oom_reason:
                     return cast("T", done)  # None where `score` returns that
             net.train(training)
             if not self.halving or size == 1:
                 instead = "train.on_oom=halve would continue with half of it"
-                found = f"out of memory with {size} ({said})"
+                found = f"out of memory with {size} ({oom_reason})"
                 raise UserError(key, found, remedy="lower it" + ("" if self.halving else f"; {instead}"))
             size = self._state.eval_batches[name] = size // 2
-            self._log(f"evaluation {name}: batches", key, size, said)
+            self._log(f"evaluation {name}: batches", key, size, oom_reason)
 
     def _recorded_at(self, key: str) -> str:
-        said = self._recorded.get((self._state.step, key))
-        return said.pop(0) if said else ""
+        reasons = self._recorded.get((self._state.step, key))
+        return reasons.pop(0) if reasons else ""
 
-    def _log(self, what: str, key: str, size: int, said: str, more: str = "") -> None:
+    def _log(self, what: str, key: str, size: int, oom_reason: str, more: str = "") -> None:
         self._logger.say(f"step {self._state.step}: memory ran out; {what} of {size} from here on{more}")
-        self._logger.tracker.event(self._state.step, "memory", {"key": key, "size": size, "said": said})
+        self._logger.tracker.event(self._state.step, "memory", {"key": key, "size": size, "said": oom_reason})
         self._logger.tracker.tags({f"trainkit.{key}": str(size)})
 
 
@@ -258,8 +289,8 @@ class OtherRankOutOfMemory(MemoryError):
     """Another process ran out of memory."""
 
 
-def agreed(done: T | None, said: str, runtime: Runtime) -> T:
+def agreed(done: T | None, oom_reason: str, runtime: Runtime) -> T:
     """Return the result of `caught`, unless any process ran out of memory: then all raise."""
-    if any(runtime.all_gather(bool(said))):
-        raise OtherRankOutOfMemory(said or "on another process")
+    if any(runtime.all_gather(bool(oom_reason))):
+        raise OtherRankOutOfMemory(oom_reason or "on another process")
     return cast("T", done)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -24,7 +25,7 @@ from trainkit.interfaces import Dataset, Loss, StepContext
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
 from trainkit.tensors import full_tensor
-from trainkit.training import nonfinite, out_of_memory
+from trainkit.training import nonfinite
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpointer import Checkpointer, Resume, load, recorded_compile
@@ -80,12 +81,14 @@ class Trainer:
         self.state = state = model.state(self.events, self.meter, identity(recipe, data, model.networks, runtime))
         load(self.resume, state, runtime, logger)
         self.first_step = state.step
-        self.memory = MicroBatching(recipe, data, model.networks, runtime, state, logger, self.resume.events)
-        self.plan = self.memory.apply(self.plan)
+        self.micro_batching = MicroBatching(recipe, data, model.networks, runtime, state, logger, self.resume.events)
+        self.plan = self.micro_batching.apply(self.plan)
         self.batches = BatchStream(recipe, data, model, runtime, logger, cache, self.stop)
         self.checkpoints = Checkpointer(recipe, state, model, self.batches, runtime, logger, self.resume)
-        parts = (model, state, self.checkpoints, self.memory, runtime, logger, self.stop)
-        self.evaluator = Evaluator(recipe, data, *parts)
+        self.evaluator = Evaluator(
+            recipe, data, model, runtime, logger, self.stop,
+            state=state, checkpoints=self.checkpoints, micro_batching=self.micro_batching,
+        )  # fmt: skip
         # With `skip` a step is judged before it is made.
         self.guard = NonFiniteGuard(recipe.train.nonfinite) if recipe.train.nonfinite != "skip" else None
         self.stop_poll = StopPoll(runtime, self.stopping)
@@ -188,35 +191,32 @@ class Trainer:
 
     def forward_backward(self, at: StepContext) -> Update:
         """Compute the gradients of a step; if out of memory, in smaller micro-batches of the same samples."""
-        undone = self.recipe.train.nonfinite == "skip" or self.memory.halving
-        while True:
-            update = Update(at.step, [], self.model.copy_buffers() if undone else [])
-            try:
-                if not (short := self.memory.recorded()):
-                    update.losses = self.accumulate(at)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory.is_out_of_memory(error):
-                    raise
-                short = out_of_memory.reason(error)
-            if not (short := self.memory.agree(short)):
-                return update
-            self.plan = self.memory.halve(self.plan, short)
-            self.model.restore_buffers(update.buffers)
-            self.model.zero_grad()
-            self.restart_batches()
+        undoes = self.recipe.train.nonfinite == "skip" or self.micro_batching.halving
+        update = Update(at.step, [], self.model.copy_buffers() if undoes else [])
+        for attempt in self.micro_batching.attempts(partial(self.begin_again, update)):
+            with attempt:
+                update.losses = self.accumulate(at)
+        return update
+
+    def begin_again(self, update: Update, oom_reason: str) -> None:
+        """Undo a forward and backward pass for which memory ran out, and halve the micro-batches."""
+        self.plan = self.micro_batching.halve(self.plan, oom_reason)
+        self.model.restore_buffers(update.buffers)
+        self.model.zero_grad()
+        self.restart_batches()
 
     def accumulate(self, at: StepContext) -> list[Loss]:
         """Accumulate the gradients of a step's micro-batches, averaged over processes; return their losses."""
-        losses, at = list[Loss](), self.memory.context(at)
+        losses, at = list[Loss](), self.micro_batching.context(at)
         for micro in range(self.plan.accumulation):
             batch = next(self.batches)
             self.runtime.begin_batch()
             self.clock.to("forward")
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
-            synchronised = micro == self.plan.accumulation - 1 and not self.memory.averages_gradients
-            with self.runtime.no_sync(self.model.net, last=synchronised), self.memory.micro_batch():
+            synchronised = micro == self.plan.accumulation - 1 and not self.micro_batching.averages_gradients
+            with self.runtime.no_sync(self.model.net, last=synchronised), self.micro_batching.micro_batch():
                 own = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
-                loss = self.memory.made(self.plan.counted(own))
+                loss = self.micro_batching.made(self.plan.counted(own))
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
@@ -227,7 +227,12 @@ class Trainer:
     def apply(self, update: Update, at: StepContext) -> None:
         """Finish the gradients of a step, pass it to the guard, and change the weights."""
         update.norm = finish_gradients(
-            self.runtime, self.model.params, self.plan, update.losses, self.recipe.optim, self.memory.averages_gradients
+            self.runtime,
+            self.model.params,
+            self.plan,
+            update.losses,
+            self.recipe.optim,
+            self.micro_batching.averages_gradients,
         )
         update.finite = all_finite(update.norm, update.losses, self.runtime)
         if self.guard is not None:
