@@ -41,7 +41,9 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
         status="FINISHED", step=100, speed=SPEED, verdict="3.6 samples/s.\nBottleneck: data loading.\n  detail",
         best=[{"value": 0.81234, "step": 100}],
     )  # fmt: skip
-    return run_summary.table(run, outcome, SimpleNamespace(shown="sqlite:///x.db")).splitlines()
+    page = run_summary.page(run, outcome)
+    closing = run_summary.closing(run, outcome, SimpleNamespace(shown="sqlite:///x.db"))
+    return terminal.plain([*page, *closing]).splitlines()
 
 
 def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_that_counts(tmp_path):

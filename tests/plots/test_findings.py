@@ -8,21 +8,6 @@ import pytest
 from trainkit.plots import findings, style
 
 
-def test_the_change_of_the_loss_is_that_of_its_ends():
-    falling = np.linspace(2.0, 1.0, 100)
-    assert findings.loss(np.arange(100), falling) == "Training loss falls from 1.95 to 1.05"
-    assert findings.loss(np.arange(100), falling[::-1]) == "Training loss rises from 1.05 to 1.95"
-    assert findings.loss([1, 2], [2.303, 2.301]) == "Training loss hardly changes: 2.3 to 2.3"
-    assert findings.loss([1, 2], [2.0, np.nan]) == "Training loss is not finite at 1 of 2 logged steps"
-    assert findings.loss([], []) == "No training loss was logged"
-
-
-def test_the_largest_phase_is_named():
-    shares = {"data": 0.41, "compute": 0.39, "eval": 0.2}
-    assert findings.time(shares, "step time") == "Data loading takes 41 % of step time"
-    assert findings.time({"data": 0.0}, "step time") == "No time was measured"
-
-
 def test_overconfidence_is_stated_only_where_it_is_significant():
     confidence, accuracy = np.array([0.9]), np.array([0.8])
     assert findings.calibration(confidence, accuracy, np.array([10.0])).startswith("No significant")

@@ -1,10 +1,9 @@
-"""Device times: events are put down where the phase changes, read late, never waited for, and add up; their image."""
+"""Device times: events are put down where the phase changes, read late, never waited for, and add up."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -17,12 +16,9 @@ from hypothesis import strategies as st
 from runs import ROOT, _port
 from torch import nn
 
-from trainkit.plots import findings
-from trainkit.plots import timeline as pictures
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import BETWEEN, PHASES, STEP, Clock, Steps
 from trainkit.speed.device_timeline import CudaTimeline
-from trainkit.tracking.journal import Journal, read
 
 
 class Device:
@@ -255,166 +251,3 @@ def test_two_processes_average_and_waiting_for_the_slower_one_is_exposed(tmp_pat
     assert seen["device/allreduce_exposed_ms"] > 240
     quick = updates[3][1]
     assert 0 < quick["device/allreduce_exposed_ms"] <= quick["device/allreduce_ms"] < 250
-
-
-# ---- images
-
-
-def some_steps(n, seed=0):
-    rng = np.random.default_rng(seed)
-    between = np.zeros((n, 4))
-    between[0, 3] = 7.0
-    between[20::20, 0], between[40::40, 1] = 2.0, 0.5
-    return Steps(np.arange(11, 11 + n), rng.uniform(0.001, 0.02, (n, 5)), between)
-
-
-def stairs(axes):
-    """Phase to (bottom, top, edges), by the label without its share."""
-    from matplotlib.patches import StepPatch
-
-    found, phases = {}, {name: phase for phase, name in findings.PHASES.items()}
-    for patch in axes.patches:
-        if isinstance(patch, StepPatch):
-            values, edges, base = patch.get_data()
-            found[phases[re.sub(r" (< )?\d+ %$", "", patch.get_label())]] = (
-                np.broadcast_to(base, values.shape),
-                values,
-                edges,
-            )
-    return found
-
-
-def test_phases_are_stacked_with_their_times_over_their_steps():
-    steps = some_steps(60)
-    drawn = pictures.figure(steps)
-    top, low = drawn.axes
-    layers = stairs(top)
-    assert list(layers) == list(STEP)
-    sum_so_far = np.zeros(60)
-    for column, name in enumerate(STEP):
-        base, values, edges = layers[name]
-        np.testing.assert_allclose(base, sum_so_far)
-        sum_so_far = sum_so_far + 1e3 * steps.phases[:, column]
-        np.testing.assert_allclose(values, sum_so_far)
-        assert edges.tolist() == list(range(10, 71))
-    bars = {c.get_label(): [(b.get_x(), b.get_height()) for b in c] for c in low.containers}
-    assert bars == {"evaluation 4 s": [(30, 2.0), (50, 2.0)], "checkpoints 0.5 s": [(50, 0.5)]}
-    assert any("start-up not drawn: 7 s" in text.get_text() for text in low.texts)
-    shares = [float(p.get_label().split()[-2]) for p in top.patches]
-    assert sum(shares) == pytest.approx(100, abs=3)
-
-
-@pytest.mark.parametrize("single_steps", [True, False])
-def test_the_evaluation_and_the_checkpoint_after_the_last_step_are_drawn(tmp_path, single_steps):
-    class Hands:
-        now = 0.0
-
-    clock = Clock(now=lambda: Hands.now)
-    journal = Journal(tmp_path / "journal.jsonl")
-    first = 1 if single_steps else 2  # of a longer run the log lines are drawn
-    for step in range(1, 21):
-        for phase in STEP:
-            clock.to(phase)
-            Hands.now += 0.01
-        clock.step()
-        if step == 10:
-            clock.to("eval")
-            Hands.now += 2.0
-    journal.append(20, {"train/loss": 1.0, **clock.window(8)})
-    journal.close()
-    for phase, seconds in (("eval", 3.0), ("checkpoint", 0.5), ("log", 0.0)):
-        clock.to(phase)
-        Hands.now += seconds
-    steps = clock.recent(21 - first)
-    assert steps.number[0] == first and dict(zip(BETWEEN, steps.after, strict=True))["eval"] == pytest.approx(3.0)
-    _, low = pictures.of_run(steps, 20, journal.path).axes
-    bars = {c.get_label(): [(b.get_x(), pytest.approx(b.get_height())) for b in c] for c in low.containers}
-    assert bars == {"evaluation 5 s": [(10 if single_steps else 0, 2.0), (20, 3.0)], "checkpoints 0.5 s": [(20, 0.5)]}
-    last = low.containers[0][-1]
-    assert low.get_xlim()[1] >= last.get_x() + 0.99 * last.get_width(), "the bar behind the last step is not cut off"
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=400), st.integers(1, 60))
-@settings(max_examples=60, deadline=None)
-def test_joining_windows_keeps_all_time(widths, most):
-    rng = np.random.default_rng(len(widths))
-    edge = np.cumsum([5, *widths])
-    ms, between = rng.uniform(1, 9, len(widths)), rng.uniform(0, 2, len(widths))
-    whole = pictures.Windows(edge, {"data": ms}, {"eval": between})
-    few = whole.joined(most)
-    assert len(few) <= max(most, 1) and (few.edge[0], few.edge[-1]) == (edge[0], edge[-1])
-    assert set(few.edge) <= set(edge) and (np.diff(few.edge) > 0).all()
-    assert (few.step_ms["data"] * np.diff(few.edge)).sum() == pytest.approx((ms * widths).sum())
-    assert few.between_s["eval"].sum() == pytest.approx(between.sum())
-    for k, (a, b) in enumerate(zip(few.edge, few.edge[1:], strict=False)):
-        inside = (edge[:-1] >= a) & (edge[1:] <= b)
-        assert few.between_s["eval"][k] == pytest.approx(between[inside].sum())
-
-
-def test_a_journal_gives_the_same_times_as_the_clock_that_filled_it(tmp_path):
-    class Hands:
-        now = 0.0
-
-    clock = Clock(now=lambda: Hands.now)
-    journal = Journal(tmp_path / "journal.jsonl")
-    rng = np.random.default_rng(3)
-    spent = []
-    for step in range(1, 31):
-        for phase in STEP:
-            clock.to(phase)
-            Hands.now += rng.uniform(0.001, 0.01)
-        clock.step()
-        for phase in BETWEEN if step % 7 == 0 else ():
-            clock.to(phase)
-            Hands.now += rng.uniform(0.1, 2.0)
-        if step % 10 == 0:
-            journal.append(step, {"train/loss": 1.0, **clock.window(8)})
-            spent.append(dict(clock.seconds))
-    journal.close()
-    found = pictures.from_history(read(journal.path))
-    assert found.edge.tolist() == [0, 10, 20, 30]
-    last = dict.fromkeys(PHASES, 0.0)
-    for k, now in enumerate(spent):
-        for name in ("data", "transfer"):
-            assert found.step_ms[name][k] == pytest.approx(100 * (now[name] - last[name]))
-        compute = sum(now[name] - last[name] for name in ("forward", "backward", "optimizer"))
-        assert found.step_ms["compute"][k] == pytest.approx(100 * compute)
-        for name in BETWEEN:
-            assert found.between_s[name][k] == pytest.approx(now[name] - last[name], abs=1e-9)
-        last = now
-    assert pictures.device_from_history(read(journal.path)) is None
-
-
-def test_the_device_has_a_panel_of_its_own_and_its_idle_time_is_called_so(tmp_path):
-    steps = some_steps(30)
-    device = Steps(steps.number, steps.phases[:, [1, 0, 2, 3, 4]], steps.between)
-    layers = stairs(pictures.figure(steps, device).axes[-1])
-    assert list(layers) == ["transfer", "forward", "backward", "optimizer", "idle"]
-    base, values, _ = layers["idle"]
-    np.testing.assert_allclose(values - base, 1e3 * device.phases[:, 0])
-
-    journal = Journal(tmp_path / "journal.jsonl")
-    logged = {"transfer": 0.5, "forward": 2.0, "backward": 4.0, "optimizer": 1.0, "idle": 3.0}
-    for step in (10, 20):
-        journal.append(step, {f"device/{k}_ms": v * step for k, v in logged.items()})
-    journal.close()
-    found = pictures.device_from_history(read(journal.path))
-    assert found.edge.tolist() == [0, 10, 20] and found.step_ms["idle"].tolist() == [30.0, 60.0]
-
-
-def test_a_few_enormous_steps_do_not_flatten_the_rest_and_are_told():
-    steps = some_steps(200)
-    steps.phases[50, 0] = 40.0
-    top = pictures.figure(steps).axes[0]
-    assert top.get_ylim()[1] < 500 and any("1 higher, up to 40,0" in text.get_text() for text in top.texts)
-
-
-def test_long_runs_are_joined_short_ones_drawn_and_none_refused(tmp_path):
-    assert len(stairs(pictures.figure(some_steps(4000)).axes[0])["data"][1]) == pictures.MOST
-    assert len(pictures.figure(some_steps(1)).axes) == 1
-    with pytest.raises(ValueError, match="no step"):
-        pictures.figure(Clock().recent())
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.append(1, {"train/loss": 1.0})
-    journal.close()
-    assert pictures.from_history(read(journal.path)) is None

@@ -34,7 +34,7 @@ IMPORTED = (
     "matplotlib.backends.backend_agg",
     "trainkit.experiments.launch",
     "trainkit.training.trainer",
-    "trainkit.plots.timeline",
+    "trainkit.plots.curves",
 )
 GRACE = 15.0
 """Seconds that the others have to end by themselves once a process has failed; `torch.distributed.run` gives none."""

@@ -31,8 +31,8 @@ The scores themselves are rows of the journal."""
 CLOCKED = ("elapsed", "trained", "spent", "journal", "machine", "versions")
 """What a checkpoint's state says of the clock, of bytes and of places."""
 
-OF_PROCESSES = ("figures/timeline.png", "error.txt")
-"""Artifacts that tell of one process: the steps of the last, if it made any, and why an earlier one failed."""
+OF_PROCESSES = ("error.txt",)
+"""Artifacts that tell of one process: why an earlier one failed."""
 
 MEASURED_TABLES = ("tables/metrics.csv", "tables/integrity.json")
 """The journal's metrics, measured ones among them, and a report with the seconds that it took."""

@@ -1,20 +1,19 @@
 """Write `report.html` of a run, and the first lines of its description in MLflow.
 
-One file without scripts or anything from elsewhere, with its figures inside; light or dark as the reader's system is.
+One file without scripts or anything from elsewhere; light or dark as the reader's system is.
 """
 
 from __future__ import annotations
 
-import base64
 import html as markup
-import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config.targets import TIME_TO
+from trainkit.analysis import run_scores
+from trainkit.analysis.run_scores import duration
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.terminal import numbers
@@ -22,14 +21,11 @@ from trainkit.tracking import journal, lineage, markdown, mlflow_run
 from trainkit.tracking.markdown import plain
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from trainkit.analysis.baselines import Comparison
     from trainkit.training.outcome import Outcome
     from trainkit.training.run_logger import RunLogger
 
 FILE = "report.html"
-_HEADS = ("best/", "at_best/", "final/", "baseline/", "std/", "pooled/", "seeds/", TIME_TO)
 _MOST = 40
 """Scores of an evaluation in the table."""
 _DIGITS = 12
@@ -57,21 +53,16 @@ class Report:
     training_s: float
     compared_with: str | None
     changes: str
-    scores: Mapping[str, Sequence[tuple[str, float, float, Sequence[float]]]]
-    """By evaluation: name, final value, value at the best evaluation, and those of the baselines."""
-    baselines: Sequence[str]
+    scores: Mapping[str, Sequence[Sequence[str]]]
+    """By evaluation the cells of a table: a row for each score, a column for each network and trivial baseline."""
     verdict: Sequence[str]
     warning: str
     facts: Mapping[str, Mapping[str, str]]
-    """Tables of names and values by heading: data, environment."""
-    figures: Sequence[tuple[str, bytes]] = field(default=(), repr=False)
-    """Title and PNG."""
+    """Tables of names and values by heading: time, data, environment."""
 
 
-def of(
-    run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Mapping[str, str], hurried: bool
-) -> Report:
-    """Collect the report of a run that was trained; `beside`: its baselines. `hurried`: without figures."""
+def of(run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Mapping[str, str]) -> Report:
+    """Collect the report of a run that was trained; `beside`: its trivial baselines."""
     folder = run.require_folder()
     history = journal.read(folder.journal)
     metric = run.recipe.best.metric if run.recipe.best else ""
@@ -91,17 +82,15 @@ def of(
         (best[-1].step, best[-1].value) if best else None,
         final[-1].value if final else None,
         (scored[0].title, first) if scored and first is not None else None,
-        outcome.speed.get("speed/samples_per_s", math.nan),
-        outcome.speed.get("time/wall_s", math.nan),
-        outcome.speed.get("time/total_s", math.nan),
+        outcome.speed["speed/samples_per_s"],
+        outcome.speed["time/wall_s"],
+        outcome.speed["time/total_s"],
         info.follows,
         lineage.read(folder).strip(),
-        {name: _scores(history, name, beside) for name in run.recipe.evaluations},
-        [one.title for one in scored],
+        {name: _scores(run_scores.networks(history, name, metric, beside)) for name in run.recipe.evaluations},
         outcome.verdict.splitlines(),
         beside.warning if beside is not None else "",
-        {"Data (digests)": named, "Environment": tags},
-        () if hurried else _figures(history, metric, outcome),
+        {"Time of training": run_scores.time_shares(outcome.speed), "Data (digests)": named, "Environment": tags},
     )
 
 
@@ -130,16 +119,12 @@ def html(report: Report) -> str:
     body += ["<h2>What changed</h2>", f"<pre>{_safe(report.changes or 'unknown')}</pre>"]
     for name, scores in report.scores.items():
         if scores:
-            head = ["", "final", "at the best step", *report.baselines]
-            body += [f"<h2>Scores: {_safe(name)}</h2>", _table(head, [_row(*score) for score in scores])]
+            body += [f"<h2>Scores: {_safe(name)}</h2>", _table(scores[0], scores[1:])]
     body += ["<h2>Bottleneck</h2>", *(f"<p>{_safe(line)}</p>" for line in report.verdict or ["not measured"])]
-    for title, png in report.figures:
-        data = base64.b64encode(png).decode()
-        body += [f"<h2>{_safe(title)}</h2>", f'<img alt="{_safe(title)}" src="data:image/png;base64,{data}">']
     for title, facts in report.facts.items():
         if facts:
-            body += [f"<h2>{_safe(title)}</h2>", _table(["", ""], [list(pair) for pair in facts.items()], "facts")]
-    body += ["<h2>Commands</h2>", _table(["", ""], [[what, line] for what, line in _commands(report)], "facts")]
+            body += [f"<h2>{_safe(title)}</h2>", _table((), [list(pair) for pair in facts.items()], "facts")]
+    body += ["<h2>Commands</h2>", _table((), [[what, line] for what, line in _commands(report)], "facts")]
     inside = "\n".join(body)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_safe(report.run)}</title>\n'
@@ -148,41 +133,18 @@ def html(report: Report) -> str:
     )
 
 
-def write(
-    run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Mapping[str, str], hurried: bool = False
-) -> None:
+def write(run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Mapping[str, str]) -> None:
     """Keep the report of a run among its artifacts, and begin its description with score, throughput and time."""
-    report = of(run, outcome, beside, digests, hurried)
+    report = of(run, outcome, beside, digests)
     run.tracker.artifact_text(FILE, html(report))
     run.tracker.tags({"mlflow.note.content": head(report) + outcome.page})
 
 
-def duration(seconds: float) -> str:
-    """Format seconds: `7 s`, `2 min 05 s`, `3 h 20 min`."""
-    if not math.isfinite(seconds):
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
-
-
-def _scores(
-    history: journal.History, evaluation: str, beside: Comparison | None
-) -> list[tuple[str, float, float, Sequence[float]]]:
-    """Return the scores of an evaluation: name, final value, that at the best evaluation, and those of baselines."""
-    at_best = journal.at_best(history.metrics)
-    found = []
-    for name, points in history.metrics.items():
-        if not name.startswith(f"{evaluation}/") or "." in name or name.startswith(_HEADS):
-            continue
-        best = at_best.get(f"best/{name}")
-        short, own = name.removeprefix(f"{evaluation}/"), beside is not None and beside.evaluation == evaluation
-        others = [one.metrics.get(short.rpartition("/")[2], math.nan) for one in beside.scored] if own else []  # type: ignore[union-attr]
-        others += [math.nan] * ((len(beside.scored) if beside is not None else 0) - len(others))
-        found.append((name, points[-1].value, best[-1].value if best else math.nan, others))
-    return found[:_MOST]
+def _scores(networks: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """Return a row for each score of an evaluation, without those of classes, and a column for each network."""
+    names = [name for name in run_scores.score_names(networks) if "." not in name][:_MOST]
+    rows = [[name, *numbers([scores.get(name, math.nan) for scores in networks.values()])] for name in names]
+    return [["", *networks], *rows] if rows else []
 
 
 def _tags(run: RunLogger) -> dict[str, str]:
@@ -207,27 +169,6 @@ def _tags(run: RunLogger) -> dict[str, str]:
     return found | ({"git commit": found["git commit"][:_DIGITS]} if "git commit" in found else {})
 
 
-def _figures(history: journal.History, metric: str, outcome: Outcome) -> list[tuple[str, bytes]]:
-    from trainkit.plots import curves
-
-    drawn: list[tuple[str, Figure]] = []
-    steps, loss = history.series("train/loss")
-    if steps:
-        evaluations = {metric: history.series(metric)} if metric in history.metrics else {}
-        lr = history.series("train/lr")[1]
-        drawn.append(("Loss and score", curves.loss_curve(steps, loss, lr, evaluations)))
-    shares = {key[5:-6]: value for key, value in outcome.speed.items() if key.endswith("_share")}
-    if shares:
-        drawn.append(("Time", curves.time_shares(shares)))
-    return [(title, _png(figure)) for title, figure in drawn]
-
-
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=110, bbox_inches="tight")
-    return out.getvalue()
-
-
 def _subtitle(report: Report) -> str:
     return f"Recipe {report.recipe}, {report.status.lower()} at step {report.step:,}"
 
@@ -246,10 +187,6 @@ def _tiles(report: Report) -> str:
         for title, value, under in tiles
     )
     return f'<div class="tiles">{"".join(shown)}</div>'
-
-
-def _row(name: str, final: float, best: float, baselines: Sequence[float]) -> list[str]:
-    return [name, *numbers([final, best, *baselines])]
 
 
 def _commands(report: Report) -> list[tuple[str, str]]:
@@ -281,8 +218,7 @@ _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --quiet: #6b6b6b; --line: #dcdcdc; --paper: #ffffff;
         --tile: #f5f6f7; --note: #b34700; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --quiet: #a0a0a0; --line: #3a3a3a; --paper: #16181b; --tile: #212429; --note: #f0935a; }
-  img { filter: invert(.91) hue-rotate(180deg); } }
+  :root { --ink: #e8e8e8; --quiet: #a0a0a0; --line: #3a3a3a; --paper: #16181b; --tile: #212429; --note: #f0935a; } }
 * { box-sizing: border-box; }
 body { color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
        max-width: 60rem; padding: 0 1rem; }
@@ -298,6 +234,5 @@ th { color: var(--quiet); font-weight: 500; } th:first-child, td:first-child { t
 .facts td { text-align: left; white-space: normal; } .facts td:first-child { color: var(--quiet); white-space: nowrap; }
 .facts td:last-child, pre { font: 13px/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--tile); border-radius: 8px; overflow-x: auto; padding: .7rem 1rem; }
-img { display: block; height: auto; max-width: 100%; }
 .note { border-left: 3px solid var(--note); padding-left: .8rem; }
 """

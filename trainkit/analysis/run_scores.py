@@ -79,12 +79,8 @@ def tables(
     """
     parts: list[terminal.Part] = []
     for evaluation in evaluations:
-        trivial, rows = _baselines(beside, evaluation), _scores(history, evaluation, best)
-        # `pixels` is a reference that was evaluated at step 0, and a baseline.
-        rows = trivial | {title: row for title, row in rows.items() if f"{_BASELINE}{title}" not in trivial}
-        known = dict.fromkeys(key for row in reversed(rows.values()) for key in row)
-        names = [key for key in known if not key.startswith(("xnorm", "val_at"))]
-        whole, kind, classes = split(names)
+        rows = networks(history, evaluation, best, beside)
+        whole, kind, classes = split(score_names(rows))
         emphasised = [number for number, title in enumerate(rows, 1) if title == _deciding(evaluation, best)]
         if rows and not parts:
             parts += [name, ""]
@@ -98,11 +94,7 @@ def tables(
 
 def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
     """Return the lines on throughput, time, cost, the time to targets and rules of protocols, each where known."""
-    shares = ", ".join(
-        f"{_PHASES.get(k[5:-6], k[5:-6])} {100 * v:.0f} %"
-        for k, v in speed.items()
-        if k.startswith("time/") and k.endswith("_share") and v >= 0.005
-    )
+    shares = ", ".join(f"{phase} {share}" for phase, share in time_shares(speed).items())
     found = []
     if (rate := speed.get("speed/samples_per_s")) is not None:
         found.append(fact("Throughput", f"{rate:.1f} samples/s in training"))
@@ -116,6 +108,12 @@ def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
     for name, rule in told[-1].items() if told else ():
         rules.setdefault(rule, []).append(name)
     return found + [fact("Protocol", f"{', '.join(names)}: {rule}") for rule, names in rules.items()]
+
+
+def time_shares(speed: Mapping[str, float]) -> dict[str, str]:
+    """Return the shares of the time of a training by phase, in per cent; without those below half a per cent."""
+    shares = {key[5:-6]: value for key, value in speed.items() if key.startswith("time/") and key.endswith("_share")}
+    return {_PHASES.get(name, name): f"{100 * value:.0f} %" for name, value in shares.items() if value >= 0.005}
 
 
 def fact(key: str, text: str) -> str:
@@ -135,8 +133,10 @@ def _deciding(evaluation: str, best: str) -> str:
     return "EMA best" if best.startswith(f"{evaluation}/ema/") else "best"
 
 
-def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, dict[str, float]]:
-    """Return the scores of each network on an evaluation, by a title for the network: references first."""
+def networks(
+    history: journal.History, evaluation: str, best: str, beside: Comparison | None
+) -> dict[str, dict[str, float]]:
+    """Return the scores of each network and trivial baseline on an evaluation, by a title: references first."""
     titles = {evaluation: "final", f"best/{evaluation}": "best"}
     titles |= {f"{evaluation}/ema": "EMA final", f"best/{evaluation}/ema": "EMA best"}
     if best.startswith(f"{evaluation}/ema/"):  # the EMA weights decide
@@ -150,14 +150,17 @@ def _scores(history: journal.History, evaluation: str, best: str) -> dict[str, d
         if title := titles.get(head) or (who if rest == evaluation and who not in _OTHERS else None):
             rows.setdefault(title, {})[metric] = points[-1].value
     order = list(titles.values())
-    return dict(sorted(rows.items(), key=lambda row: order.index(row[0]) if row[0] in order else -1))
+    rows = dict(sorted(rows.items(), key=lambda row: order.index(row[0]) if row[0] in order else -1))
+    scored = beside.scored if beside is not None and beside.evaluation == evaluation else []
+    trivial = {f"{_BASELINE}{one.title}": one.metrics for one in scored}
+    # `pixels` is a reference that was evaluated at step 0, and a baseline.
+    return trivial | {title: row for title, row in rows.items() if f"{_BASELINE}{title}" not in trivial}
 
 
-def _baselines(found: Comparison | None, evaluation: str) -> dict[str, dict[str, float]]:
-    """Scores of the trivial baselines of an evaluation, by a name for each."""
-    if found is None or found.evaluation != evaluation:
-        return {}
-    return {f"{_BASELINE}{one.title}": one.metrics for one in found.scored}
+def score_names(networks: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the names of the scores of networks, those of the last one first."""
+    names = dict.fromkeys(name for scores in reversed(networks.values()) for name in scores)
+    return [name for name in names if not name.startswith(("xnorm", "val_at"))]
 
 
 def _numbers(rows: Mapping[str, Mapping[str, float]], names: Sequence[str]) -> list[list[str]]:

@@ -33,13 +33,9 @@ def write(
 
     `hurried`: draw none. A machine that is taken away leaves seconds, and the resumed run draws them.
     """
-    from trainkit.plots import timeline
-
     tracker, journal_file = run.tracker, run.require_folder().journal
     if not hurried:
         run.draw(outcome.curves)
-        if outcome.steps is not None and len(outcome.steps):
-            tracker.figure("figures/timeline.png", timeline.of_run(outcome.steps, outcome.step, journal_file))
     for name, rows in outcome.rows.items() if run.recipe.log.rows else ():
         tracker.table(f"rows/{name}_final.parquet", rows)
     newest = run.newest_checkpoint()
@@ -66,7 +62,7 @@ def write(
     with contextlib.suppress(OSError):  # the table is then of what the disk has taken
         tracker.commit()
     tracker.table("tables/metrics.csv", _last_values(journal.read(journal_file)))
-    run_report.write(run, outcome, beside, digests or {}, hurried)
+    run_report.write(run, outcome, beside, digests or {})
 
 
 def _last_values(history: journal.History) -> dict[str, list[Any]]:
@@ -83,9 +79,6 @@ def _last_values(history: journal.History) -> dict[str, list[Any]]:
     }
 
 
-def table(run: RunLogger, outcome: Outcome, store: Store, beside: Comparison | None = None) -> str:
-    """Return the closing summary as plain text: `page` and `closing`."""
-    return terminal.plain([*page(run, outcome, beside), *closing(run, outcome, store)])
 
 
 def page(run: RunLogger, outcome: Outcome, beside: Comparison | None = None) -> terminal.Page:

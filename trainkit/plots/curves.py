@@ -1,4 +1,4 @@
-"""Draw the curves of a run: each function takes numbers and returns a matplotlib Figure of 900 pixels at 120 dpi."""
+"""Draw curves and counts of evaluations; each function returns a matplotlib Figure of 900 pixels at 120 dpi."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from trainkit.plots import findings
 from trainkit.plots.style import (
     BLUE,
     DASHES,
-    GREEN,
     INK,
     QUIET,
     SMALL,
     TEXT,
     VERMILION,
     blank,
-    dots,
     legend,
     line,
     number,
     short,
-    step_axis,
     titled,
 )
 
@@ -31,9 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     Numbers = Sequence[float] | np.ndarray
-
-SMOOTHED_FROM = 150
-"""Points from which a noisy curve gets a smooth one in front of it."""
 
 
 def roc(curves: Mapping[str, tuple[Numbers, Numbers]], about: str = "ROC curve", positive: str | None = None) -> Figure:
@@ -69,76 +63,6 @@ def roc(curves: Mapping[str, tuple[Numbers, Numbers]], about: str = "ROC curve",
     axes.set_ylim(bottom, 1.0 + (1.0 - bottom) * 0.02)
     legend(axes, loc="lower right" if bottom or positive is not None else "best")
     titled(figure, findings.roc(rates, left) if positive is None else findings.auc(rates), about)
-    return figure
-
-
-def loss_curve(
-    step: Numbers,
-    loss: Numbers,
-    lr: Numbers | None = None,
-    evals: Mapping[str, tuple[Numbers, Numbers]] | None = None,
-    about: str = "Training loss, primary metric and learning rate over optimizer steps",
-) -> Figure:
-    """Draw the loss over the optimizer step, and below it evaluations (name to steps and values) and learning rate.
-
-    `step`, `loss` and `lr` are equally long. A loss that spans a factor of 20 gets a logarithmic axis. `about`: the
-    line below the title.
-    """
-    if len(step) != len(loss) or (lr is not None and len(lr) not in (0, len(step))):
-        raise ValueError(f"{len(step)} steps, {len(loss)} losses, {None if lr is None else len(lr)} learning rates")
-    evals = {name: points for name, points in (evals or {}).items() if len(points[0])}
-    rates = np.asarray(() if lr is None else lr, dtype=float)
-    # Three panels stay under 760 pixels: MLflow shows an image at its full width, and cuts what is below the window.
-    panels = [2.3] + [1.7] * bool(evals) + [1.0] * (len(rates) > 0)
-    figure, axes = blank(height=0.7 + sum(panels), ratios=panels)
-    top, *rest = axes
-    step, loss = np.asarray(step, dtype=float), np.asarray(loss, dtype=float)
-    if len(step) >= SMOOTHED_FROM:
-        window = len(step) // 50 | 1
-        top.plot(step, loss, color=BLUE, linewidth=0.8, alpha=0.35, label="as logged")
-        top.plot(step, _running_mean(loss, window), label=f"running mean of {window} points", **line(0))
-        legend(top, loc="upper right")
-    else:
-        top.plot(step, loss, **line(0), **dots(len(step)))
-    finite = loss[np.isfinite(loss)]
-    if len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min():
-        top.set_yscale("log")
-        top.set_ylabel("training loss (log scale)")
-    else:
-        top.set_ylabel("training loss")
-    if evals:
-        panel = rest.pop(0)
-        for place, (name, (at, values)) in enumerate(evals.items()):
-            panel.plot(at, values, label=name, **line(place), **dots(len(at)))
-        panel.set_ylabel(next(iter(evals)) if len(evals) == 1 else "metrics")
-        if len(evals) > 1:
-            legend(panel, loc="best")
-    if len(rates):
-        (panel,) = rest
-        panel.plot(step, rates, color=GREEN, linewidth=1.8, **dots(len(step)))
-        panel.set_ylim(bottom=0)
-        panel.set_ylabel("learning rate")
-        panel.ticklabel_format(axis="y", style="plain" if np.nanmax(rates) >= 1e-3 else "sci", scilimits=(-3, 3))
-    step_axis(axes)
-    titled(figure, findings.loss(step, loss), about)
-    return figure
-
-
-def time_shares(shares: Mapping[str, float], about: str = "Wall-clock time by phase") -> Figure:
-    """Draw the share of the wall-clock in each phase, 0 to 1, largest first, without phases that took none."""
-    shown = sorted(((name, float(share)) for name, share in shares.items() if share > 0), key=lambda pair: -pair[1])
-    figure, (axes,) = blank(height=0.8 + 0.36 * max(len(shown), 1))
-    values = [100 * share for _, share in shown]
-    bars = axes.barh(range(len(shown)), values, color=BLUE, height=0.66)
-    labels = [f"{value:.1f} %" if value >= 0.05 else "< 0.1 %" for value in values]
-    axes.bar_label(bars, labels, padding=5, color=INK, fontsize=TEXT)
-    axes.set_yticks(range(len(shown)), [findings.phase(name) for name, _ in shown])
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, max(values, default=100) * 1.14)
-    axes.set_xlabel("share of wall-clock time (%)")
-    titled(figure, findings.time(shares, "wall-clock time"), about)
     return figure
 
 
@@ -248,10 +172,3 @@ def _counted(number: int) -> str:
         if number >= 0.9995 * unit:
             return f"{number / unit:.3g}{letter}"
     return f"{number:,}"
-
-
-def _running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the mean of up to `window` (odd) finite values at and around each point; NaN where there is none."""
-    good, ones = np.isfinite(values), np.ones(window)
-    total, found = (np.convolve(x, ones, "same") for x in (np.where(good, values, 0.0), good.astype(float)))
-    return np.where(found > 0.5, total / np.maximum(found, 1), np.nan)

@@ -7,50 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trainkit.plots.style import number, short
-
-Numbers = Sequence[float] | np.ndarray
-
-PHASES = {
-    "data": "data loading", "transfer": "copy to device", "compute": "forward, backward and optimizer",
-    "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step", "eval": "evaluation",
-    "checkpoint": "checkpoints", "log": "logging", "setup": "start-up", "sync": "synchronization", "idle": "idle",
-}  # fmt: skip
-"""Names of the phases that the clock measures."""
-_SEVERAL = ("compute", "checkpoint")
-"""Phases whose names are plural."""
-
-
-def phase(name: str) -> str:
-    """Return the name of a phase as figures have it."""
-    return PHASES.get(name, name.replace("_", " "))
-
-
-def time(shares: Mapping[str, float], whole: str) -> str:
-    """State which phase takes the largest share, 0 to 1, of a whole such as `step time`."""
-    largest = max(shares, key=lambda name: shares[name], default=None)
-    if largest is None or not shares[largest] > 0:
-        return "No time was measured"
-    verb = "take" if largest in _SEVERAL else "takes"
-    return f"{_capital(phase(largest))} {verb} {100 * shares[largest]:.0f} % of {whole}"
-
-
-def loss(step: Numbers, values: Numbers) -> str:
-    """State how the loss changed: the means of the first and last tenth of its points."""
-    values = np.asarray(values, dtype=float)
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return "No finite training loss was logged" if len(values) else "No training loss was logged"
-    if len(finite) < len(values):
-        return f"Training loss is not finite at {len(values) - len(finite):,} of {len(values):,} logged steps"
-    if len(finite) == 1:
-        return f"Training loss is {finite[0]:.3g} at step {number(float(step[0]))}"
-    some = max(1, len(finite) // 10)
-    first, last = float(finite[:some].mean()), float(finite[-some:].mean())
-    change = abs(last - first) / max(abs(first), abs(last), 1e-12)
-    if change < 0.01:
-        return f"Training loss hardly changes: {first:.3g} to {last:.3g}"
-    return f"Training loss {'falls' if last < first else 'rises'} from {first:.3g} to {last:.3g}"
+from trainkit.plots.style import short
 
 
 def roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], left: float) -> str:
@@ -102,7 +59,3 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> str:
     worst = f"{short(names[true], 16)} predicted as {short(names[predicted], 16)}"
     share = 100 * off[true, predicted] / max(1, counts[true].sum())
     return f"Accuracy {right / total:.3f}; most frequent error: {worst} ({share:.0f} %)"
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]

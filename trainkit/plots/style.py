@@ -199,23 +199,9 @@ def line(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)], "linewidth": 1.8}
 
 
-def dots(points: int) -> dict[str, Any]:
-    """Return the markers of a curve of so many points; none of many."""
-    return {"marker": "o", "markersize": 3.5} if points <= 40 else {}
-
-
 def legend(axes: Axes, loc: LegendLocType, fontsize: float = SMALL, **more: Any) -> None:
     """Add a legend of all that has a label, at `loc`."""
     axes.legend(loc=loc, fontsize=fontsize, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **more)
-
-
-def step_axis(axes: list[Axes]) -> None:
-    """Make the lowest axis one of optimizer steps."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes[-1].set_xlabel("step")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
-    axes[-1].xaxis.set_major_formatter(lambda value, _: number(value))
 
 
 def number(value: float) -> str:
@@ -226,8 +212,3 @@ def number(value: float) -> str:
 def short(name: str, longest: int) -> str:
     """Cut a name that is longer than so many letters."""
     return name if len(name) <= longest else f"{name[: longest - 1]}…"
-
-
-def seconds(duration: float) -> str:
-    """Format a duration in seconds, or below 0.1 s in milliseconds."""
-    return f"{number(duration)} s" if duration >= 0.1 else f"{number(1e3 * duration)} ms"

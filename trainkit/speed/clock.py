@@ -13,7 +13,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import numpy as np
@@ -54,8 +54,6 @@ class Steps:
     """(n, 5) float64: seconds of the phases of `STEP`."""
     between: np.ndarray
     """(n, 4) float64: seconds of the phases of `BETWEEN`, spent since the step before."""
-    after: np.ndarray = field(default_factory=lambda: np.zeros(len(BETWEEN)))
-    """(4,) float64: seconds of the phases of `BETWEEN` since the last step; zeros of a part of the steps."""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -159,8 +157,7 @@ class Clock:
         rows = np.frombuffer(self._rows[-_WIDE * (many + 1) :]).reshape(-1, _WIDE)
         spent = rows[1:] - rows[:-1]
         number = np.arange(self.steps - len(spent) + 1, self.steps + 1)
-        after = np.array(self._spent) - rows[-1]
-        return Steps(number, spent[:, : len(STEP)], spent[:, len(STEP) :], after[len(STEP) :])
+        return Steps(number, spent[:, : len(STEP)], spent[:, len(STEP) :])
 
     def _sum(self) -> None:
         """Add up what was noted."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from trainkit.files import Json
 from trainkit.interfaces import Columns
-from trainkit.speed.clock import Steps
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
@@ -33,8 +32,6 @@ class Outcome:
     """Hours of cores and GPUs, by metric name."""
     curves: dict[str, Columns] = field(default_factory=dict)
     """Curves of the last evaluation of each network, by evaluation and network."""
-    steps: Steps | None = None
-    """Single times of the last steps."""
     verdict: str = ""
     """Where the time went and what it would take to be faster, in words."""
     page: str = ""
@@ -59,7 +56,6 @@ def summarize(
         speed=clock.whole(plan.batch_size * state.step, state.total_trained(clock)),
         spent=state.total_spent(clock, logger.rates),
         curves=evaluator.curves,
-        steps=clock.recent(),
         verdict=verdict,
         page=monitor.page,
     )
