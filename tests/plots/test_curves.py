@@ -194,11 +194,12 @@ def test_a_sheet_shows_each_picture_above_its_caption():
     images = np.zeros((5, 3, 4, 4), np.uint8)
     images[:, 1] = 40 * np.arange(5)[:, None, None]
     figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
-    assert [axes.images[0].get_array()[0, 0].tolist() for axes in figure.axes] == [[0, 40 * k, 0] for k in range(5)]
+    shown = figure.axes[0].images
+    assert [image.get_array()[0, 0].tolist() for image in shown] == [[0, 40 * k, 0] for k in range(5)]
     captions = [text.get_text().split("\n") for text in figure.texts[1:]]
     assert [lines[1] for lines in captions] == ["a → b"] * 5
     assert all(lines[0].startswith("…") and lines[0].endswith(f"{k}.png") for k, lines in enumerate(captions))
-    boxes = [axes.get_position() for axes in figure.axes]
+    boxes = [image.get_window_extent() for image in shown]
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
     with pytest.raises(ValueError, match="5 images, 1 captions"):
         embeddings.sheet(images, ["a"], "t")

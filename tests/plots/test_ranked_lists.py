@@ -126,7 +126,7 @@ def test_frames_say_what_is_right_and_words_what_was_asked():
     right = sum(int(hits.sum()) for hits in arrays["right"])
     assert frames.count(RIGHT) == 1 + right and frames.count(WRONG) == 1 + 10 * len(arrays["list"]) - right
     assert len(sheet.images) == 10 * len(arrays["list"]) + sum("nir" in name for name in arrays["list"])
-    words = [text.get_text() for text in sheet.texts]
+    words = [text.get_text() for text in figure.texts]
     first = sum(rank == 1 for rank in arrays["rank"])
     assert words[0] == f"The first result is right for {first} of the 10 queries shown"
     assert words[1] == "val.ranked, step 100: the 4 worst and 6 other queries of 72"
@@ -145,9 +145,9 @@ def test_nothing_overlaps_or_leaves_the_figure():
     figure = run_figures.picture("ranked", arrays, "val.ranked, step 100")
     figure.draw_without_rendering()
     (sheet,) = figure.axes
-    words = [text.get_window_extent() for text in sheet.texts]
+    words = [text.get_window_extent() for text in figure.texts]
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0 for box in words)
-    tops = sorted((box.y0, box.y1) for text, box in zip(sheet.texts, words, strict=True) if len(text.get_text()) > 20)
+    tops = sorted((box.y0, box.y1) for text, box in zip(figure.texts, words, strict=True) if len(text.get_text()) > 20)
     assert all(low[1] <= high[0] + 3 for low, high in pairwise(tops))
     for image in sheet.images:
         box = image.get_window_extent()
@@ -167,14 +167,14 @@ def test_a_picture_is_drawn_of_any_number_and_shape(size, shape):
     figure.savefig(out, format="png")
     wide, tall = Image.open(out).size
     assert wide == 1200 and tall < 400 + 300 * size
-    assert [text.get_text() for text in figure.axes[0].texts].count("none") == (size == 0)
+    assert [text.get_text() for text in figure.texts].count("none") == (size == 0)
     assert len(figure.axes[0].images) == 2 * size + 4 * min(size, 1)
 
 
 def test_long_captions_are_cut():
     figure = ranked(np.zeros((1, 5, 4, 2, 3)), np.zeros((1, 5)), ["word " * 300], np.zeros((1, 0, 4, 2, 3)), [[]],
                     ["above"], "val")  # fmt: skip
-    words = [text.get_text() for text in figure.axes[0].texts if "word word" in text.get_text()]
+    words = [text.get_text() for text in figure.texts if "word word" in text.get_text()]
     assert len(words) == 3 and words[-1].endswith("…") and max(map(len, words)) <= 135
 
 

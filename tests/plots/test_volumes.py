@@ -93,9 +93,8 @@ def test_a_picture_is_drawn_of_any_number_of_cases(cases):
     assert any("of 40 cases" in text for text in texts)
     if cases:
         assert "worst: case0, mean Dice 0.200:  SR 0.50, a name of an organ that is long 0.25" in texts or cases == 1
-        named = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert named == ["SR", "LR"]  # those that are on the planes
-        shown = [axes.images[0].get_array() for axes in figure.axes]
+        assert {"SR", "LR"} < set(texts) and not any(text.startswith("a name of") for text in texts)  # on the planes
+        shown = [image.get_array() for image in figure.axes[0].images]
         assert len(shown) == 3 * cases and all((shown[0] == other).all() for other in shown)
 
 
@@ -104,19 +103,6 @@ def test_a_picture_of_all_cases_says_so():
     texts = [text.get_text() for text in run_figures.picture("overlays", few, "val, step 100").texts]
     assert texts[0] == "Mean Dice 0.200 to 0.900 in the 4 cases shown"
     assert texts[1] == "val, step 100: all 4 cases; tint: truth, outline: prediction"
-
-
-@pytest.mark.parametrize("names", [["SR"] * 9, ["a long name of an organ"] * 9, ["x" * 90, "y" * 90]])
-def test_the_legend_is_above_the_pictures_and_as_wide_as_the_figure_at_most(names):
-    planes = np.zeros((1, 3, 3, 20, 20))
-    planes[:, :, 1] = np.arange(400).reshape(20, 20) % (len(names) + 1)
-    figure = overlays(planes, ["case"], names, "val")
-    figure.draw_without_rendering()
-    box = figure.legends[0].get_window_extent()
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.width
-    words = [text.get_window_extent() for text in figure.texts]
-    assert not any(word.overlaps(box) for word in words)
-    assert box.y0 > max(axes.get_window_extent().y1 for axes in figure.axes)
 
 
 def test_long_lists_of_organs_end_in_time():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainkit.interfaces import MODALITIES, TEXT
-from trainkit.plots.style import FINE_DPI, GREEN, INK, QUIET, SMALL, TITLE, VERMILION, WIDTH, Sheet, empty, title_lines
+from trainkit.plots.style import FINE_DPI, GREEN, QUIET, SMALL, VERMILION, WIDTH, Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,12 +54,12 @@ def ranked(
     words = [0.2 + 0.13 * len(lines) for lines in said]
     top_of_key = Sheet.head(title, about)
     head, below = top_of_key + 0.3, 0.24
-    page = _Page(head + sum(words) + size * (tall + below) + (0 if size else 0.3))
+    page = Sheet(head + sum(words) + size * (tall + below) + (0 if size else 0.3), dpi=FINE_DPI)
     page.titled(title, about)
     if not size:
         page.text(WIDTH / 2, head, "none", 11, QUIET, ha="center")
     for x, word, hit in ((0.3, "same identity", True), (1.6, "other identity", False)) if size else ():
-        page.frame(x - 0.2, top_of_key + 0.07, 0.13, 0.13, hit)
+        _frame(page, x - 0.2, top_of_key + 0.07, 0.13, 0.13, hit)
         page.text(x, top_of_key + 0.135, word, SMALL, va="center")
     top = head
     for row, caption in enumerate(captions):
@@ -72,51 +72,20 @@ def ranked(
         cells = [(left - len(asking) + k, queries[row, m], MODALITIES[m], None) for k, m in enumerate(asking)]
         cells += [(left + _GAP + k, found[row, k], str(k + 1), bool(hit)) for k, hit in enumerate(right[row])]
         for place, image, name, hit in cells:
-            w = min(wide, tall * image.shape[1] / image.shape[0])
-            h = w * image.shape[0] / image.shape[1]
-            page.image(image, place * cell + (cell - w) / 2, top + (tall - h) / 2, w, h, hit)
+            box = page.image(image, place * cell + (cell - wide) / 2, top, wide, tall)
+            if hit is not None:
+                _frame(page, *box, hit)
             page.text((place + 0.5) * cell, top + tall + 0.03, name, 8, QUIET, ha="center")
         if not asking:
             page.text(left * cell / 2, top + tall / 2, "text\nonly", 7, QUIET, ha="center", va="center")
         top += tall + below
-    return page.finished()
+    return page.figure
 
 
-class _Page:
-    """A figure in inches from its upper left corner with one pair of axes: drawing 140 pairs would take seconds."""
-
-    def __init__(self, height: float):
-        self._figure, self._height = empty(height, dpi=FINE_DPI), height
-        self._axes = self._figure.add_axes((0, 0, 1, 1))
-        self._axes.set_axis_off()
-
-    def titled(self, title: str, about: str) -> None:
-        above, below = title_lines(title, about)
-        self.text(0.1, 0.07, "\n".join(above), TITLE, weight="bold")
-        if below:
-            self.text(0.1, 0.1 + 0.215 * len(above), "\n".join(below), SMALL, QUIET)
-
-    def text(
-        self, x: float, y: float, words: str, size: float, colour: str = INK, ha: str = "left", va: str = "top",
-        **more: Any,
-    ) -> None:  # fmt: skip
-        self._axes.text(x, y, words, ha=ha, va=va, color=colour, fontsize=size, linespacing=1.15, **more)
-
-    def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, hit: bool | None) -> None:
-        """Draw an image, framed where `hit` says whether it is right."""
-        self._axes.imshow(pixels, interpolation="antialiased", extent=(x, x + wide, y + tall, y))
-        if hit is not None:
-            self.frame(x, y, wide, tall, hit)
-
-    def frame(self, x: float, y: float, wide: float, tall: float, hit: bool) -> None:
-        from matplotlib.patches import Rectangle
-
-        look = {"edgecolor": RIGHT if hit else WRONG, "linewidth": 1.8, "linestyle": "-" if hit else (0, (2, 1.2))}
-        self._axes.add_patch(Rectangle((x, y), wide, tall, fill=False, **look))
-
-    def finished(self) -> Figure:
-        self._axes.set(xlim=(0, WIDTH), ylim=(self._height, 0), aspect="auto")
-        return self._figure
+def _frame(page: Sheet, x: float, y: float, wide: float, tall: float, hit: bool) -> None:
+    """Draw the frame of a result, which is right or not."""
+    dashes = "-" if hit else (0, (2, 1.2))
+    page.box(x, y, wide, tall, fill=False, edgecolor=RIGHT if hit else WRONG, linewidth=1.8, linestyle=dashes)
 
 
 def _lines(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainkit.interfaces import IGNORED
-from trainkit.plots.style import FINE_DPI, QUIET, SMALL, WIDTH, Sheet
+from trainkit.plots.image_rows import Classes, image_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,15 +26,6 @@ _SQUARE = 24
 """Squares across the longer side of an image."""
 _LEVELS = 12
 _APART_FROM = ((0, 0, 0), (255, 255, 255), (128, 128, 128))
-_COLUMNS = ("image", "truth", "prediction", "wrong pixels")
-_TALLEST = 1.6
-"""How much higher than wide an image may be drawn."""
-_ABREAST = 112
-"""Letters in a line of the legend, six for each patch of colour."""
-_LINES = 4
-"""Lines of the legend; of more classes the most frequent are in it."""
-_SMALL = 160
-"""Pixels of the longer side up to which images are shown as squares of one colour."""
 
 
 def scenes(
@@ -50,37 +41,21 @@ def scenes(
     """Draw a row for each image: the image, truth, prediction and wrong pixels side by side, a caption above.
 
     `images` (h, w, 3), `truth` and `predicted` (h, w) are uint8, of one size image by image; truth may be IGNORED.
-    `names` and `colours` are those of the classes, of which the legend has those that occur; without colours `palette`
-    gives them.
+    `names` and `colours` are those of the classes; without colours `palette` gives them.
     """
     if not len(images) == len(truth) == len(predicted) == len(captions):
         raise ValueError(f"{len(images)} images, {len(truth)} truths, {len(predicted)} predictions")
     colours = tuple(colours) or palette(len(names))
     if len(colours) != len(names):
         raise ValueError(f"{len(names)} classes, {len(colours)} colours")
-    shown, more = _legend(truth, predicted, names)
-    cell, words, key = WIDTH / 4, 0.24, 0.2 * len(shown) + 0.1 * bool(shown)
-    tall = [min(image.shape[0] / image.shape[1], _TALLEST) * (cell - 0.04) for image in images]
-    above = Sheet.head(title, about) + 0.08
-    head = above + 0.24 + key
-    page = Sheet(head + sum(tall) + (words + 0.04) * len(tall) + (0 if tall else 0.4), dpi=FINE_DPI)
-    page.titled(title, about)
-    unlabelled = any((labels == IGNORED).any() for labels in truth)
-    for place, name in enumerate(_COLUMNS):
-        name += " (chequered: no label)" * (unlabelled and name == "truth")
-        page.text((place + 0.5) * cell, head - 0.02, name, SMALL, QUIET, ha="center", va="bottom")
-    _draw_legend(page, shown, more, names, colours, above)
-    if not len(images):
-        page.text(WIDTH / 2, page.height - 0.2, "none", 11, QUIET, ha="center", va="center")
-    top = head
-    for row, caption in enumerate(captions):
-        page.text(0.045, top + words - 0.05, caption, SMALL, va="bottom")
-        top += words
-        sharp = max(images[row].shape[:2]) <= _SMALL
-        for place, panel in enumerate(panels(images[row], truth[row], predicted[row], colours)):
-            page.image(panel, place * cell + 0.02, top, cell - 0.04, tall[row], sharp)
-        top += tall[row] + 0.04
-    return page.figure
+    counts = np.zeros(256, dtype=np.int64)
+    for labels in (*truth, *predicted):
+        counts += np.bincount(labels.ravel(), minlength=256)
+    shades = [tuple(value / 255 for value in colour) for colour in colours]
+    unlabelled = " (chequered: no label)" if any((labels == IGNORED).any() for labels in truth) else ""
+    rows = [panels(*parts, colours) for parts in zip(images, truth, predicted, strict=True)]
+    columns = ("image", f"truth{unlabelled}", "prediction", "wrong pixels")
+    return image_rows(rows, captions, columns, Classes(names, shades, counts[: len(names)]), title, about)
 
 
 def panels(
@@ -148,46 +123,3 @@ def _oklab(rgb: np.ndarray) -> np.ndarray:
          [0.7936177850, -2.4285922050, 0.7827717662],
          [-0.0040720468, 0.4505937099, -0.8086757660]]
     )  # fmt: skip
-
-
-def _legend(
-    truth: Sequence[np.ndarray], predicted: Sequence[np.ndarray], names: Sequence[str]
-) -> tuple[list[list[int]], int]:
-    """Divide the classes that occur among the lines of the legend; return them, and how many are left out."""
-    counts = np.zeros(256, dtype=np.int64)
-    for labels in (*truth, *predicted):
-        counts += np.bincount(labels.ravel(), minlength=256)
-    there = np.flatnonzero(counts[: len(names)])
-    if not len(there):
-        return [], 0
-    abreast = max(1, min(len(there), _ABREAST // (6 + min(24, max(len(names[k]) for k in there.tolist())))))
-    kept = np.sort(there[np.argsort(-counts[there], kind="stable")][: abreast * _LINES])
-    return [kept[k : k + abreast].tolist() for k in range(0, len(kept), abreast)], len(there) - len(kept)
-
-
-def _draw_legend(
-    page: Sheet,
-    lines: list[list[int]],
-    more: int,
-    names: Sequence[str],
-    colours: Sequence[tuple[int, int, int]],
-    top: float,
-) -> None:
-    from matplotlib.patches import Rectangle
-
-    wide = max((len(line) for line in lines), default=1)
-    column = min(
-        (WIDTH - 0.1) / wide, 0.35 + 0.075 * max((min(24, len(names[k])) for line in lines for k in line), default=0)
-    )
-    left = (WIDTH - wide * column) / 2
-    for row, line in enumerate(lines):
-        middle = top + 0.2 * row + 0.07
-        for place, k in enumerate(line):
-            x = left + place * column
-            corner = x / WIDTH, 1 - (middle + 0.06) / page.height
-            look = {"facecolor": [value / 255 for value in colours[k]], "edgecolor": QUIET, "linewidth": 0.5}
-            page.figure.add_artist(Rectangle(corner, 0.2 / WIDTH, 0.12 / page.height, **look))
-            name = names[k] if len(names[k]) <= 24 else f"{names[k][:23]}…"
-            page.text(x + 0.25, middle, name, 8, va="center")
-    if more:
-        page.text(0.995 * WIDTH, top - 0.02, f"and {more} rarer classes", 8, QUIET, ha="right", va="bottom")

@@ -105,10 +105,16 @@ def _wrapped(text: str, room: float, each: float) -> list[str]:
 
 
 class Sheet:
-    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink images for captions."""
+    """A figure laid out by hand, in inches from its upper left corner: layout engines shrink images for captions.
+
+    All images have one pair of axes: with a pair for each, drawing 140 would take seconds.
+    """
 
     def __init__(self, height: float, dpi: int = DPI):
         self.figure, self.height = empty(height, dpi), height
+        self._axes = self.figure.add_axes((0, 0, 1, 1))
+        self._axes.set(xlim=(0, WIDTH), ylim=(height, 0))
+        self._axes.set_axis_off()
 
     @staticmethod
     def head(title: str, about: str = "") -> float:
@@ -131,12 +137,25 @@ class Sheet:
         at = x / WIDTH, 1 - y / self.height
         self.figure.text(*at, words, ha=ha, va=va, color=colour, fontsize=size, linespacing=1.15, **more)
 
-    def image(self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, sharp: bool = False) -> None:
-        """Draw pixels (h, w, 3) into a box; `sharp`: each as a square of one colour."""
-        box = x / WIDTH, 1 - (y + tall) / self.height, wide / WIDTH, tall / self.height
-        axes = self.figure.add_axes(box)
-        axes.imshow(pixels, interpolation="nearest" if sharp else "antialiased")
-        axes.set_axis_off()
+    def image(
+        self, pixels: np.ndarray, x: float, y: float, wide: float, tall: float, sharp: bool = False
+    ) -> tuple[float, float, float, float]:
+        """Draw pixels (h, w, 3) into the middle of a box; return the left, top, width and height that they take.
+
+        `sharp`: each pixel as a square of one colour.
+        """
+        scale = min(wide / pixels.shape[1], tall / pixels.shape[0])
+        width, height = scale * pixels.shape[1], scale * pixels.shape[0]
+        left, top = x + (wide - width) / 2, y + (tall - height) / 2
+        smooth, place = "nearest" if sharp else "antialiased", (left, left + width, top + height, top)
+        self._axes.imshow(pixels, interpolation=smooth, aspect="auto", extent=place)
+        return left, top, width, height
+
+    def box(self, x: float, y: float, wide: float, tall: float, **look: Any) -> None:
+        """Draw a rectangle; `look` is what matplotlib's `Rectangle` takes."""
+        from matplotlib.patches import Rectangle
+
+        self._axes.add_patch(Rectangle((x, y), wide, tall, **look))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots.style import FINE_DPI, QUIET, SMALL, WIDTH, Sheet
+from trainkit.plots.image_rows import Classes, image_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +24,6 @@ _LIGHTER = 0.2
 _DIMMED = 0.75
 """White is shown as so much grey, so that colours stand out."""
 _ENLARGED = 3
-_ABREAST = 110
-"""Letters in a line of the legend, six for each patch of colour."""
 _LINE = 3
 """Pixels of the enlarged plane, of which 2.3 are one where a run keeps the image."""
 
@@ -38,36 +36,11 @@ def overlays(planes: np.ndarray, captions: Sequence[str], names: Sequence[str], 
     planes = np.asarray(planes)
     if planes.ndim != 5 or planes.shape[1:3] != (3, 3) or len(planes) != len(captions):
         raise ValueError(f"planes {planes.shape}, {len(captions)} captions")
-    from matplotlib.patches import Patch
-
-    present = [k for k in range(1, len(names) + 1) if (planes[:, :, 1:] == k).any()]
-    abreast = max(1, min(len(present), _ABREAST // (6 + max((len(names[k - 1]) for k in present), default=0))))
-    lines = -(-len(present) // abreast)
-    # The legend is above the images: below six cases it would be out of sight.
-    cell, words, key = WIDTH / 3, 0.25, 0.12 + 0.2 * lines if lines else 0.0
+    counts = np.array([(planes[:, :, 1:] == k).sum() for k in range(1, len(names) + 1)])
+    classes = Classes(names, [COLOURS[k % len(COLOURS)] for k in range(len(names))], counts)
+    rows = [[painted(*plane) for plane in case] for case in planes]
     about = "; ".join(filter(None, (about, "tint: truth, outline: prediction")))
-    above = Sheet.head(title, about)
-    head = above + 0.28 + key
-    page = Sheet(head + max(1, len(planes)) * (cell + words), dpi=FINE_DPI)
-    page.titled(title, about)
-    for k, name in enumerate(_VIEWS):
-        page.text((k + 0.5) * cell, head - 0.04, name, SMALL, QUIET, ha="center", va="bottom")
-    if not len(planes):
-        page.text(WIDTH / 2, page.height / 2, "none", 11, QUIET, ha="center", va="center")
-        return page.figure
-    for row, caption in enumerate(captions):
-        top = head + row * (cell + words)
-        page.text(0.045, top + words - 0.05, caption, SMALL, va="bottom")
-        for k in range(3):
-            page.image(painted(*planes[row, k]), k * cell + 0.02, top + words, cell - 0.04, cell - 0.04)
-    handles = [Patch(color=COLOURS[(k - 1) % len(COLOURS)], label=names[k - 1]) for k in present]
-    if handles:
-        page.figure.legend(
-            handles=handles, loc="upper center", ncols=abreast, fontsize=8, frameon=True, facecolor="#555555",
-            edgecolor="none", labelcolor="white", handlelength=1.2, columnspacing=1.4,
-            bbox_to_anchor=(0.5, 1 - (above + 0.02) / page.height), borderaxespad=0,
-        )  # fmt: skip
-    return page.figure
+    return image_rows(rows, captions, _VIEWS, classes, title, about)
 
 
 def painted(image: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> np.ndarray:
