@@ -36,7 +36,6 @@ from trainkit.training.best import best_weights
 EASY = ("data.noise=0.5", "train.length=8 epochs", "log.every=50 steps", "evaluations.val.every=16 steps")
 GUESSING = 1 / 4 + 3 * math.sqrt(0.25 / 37)
 """What guessing stays below on 37 images of four classes: three standard deviations above a quarter."""
-CPU = {"device": "cpu", "gpu": "null", "cpu": "a", "cpu_cores": "2", "processes": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +63,9 @@ def runs(trained) -> SimpleNamespace:
 
 @pytest.fixture
 def compared(monkeypatch):
-    """Have two runs compared as a test says, and as fast as it says: the rows of tiny runs decide little."""
+    """Have two runs compared as a test says: the rows of tiny runs decide little."""
 
-    def settle(verdict: str = "better", same: bool = True, rates: tuple[float, float] = (100.0, 100.0)) -> list:
+    def settle(verdict: str = "better", same: bool = True) -> list:
         asked, comparable = [], same and verdict != "not comparable"
         score = SimpleNamespace(
             evaluation="best/val", metric="accuracy", values=(0.7, 0.9), draws=2000, units="37 samples",
@@ -85,8 +84,6 @@ def compared(monkeypatch):
         module = types.ModuleType("trainkit.analysis.compare")
         module.compare = compare
         monkeypatch.setitem(sys.modules, "trainkit.analysis.compare", module)
-        speeds = iter(rates)
-        monkeypatch.setattr(promote, "_speed", lambda history: next(speeds))
         return asked
 
     return settle
@@ -232,7 +229,7 @@ def test_the_alias_moves_only_to_what_is_better_beyond_chance_on_the_same_data(
     if comparable:
         ends = "95 % CI +0.1000 to +0.3000; paired bootstrap, n = 2,000 over 37 samples"
         why = f"val/accuracy 0.7000 -> 0.9000, +0.2000 ({ends}): {VERDICTS.get(verdict, verdict)}"
-        assert checks["score"] == Check("score", moves, why) and checks["speed"].passed is True
+        assert checks["score"] == Check("score", moves, why)
     else:
         assert checks["data"].why == "val: not comparable: evaluated on different data"
         assert list(checks) == ["data"], "scores of different data are not put beside each other"
@@ -248,45 +245,6 @@ def test_scores_of_other_weights_than_those_that_have_it_decide_nothing(store, r
         decision = promote.promote(store, runs.good, Promote(name="average"))
         why = f"the alias is on other weights of run {runs.other.name}: {words}"
         assert decision.refused and decision.checks == (Check("score", False, why),)
-
-
-def test_a_better_run_that_is_slower_is_refused(store, runs, compared):
-    promote.promote(store, runs.other, Promote(name="slow"))
-    compared(rates=(100.0, 79.0))
-    said = ask(runs.good.name, "--name", "slow", "--max-slower", "0.2", code=1)
-    assert "! speed   100 -> 79 samples/s, 21.0 % slower; at most 20 % slower allowed" in said
-    assert holder(store, "slow") == "1"
-    compared(rates=(100.0, 81.0))
-    assert "slow@champion is now version 2" in ask(runs.good.name, "--name", "slow", "--max-slower", "0.2")
-
-
-@pytest.mark.parametrize(
-    ("rates", "hardware", "max_slower", "passed", "why"),
-    [
-        ((100.0, 91.0), (CPU, CPU), 0.1, True, "100 -> 91 samples/s, 9.0 % slower; at most 10 % slower allowed"),
-        ((100.0, 89.0), (CPU, CPU), 0.1, False, "100 -> 89 samples/s, 11.0 % slower; at most 10 % slower allowed"),
-        ((100.0, 99.0), (CPU, CPU), 0.0, False, "1.0 % slower; at most 0 % slower allowed"),
-        ((100.0, 150.0), (CPU, CPU), 0.0, True, "50.0 % faster"),
-        ((100.0, 10.0), (CPU, CPU), None, None, "not checked: max_slower is null"),
-        ((None, 10.0), (CPU, CPU), 0.1, None, "not checked: throughput is not known for both"),
-        ((100.0, 10.0), (CPU, {}), 0.1, None, "hardware unknown, or changed on resume"),
-        ((100.0, 10.0), (CPU, CPU | {"gpu": "H100"}), 0.1, None, "not checked: different hardware (gpu null -> H100)"),
-        ((100.0, 10.0), (CPU, CPU | {"threads": "4"}), 0.1, False, "90.0 % slower"),
-    ],
-)
-def test_speed_is_asked_on_the_same_hardware_alone(rates, hardware, max_slower, passed, why):
-    check = promote.speed(rates, hardware, max_slower)
-    assert check.passed is passed and why in check.why
-
-
-def test_hardware_is_that_of_the_run_unless_it_changed_on_the_way(store, runs):
-    client = store.client()
-    found = [promote._hardware(client.get_run(folder.info().run_id)) for folder in (runs.good, runs.other)]
-    assert found[0] == found[1] and found[0]["device"] == "cpu" and set(found[0]) == set(promote.HARDWARE)
-    params = {"machine.device": "cpu"}
-    for tags, expected in (({}, {"device": "cpu"}), ({"trainkit.changed_params": '{"machine.cpu": ["a", "b"]}'}, {})):
-        assert promote._hardware(SimpleNamespace(data=SimpleNamespace(params=params, tags=tags))) == expected
-    assert promote._speed(journal.read(runs.good.journal)) > 0 and promote._speed(journal.History()) is None
 
 
 def seeds_decide_together(store, seeds, weak, tmp_path):
@@ -308,8 +266,8 @@ def seeds_decide_together(store, seeds, weak, tmp_path):
     assert (version.run_id, version.tags["trainkit.above"]) == (chosen.info().run_id, above.name)
     assert evidence(store, above, tmp_path)["decision"] == "promoted"
     assert promote.promote(store, above, Promote(name="seeds")).checks == (), "it has it already"
-    worse = promote.promote(store, weak, Promote(name="seeds", max_slower=None))
-    assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
+    worse = promote.promote(store, weak, Promote(name="seeds"))
+    assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False}
     assert evidence(store, weak, tmp_path)["score"]["values"][0] == pytest.approx(sum(best.values()) / 2)
     assert evidence(store, weak, tmp_path)["holder"]["run"] == above.name
 
@@ -320,11 +278,11 @@ def test_the_rows_of_runs_decide(store, runs, tmp_path):
     client.create_registered_model("rows")
     client.create_model_version("rows", "file:///nowhere", run_id=runs.weak.info().run_id)
     client.set_registered_model_alias("rows", "champion", "1")
-    wish = Promote(name="rows", max_slower=None)
+    wish = Promote(name="rows")
     better = promote.promote(store, runs.good, wish)
     assert not better.refused and holder(store, "rows") == "2", better.lines()
     worse = promote.promote(store, runs.weak, wish)
-    assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False, "speed": None}
+    assert {check.name: check.passed for check in worse.checks} == {"data": True, "score": False}
     second = run(*EASY, "seed=1").folder
     twin = promote.promote(store, second, wish)
     assert "inconclusive" in twin.lines()[2], twin.lines()
@@ -390,7 +348,6 @@ def test_mistakes_are_one_message(store, runs):
     assert "alias is 'v1'" in ask(runs.good.name, "--as", "v1", code=2)
     assert "alias is 'Latest'" in ask(runs.good.name, "--as", "Latest", code=2)
     assert "name is 'a/b'" in ask(runs.good.name, "--name", "a/b", code=2)
-    assert "2.0 is not in the range 0<=x<1" in ask(runs.good.name, "--max-slower", "2", code=2)
     assert "not in" in ask("toy-s9", code=2)
     said = ask(runs.good.name, "--metric", "val/acuracy", code=2)
     assert "has no metric 'val/acuracy'; similar names: val/accuracy" in said
@@ -428,10 +385,10 @@ def test_an_alias_of_a_model_that_is_of_no_run_here_is_not_fought_over(store, ru
 
 def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.recipe.write_text("promote: {name: faces, alias: edge, metric: null, max_slower: 0.3, later_key: 1}\n")
-    assert promote.asked(folder, {}) == Promote(name="faces", alias="edge", max_slower=0.3)
-    words = {"name": None, "alias": "cloud", "metric": "val/auc", "max_slower": None}
-    assert promote.asked(folder, words) == Promote(name="faces", alias="cloud", metric="val/auc", max_slower=0.3)
+    folder.recipe.write_text("promote: {name: faces, alias: edge, metric: val/top1, later_key: 1}\n")
+    assert promote.asked(folder, {}) == Promote(name="faces", alias="edge", metric="val/top1")
+    words = {"name": None, "alias": "cloud", "metric": "val/auc"}
+    assert promote.asked(folder, words) == Promote(name="faces", alias="cloud", metric="val/auc")
     folder.recipe.write_text("promote: null\n")
     assert promote.asked(folder, {}) == Promote()
 
@@ -441,7 +398,6 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
     [
         (["promote={alias: v2}"], "alias is 'v2'"),
         (["promote={name: 'a@b'}"], "name is 'a@b'"),
-        (["promote={max_slower: 1.0}"], "promote.max_slower .*found 1.0, expected a value below 1"),
         (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', but there is no such evaluation"),
         (["promote={}", "best=null"], "promote has no deciding metric"),
         (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is a metric of EMA weights"),

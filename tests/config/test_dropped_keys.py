@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -31,11 +33,19 @@ DROPPED = [
     ("tom500_emcad", "task.objective.focal_gamma", 2.0, 3.0, "weight dice and ce"),
     ("tom500", "task.objective.tversky_alpha", 0.3, 0.5, "weight dice and ce"),
     ("tom500", "task.objective.tversky_beta", 0.7, 0.5, "weight dice and ce"),
+    ("convnext", "promote.max_slower", 0.1, 0.3, "compare the throughput of runs with trainkit compare"),
     ("tom500", "train.spikes", None, {"policy": "rollback"}, "losses that jump are not looked for"),
     ("reid", "train.replay", None, {"every": "1k steps"}, "steps are not computed twice"),
 ]
 """Recipe, key, its default, another value, and what the refusal says."""
 each_key = pytest.mark.parametrize(("name", "key", "default", "other", "said"), DROPPED)
+
+
+def recipe_of(name: str, tmp_path: Path) -> Path:
+    """A shipped recipe that promotes its run."""
+    recipe = tmp_path / f"{name}.yaml"
+    recipe.write_text(f"{(RECIPES / recipe.name).read_text()}\npromote: {{}}\n")
+    return recipe
 
 
 def with_key(text: str, key: str, value: object) -> str:
@@ -59,7 +69,7 @@ def test_a_recipe_that_a_run_stored_before_is_that_of_today(name):
 
 @each_key
 def test_a_dropped_key_is_read_at_its_default(tmp_path, name, key, default, other, said):
-    recipe, stored, now = RECIPES / f"{name}.yaml", tmp_path / "stored.yaml", tmp_path / "now.yaml"
+    recipe, stored, now = recipe_of(name, tmp_path), tmp_path / "stored.yaml", tmp_path / "now.yaml"
     new = loader.load(recipe)
     now.write_text(loader.dump(new))
     stored.write_text(with_key(now.read_text(), key, default))
@@ -73,7 +83,7 @@ def test_a_dropped_key_is_read_at_its_default(tmp_path, name, key, default, othe
 def test_another_value_is_refused_for_a_training_and_left_out_of_a_stored_run(
     tmp_path, name, key, default, other, said
 ):
-    recipe, stored = RECIPES / f"{name}.yaml", tmp_path / "stored.yaml"
+    recipe, stored = recipe_of(name, tmp_path), tmp_path / "stored.yaml"
     new = loader.load(recipe)
     stored.write_text(with_key(loader.dump(new), key, other))
     refused = rf"1 problem\n.*{key} \(.*is no longer a key.*{said}"

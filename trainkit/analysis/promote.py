@@ -1,9 +1,8 @@
 """`trainkit promote`: move an alias of MLflow's model registry to a run that is significantly better.
 
-The checks, in this order: the primary metric was measured on the same data, it is significantly better, and training
-throughput is not lower by more than allowed, where both ran on the same hardware. The first run under a model name only
-has to exceed the chance level. The decision and its numbers become an artifact and tags of the run, and of the model
-version if there is one: a refused run is not registered.
+The checks: the primary metric was measured on the same data, and it is significantly better. The first run under a model
+name only has to exceed the chance level. The decision and its numbers become an artifact and tags of the run, and of the
+model version if there is one: a refused run is not registered.
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ import difflib
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from trainkit.config import diff, loader, metric_rules, metric_table, stored_recipes
+from trainkit.config import diff, metric_rules, metric_table, stored_recipes
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal, logged_model, run_folder
+from trainkit.tracking import journal, run_folder
 from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
@@ -32,16 +29,13 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import send_rest
 from trainkit.tracking.upload_queue import left
 
-HARDWARE = ("device", "gpu", "cpu", "cpu_cores", "processes")
-"""Parameters `machine.*` that two runs must share for their throughput to be compared."""
-
 
 @dataclass(frozen=True)
 class Check:
     """One check of a run."""
 
     name: str
-    """`data`, `score`, `chance` or `speed`."""
+    """`data`, `score` or `chance`."""
     passed: bool | None
     """None where it was not possible, which refuses no run."""
     why: str
@@ -161,7 +155,7 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
         else:
             holder = _run_of(store, held, asked.alias)
             about["held"] = f"version {held.version}, of run {holder.name}"
-            checks, found = _against(store, client, holder, run, candidate, asked)
+            checks, found = _against(store, holder, run, candidate)
             evidence |= {"holder": {"run": holder.name, "version": str(held.version)}, **found}
         decision = Decision(**about, checks=tuple(checks))
         if not decision.refused:
@@ -336,7 +330,7 @@ def _above_chance_level(candidate: _Candidate) -> Check:
 
 
 def _against(
-    store: Store, client: Any, holder: RunFolder, run: RunFolder, candidate: _Candidate, asked: Promote
+    store: Store, holder: RunFolder, run: RunFolder, candidate: _Candidate
 ) -> tuple[list[Check], dict[str, Any]]:
     """Check a run against the one that has the alias; return the checks and their numbers."""
     from trainkit.analysis.compare import compare
@@ -373,58 +367,7 @@ def _against(
         said += f" ({percent(found.level)} CI {score.low:+.4f} to {score.high:+.4f}; {method(score)})"
     why = f" ({score.why})" if score.why else ""
     better = Check("score", score.verdict == "better", f"{said}: {verdict(score)}{why}")
-    sides = [_seeds(store, one) or [one] for one in (holder, run)]
-    speeds, hardware = [_throughput(side) for side in sides], [_shared(client, side) for side in sides]
-    evidence["speed"] = {"samples_per_s": speeds, "hardware": hardware}
-    return [data, better, speed(speeds, hardware, asked.max_slower)], evidence
-
-
-def speed(rates: Sequence[float | None], hardware: Sequence[Mapping[str, str]], max_slower: float | None) -> Check:
-    """Check that training throughput is not lower by more than a fraction.
-
-    `rates` are samples/s and `hardware` the machines, of the current holder and of the new run; where machines differ
-    or are unknown, nothing is checked.
-    """
-    before, after = rates
-    if max_slower is None:
-        return Check("speed", None, "not checked: max_slower is null")
-    if before is None or after is None or not before > 0:
-        return Check("speed", None, "not checked: throughput is not known for both")
-    if not all(hardware):
-        return Check("speed", None, "not checked: hardware unknown, or changed on resume")
-    other = [key for key in HARDWARE if hardware[0].get(key) != hardware[1].get(key)]
-    if other:
-        words = ", ".join(f"{key} {hardware[0].get(key)} -> {hardware[1].get(key)}" for key in other)
-        return Check("speed", None, f"not checked: different hardware ({words})")
-    slower = 1 - after / before
-    change = f"{100 * abs(slower):.1f} % {'slower' if slower > 0 else 'faster'}"
-    allowed = f"at most {100 * max_slower:g} % slower allowed"
-    return Check("speed", slower <= max_slower, f"{before:.4g} -> {after:.4g} samples/s, {change}; {allowed}")
-
-
-def _throughput(runs: Sequence[RunFolder]) -> float | None:
-    """Return their mean samples/s; None where one has none."""
-    rates = [rate for run in runs if (rate := _speed(journal.read(run.journal))) is not None]
-    return sum(rates) / len(rates) if len(rates) == len(runs) else None
-
-
-def _speed(history: journal.History) -> float | None:
-    points = history.metrics.get("final/speed/samples_per_s")
-    return points[-1].value if points else None
-
-
-def _shared(client: Any, runs: Sequence[RunFolder]) -> dict[str, str]:
-    """Return the hardware of all runs; empty where it differs, or is unknown for one."""
-    first, *others = [_hardware(client.get_run(run.info().run_id)) for run in runs]
-    return first if all(other == first for other in others) else {}
-
-
-def _hardware(run: Any) -> dict[str, str]:
-    """Return the hardware of a run from its parameters; empty where it changed on resume, or is unknown."""
-    if '"machine.' in run.data.tags.get("trainkit.changed_params", ""):
-        return {}
-    named = {key: run.data.params.get(f"machine.{key}") for key in HARDWARE}
-    return {key: value for key, value in named.items() if value is not None}
+    return [data, better], evidence
 
 
 # ---- Registry and artifacts ------------------------------------------------------------------------------------------
@@ -438,7 +381,6 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
     from mlflow.exceptions import MlflowException
 
     model = client.get_logged_model(candidate.model_id)
-    _complete(client, candidate, model)
     # An interrupted attempt has already created one.
     for made in client.search_model_versions(f"run_id = '{candidate.run_id}'"):
         if made.name == name and made.tags.get("trainkit.model") == candidate.model_id:
@@ -468,28 +410,6 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
         known.append({"name": name, "version": version.version})
         client.set_logged_model_tags(candidate.model_id, {"mlflow.modelVersions": json.dumps(known)})
     return str(version.version)
-
-
-def _complete(client: Any, candidate: _Candidate, model: Any) -> None:
-    """Add the files by which MLflow loads a model to one that an older trainkit logged as weights only."""
-    from trainkit.inference import mlflow_model
-
-    files = {file.path: file.file_size for file in client.list_logged_model_artifacts(model.model_id)}
-    weights = [name for name in files if name.endswith(".safetensors")]
-    if logged_model.MLMODEL in files or len(weights) != 1:
-        return
-    scores = {metric.key: metric.value for metric in model.metrics or []}
-    try:
-        recipe = loader.load(candidate.folder.recipe, stored=True)
-    except UserError:  # of a plug-in: it stays a file of weights
-        return
-    described = mlflow_model.describe(recipe, candidate.folder, weights[0], candidate.step, scores)
-    if described is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            about = {"name": model.name, "model_id": model.model_id, "run_id": candidate.run_id}
-            size = files[weights[0]] or 0
-            for file in logged_model.write_files(Path(folder), asdict(described), size=size, **about):
-                client.log_model_artifact(model.model_id, str(file))
 
 
 def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[str, Any]) -> str:

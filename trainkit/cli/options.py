@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -105,17 +104,6 @@ class RenamedOption(click.Option):
         finally:
             self.opts = shown
 
-
-class Number(click.FloatRange):
-    """A number in a range, written as recipes write one before a unit: neither `nan` nor `1_0`."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Read a number. Raises UsageError."""
-        from trainkit.config.units import NUMBER
-
-        if not re.fullmatch(NUMBER, str(value)):
-            self.fail(f"{str(value)!r} is not a number, such as 0.5", param, ctx)
-        return float(super().convert(float(value), param, ctx))
 
 
 _OTHER_NAMES = {"train": "run", "ladder": "bench", "fetch": "download"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from trainkit.cli.options import Number, echo, next_step
+from trainkit.cli.options import echo, next_step
 from trainkit.errors import UserError
 
 
@@ -63,17 +63,11 @@ def compare(run: tuple[str, ...], png: Path | None, json: Path | None, no_log: b
     "--name", metavar="MODEL", help="Name of the registered model.  [default: the recipe's, or the recipe's name]"
 )
 @click.option("--metric", help="Metric that decides.  [default: the recipe's, or its best.metric]")
-@click.option(
-    "--max-slower",
-    type=Number(0, 1, max_open=True),
-    help="Largest allowed loss of throughput, 0.1 = 10 %.  [default: the recipe's, or 0.1]",
-)
-def promote(run: str, **words: str | float | None) -> int:
+def promote(run: str, **words: str | None) -> int:
     """Register the best weights of RUN, if they are better.
 
     Sets an alias in MLflow's model registry. Compared with the model that has the alias, the weights must be
-    significantly better on the same data, and RUN must not be slower on the same hardware. The decision is logged with
-    its evidence. Exit code 1: refused.
+    significantly better on the same data. The decision is logged with its evidence. Exit code 1: refused.
 
     Example: trainkit promote last --as champion
     """

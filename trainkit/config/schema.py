@@ -362,9 +362,6 @@ class Promote:
     """Alias in the model registry that the better model gets."""
     metric: str | None = None
     """Full name of the deciding metric. null: `best.metric`."""
-    max_slower: FractionBelowOne | None = 0.1
-    """Largest fraction by which the training may be slower than the holder's, in samples/s on the same hardware. null:
-    not compared."""
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
