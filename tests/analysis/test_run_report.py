@@ -57,8 +57,6 @@ def test_the_description_begins_with_score_throughput_and_time():
     assert without.startswith("**581.2 samples/s**")
 
 
-
-
 def test_a_run_keeps_its_report_and_its_page_begins_with_the_score(tmp_path):
     ran = run()
     assert ran.code == 0

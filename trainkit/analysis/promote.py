@@ -1,8 +1,8 @@
 """`trainkit promote`: move an alias of MLflow's model registry to a run that is significantly better.
 
-The checks: the primary metric was measured on the same data, and it is significantly better. The first run under a model
-name only has to exceed the chance level. The decision and its numbers become an artifact and tags of the run, and of the
-model version if there is one: a refused run is not registered.
+The checks: the primary metric was measured on the same data, and it is significantly better. The first run under a
+model name only has to exceed the chance level. The decision and its numbers become an artifact and tags of the run, and
+of the model version if there is one: a refused run is not registered.
 """
 
 from __future__ import annotations

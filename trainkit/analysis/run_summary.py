@@ -79,8 +79,6 @@ def _last_values(history: journal.History) -> dict[str, list[Any]]:
     }
 
 
-
-
 def page(run: RunLogger, outcome: Outcome, beside: Comparison | None = None) -> terminal.Page:
     """Return how a run ended: its best score, tables of scores, throughput, time, cost and bottleneck.
 

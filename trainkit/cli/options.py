@@ -105,7 +105,6 @@ class RenamedOption(click.Option):
             self.opts = shown
 
 
-
 _OTHER_NAMES = {"train": "run", "ladder": "bench", "fetch": "download"}
 _GONE = {
     "limits": "trainkit preflight RECIPE measures the upper bounds of its throughput",
