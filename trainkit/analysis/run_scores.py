@@ -159,7 +159,7 @@ def networks(
 
 def score_names(networks: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the names of the scores of networks, those of the last one first."""
-    names = dict.fromkeys(name for scores in reversed(networks.values()) for name in scores)
+    names = dict.fromkeys(name for scores in reversed(list(networks.values())) for name in scores)
     return [name for name in names if not name.startswith(("xnorm", "val_at"))]
 
 

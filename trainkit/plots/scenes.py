@@ -51,7 +51,7 @@ def scenes(
     counts = np.zeros(256, dtype=np.int64)
     for labels in (*truth, *predicted):
         counts += np.bincount(labels.ravel(), minlength=256)
-    shades = [tuple(value / 255 for value in colour) for colour in colours]
+    shades = [(red / 255, green / 255, blue / 255) for red, green, blue in colours]
     unlabelled = " (chequered: no label)" if any((labels == IGNORED).any() for labels in truth) else ""
     rows = [panels(*parts, colours) for parts in zip(images, truth, predicted, strict=True)]
     columns = ("image", f"truth{unlabelled}", "prediction", "wrong pixels")
