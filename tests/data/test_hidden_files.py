@@ -57,9 +57,9 @@ def parquet(root: Path) -> Path:
     return root
 
 
-def people(root: Path) -> records.Rows:
+def people(root: Path) -> records.Records:
     layout = people_sources.find(str(root))
-    rows = records.Rows(layout.root)
+    rows = records.Records(layout.root)
     layout.read(rows)
     return rows
 

@@ -269,7 +269,7 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
     ("changes", "split", "words"),
     [
         ({}, "#test", "#test: no such split; available: train, val"),
-        ({"split": ["a", "b", "a", "b", "a"]}, "", "#train: no such split; available: a, b"),
+        ({"split": ["a", "b", "a", "b", "a"]}, "", "no split 'train'; available: a, b"),
         ({"split": ["train", None, "train", "val", None]}, "", "2 rows whose split is empty"),
         ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
         ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),

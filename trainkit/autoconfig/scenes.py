@@ -119,10 +119,10 @@ def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[
 
 
 def _at_its_folder(fitted: Fitted, text: str) -> str:
-    """The folder of a set that a path is a level or a few off, with a sentence about it; else the path."""
+    """The folder of a set that lies some levels deeper than a path, with a sentence about it; else the path."""
     if hub.is_hub(text) or "#" in text or text.startswith(scene_sources.SAMPLE) or not (path := locate(text)).is_dir():
         return text
-    if table_scenes.holds_rows(path) or (other := scene_sources.nearby(path)) is None:
+    if table_scenes.holds_rows(path) or (other := scene_sources.deeper(path)) is None:
         return text
     fitted.seen.append(f"{text} is not a set of images and masks; using {other}")
     return fit.as_named(other)

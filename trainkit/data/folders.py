@@ -117,6 +117,11 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
         ) from None
 
 
+def folders_in(root: Path) -> dict[str, Path]:
+    """Return the folders in a folder by their names, in order, without hidden ones. Raises UserError as `walk`."""
+    return {name: root / name for name in next(walk(root))[1]}
+
+
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trainkit.data import hub, image_folder
+from trainkit.data import folders, hub, image_folder, source_splits
 from trainkit.data.record import Columns, Record, Source
+from trainkit.data.source_splits import split_of
 from trainkit.data.table import IMAGE_COLUMNS, TableRows, is_table, open_table
 from trainkit.errors import UserError
 from trainkit.paths import locate
@@ -84,24 +85,25 @@ def open_source(
     path, split = split_of(path)
     if not path.exists():
         raise UserError(str(path), "does not exist", "a data set")
-    match form_of(path):
-        case "records":
-            return _whole(recordio.insightface(path), split)
-        case "packed":
-            data = image_store.Packed(path)
-            if data.manifest["protocol"] is not None:
-                raise UserError(str(path), "an evaluation set", "a set with classes")
-            return _whole(repacked(data), split)
-        case "table":
-            return _of_table(open_table(path, split).take(COLUMNS, columns, _ABSENT))
-        case "file":
-            expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
-            raise UserError(str(path), "a file of unknown kind", expected)
-    if split is not None:
-        if not (path / split).is_dir():
-            raise UserError(f"{path}#{split}", "no such split", f"the folder {path / split}")
-        path = path / split
-    return image_folder.open_folder(path, nested=nested)
+    form = form_of(path)
+    if form == "table":
+        return _of_table(open_table(path, split).take(COLUMNS, columns, _ABSENT))
+    if form == "file":
+        expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
+        raise UserError(str(path), "a file of unknown kind", expected)
+    if form == "folder":
+        if split is not None:
+            _, path = source_splits.choose(folders.folders_in(path), split, str(path))
+        return image_folder.open_folder(path, nested=nested)
+    if form == "records":
+        source = recordio.insightface(path)
+    else:
+        data = image_store.Packed(path)
+        if data.manifest["protocol"] is not None:
+            raise UserError(str(path), "an evaluation set", "a set with classes")
+        source = repacked(data)
+    source_splits.refuse(split, source.where, source.kind)
+    return source
 
 
 def _of_table(rows: TableRows) -> Source:
@@ -175,17 +177,6 @@ def missing(text: str) -> str | None:
     return None if path.exists() else f"{path} does not exist"
 
 
-def split_of(path: Path | str) -> tuple[Path, str | None]:
-    """Divide `set.parquet#val` into path and name of the split; a path that is there with its `#` is a path."""
-    path = Path(path)
-    name, mark, split = path.name.rpartition("#")
-    if not mark or not name or path.exists():
-        return path, None
-    if not re.fullmatch(r"\w[\w.-]*", split):
-        raise UserError(str(path), f"split {split!r}"[:100], "a name after #")
-    return path.with_name(name), split
-
-
 def repacked(data: Packed) -> Source:
     """Return a packed set as a source, to be packed again at another size."""
 
@@ -235,9 +226,3 @@ def finding(pattern: str, what: str) -> Callable[[str, str], str]:
         return found.group(1)
 
     return find
-
-
-def _whole(source: Source, split: str | None) -> Source:
-    if split is not None:
-        raise UserError(f"{source.where}#{split}", f"a {source.kind} has no splits", "its path alone")
-    return source

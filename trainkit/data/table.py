@@ -14,7 +14,6 @@ All are read by `formats.table_files`, a row at a time; `datasets` finds the fil
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import os
@@ -25,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from trainkit.data import folders, hub, image_folder
+from trainkit.data import folders, hub, image_folder, source_splits
 from trainkit.data.formats import image_decode, table_files
 from trainkit.data.formats.table_files import PATH_COLUMN, SUFFIXES, Cell, Content, File
 from trainkit.data.hub import DataFiles
@@ -35,12 +34,12 @@ from trainkit.files import Json
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes", "jpeg", "webp", PATH_COLUMN, "path")
 SPLIT_COLUMN = "split"
-DEFAULT_SPLIT = "train"
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 REMEDY = "or set columns: {{{0}: NAME}} in the block `data`, or --columns {0}=NAME"
 
 _IMAGES = ("image", "mask")
 """Parts that are images."""
+_PLURALS = {"person": "people", "modality": "modalities"}
 _HEAD = 1 << 16
 _JSON_LIMIT = 64 << 20
 _KINDS = {".csv": "CSV", ".tsv": "CSV", ".tar": "webdataset", ".parquet": "parquet"}
@@ -75,8 +74,15 @@ class Table:
     """The folder that the files they name have to be in, links followed."""
     split: str | None = None
     """The split that was asked for."""
+    part: str | None = None
+    """What the rows are for, where no split was asked for and it is not training."""
     whole: bool = False
-    """All rows are of it: no column need say so."""
+    """All rows are of the split: no column need say so."""
+
+    @property
+    def is_file(self) -> bool:
+        """True where the table is one file, which nothing but a column divides."""
+        return [*map(str, self.files)] == [self.where]
 
     def holds_images(self, name: str) -> bool:
         """Return True for a column of images, or of texts that may be paths of them."""
@@ -113,13 +119,15 @@ class Table:
                 ]
                 fits = only if part == "image" and not fits and len(only) == 1 else fits
             if fits:
+                if fits[0] in there and there[fits[0]].type == table_files.TWICE:
+                    raise UserError(self.where, f"the column {fits[0]} more than once"[:200], "each column once")
                 own.setdefault(part, fits[:1])
             elif part not in absent:
                 listed = [*(name for name in free if name not in given), *(parts.get(key, [key])[0] for key in given)]
                 odd = [name for name in names if part in _IMAGES and name in there]
                 held = f"; {odd[0]} holds {there[odd[0]].type}, which is not an image"[:200] if odd else ""
                 found = f"columns {', '.join(listed)}"[:300] + held
-                many = "people" if part == "person" else f"{part}s"
+                many = _PLURALS.get(part, f"{part}s")
                 expected = f"{many} in one of {', '.join(names)}"
                 raise UserError(self.where, found, expected, REMEDY.format(part))
         return TableRows(self, own, tuple(sorted(given.items())))
@@ -192,7 +200,7 @@ class TableRows:
         places = {part: (names.index(path[0]), path[1:]) for part, path in at.items()}
         for number, (where, cells) in enumerate(self.table.content.read(names)):
             found = {part: _inner(cells[place], path) for part, (place, path) in places.items()}
-            if self._by is not None and found["split"] != self.split:
+            if self._by is not None and _stripped(found["split"]) != self.split:
                 continue
             name = found.get("name") or (found.get("image") if self.table.root is not None else None)
             if not isinstance(name, str | int):
@@ -212,23 +220,26 @@ class TableRows:
 
     def _count(self, by: Sequence[str]) -> dict[str, int]:
         """Count the rows of each split that the column names."""
-        counts = Counter(_inner(cells[0], by[1:]) for _, cells in self.table.content.read(by[:1]))
-        if empty := counts.pop(None, 0) + counts.pop("", 0):
+        counts = Counter(_stripped(_inner(cells[0], by[1:])) for _, cells in self.table.content.read(by[:1]))
+        if empty := counts.pop("", 0):
             found = f"{empty} rows whose {SPLIT_COLUMN} is empty"
             raise UserError(self.table.where, found, "a split in every row")
         return counts
 
     def _choose(self, counts: Mapping[str, int]) -> tuple[str | None, int | None]:
-        table, split = self.table, self.table.split
-        if (split is None and len(counts) < 2) or (table.whole and split not in counts):
+        table = self.table
+        whole = table.split is None and len(counts) < 2 and (table.part is None or table.is_file)
+        if whole or (table.whole and table.split not in counts):
             return None, table.content.size
-        split = split or DEFAULT_SPLIT
-        if split not in counts:
-            stems = {re.sub(r"-\d{5}-of-\d{5}.*", "", file.stem) for file in table.files}
-            there = sorted(counts) or sorted(stems)
-            found = f"no such split; available: {', '.join(there[:10])}"[:300]
-            raise UserError(f"{table.where}#{split}", found, "one of these after #")
-        return split, counts[split]
+        if table.is_file and not counts:
+            raise UserError(f"{table.where}#{table.split}", "no such split: no column `split`", "the path alone")
+        stems = {re.sub(r"-\d{5}-of-\d{5}.*", "", file.stem): None for file in table.files}
+        split, size = source_splits.choose(counts or stems, table.split, table.where, table.part)
+        return (split, size) if counts else (None, table.content.size)
+
+
+def _stripped(cell: Cell) -> str:
+    return "" if cell is None else str(cell).strip()
 
 
 def _inner(cell: Cell, path: Sequence[str]) -> Cell:
@@ -251,54 +262,65 @@ def is_saved(path: Path) -> bool:
 
 
 def open_table(
-    place: Path | str, split: str | None = None, *, network: bool = False, stream: bool = False, at_once: int = 256
+    place: Path | str,
+    split: str | None = None,
+    *,
+    part: str | None = None,
+    network: bool = False,
+    stream: bool = False,
+    at_once: int = 256,
 ) -> Table:
     """Open the table at a path, or of the hub, of a split; of parquet files about `at_once` rows are read together.
 
-    A set of the hub must be here without `network`; with `stream` it is read as it comes, and not kept. Raises
-    UserError where there is nothing, it cannot be read, or there is no such split.
+    `part` says what the set is for where that is not training, as `source_splits.choose` has it. A set of the hub must
+    be here without `network`; with `stream` it is read as it comes, and not kept. Raises UserError where there is
+    nothing, it cannot be read, or there is no such split.
     """
     if isinstance(place, str):
-        return _of_hub(place, network, stream)
+        return _of_hub(place, part, network, stream)
     where = str(place)
     if is_saved(place):
-        return _saved(place, split)
+        return _saved(place, split, part)
     if place.is_file():
         suffix = place.suffix.lower()
         if suffix not in SUFFIXES:
             raise UserError(where, "a file of unknown kind", f"one of {', '.join(SUFFIXES)}")
-        files = DataFiles(_KINDS.get(suffix, "JSON"), {DEFAULT_SPLIT: [place]})
-        return replace(_of_split(where, files, None, place.parent, at_once), split=split, whole=False)
+        opened = _of_files(where, DataFiles(_KINDS.get(suffix, "JSON"), {"": [place]}), "", place.parent, at_once)
+        return replace(opened, split=split, part=part)
     if found := _metadata(place):
-        return _of_split(where, DataFiles("image folder", found), split, place)
+        return _of_split(where, DataFiles("image folder", found), split, part, place)
     if found := _shards(place):
-        return _of_split(where, DataFiles("webdataset", found), split, place)
-    if not (named := _parquet(place, split)):
+        return _of_split(where, DataFiles("webdataset", found), split, part, place)
+    if not (every := _parquet(place)):
         raise UserError(where, "no parquet files", "at least one")
-    opened = _of_split(where, DataFiles("parquet", {DEFAULT_SPLIT: named}), None, place, at_once)
-    return replace(opened, split=split, whole=split is not None and all(_is_of(file, split) for file in named))
+    files, name = _named_after(every, split, part)
+    opened = _of_files(where, DataFiles("parquet", {"": files}), "", place, at_once)
+    return replace(opened, split=name or split, part=part, whole=name is not None)
 
 
-def _of_hub(text: str, network: bool, stream: bool) -> Table:
+def _of_hub(text: str, part: str | None, network: bool, stream: bool) -> Table:
     name = hub.parse(text)
     if stream:
         found = hub.resolve(hub.whole(text), name.repository, name.revision, name.config)
-        return _of_split(hub.whole(text), found, name.split, found.base)
+        return _of_split(hub.whole(text).partition("#")[0], found, name.split, part, found.base)
     folder = hub.download(text, network=network)
-    table = _of_split(str(folder), hub.resolve(str(folder), str(folder), None, name.config), name.split, folder)
+    found = hub.resolve(str(folder), str(folder), None, name.config)
+    table = _of_split(str(folder), found, name.split, part, folder)
     # Files of the cache are links into a folder beside it.
     where = str(table.files[0].parent) if table.kind == "parquet" else str(folder)
     return replace(table, where=where, boundary=folder.parents[1])
 
 
-def _of_split(where: str, found: DataFiles, split: str | None, root: File, at_once: int = 256) -> Table:
-    """Return the table of the files of a split; without one that of training, or the only one."""
-    there = sorted(found.files)
-    chosen = split or (DEFAULT_SPLIT if DEFAULT_SPLIT in there or len(there) != 1 else there[0])
-    if chosen not in there:
-        said = f"{'no such split; available:' if split else 'splits'} {few(there, 20)}"[:300]
-        raise UserError(where if split is None or "#" in where else f"{where}#{split}", said, "one of these after #")
-    files = found.files[chosen]
+def _of_split(where: str, found: DataFiles, split: str | None, part: str | None, root: File) -> Table:
+    """Return the table of the files of a split, which is chosen by its name."""
+    name, _ = source_splits.choose(found.files, split, where, part)
+    asked = split is not None or part is not None
+    return replace(_of_files(where, found, name, root), split=name if asked else None, whole=asked)
+
+
+def _of_files(where: str, found: DataFiles, split: str, root: File, at_once: int = 256) -> Table:
+    """Return the table of the files that have a name among those found."""
+    files = found.files[split]
     if found.kind != "image folder":
         content = table_files.open_rows(files, found.delimiter, at_once)
     elif described := [file for file in files if PurePosixPath(file).name in METADATA]:
@@ -306,32 +328,35 @@ def _of_split(where: str, found: DataFiles, split: str | None, root: File, at_on
     else:
         content = table_files.open_folders(files, root)
     if content.size == 0 and found.kind != "parquet":
-        raise UserError(f"{where}#{chosen}", "no rows", "an image a row")
-    size = found.sizes.get(chosen) if content.size is None else content.size
+        raise UserError(f"{where}#{split}" if split else where, "no rows", "an image a row")
+    size = found.sizes.get(split) if content.size is None else content.size
     content = replace(content, size=size, classes={**content.classes, **found.classes})
     local = tuple(file for file in files if isinstance(file, Path))
     root = Path(os.path.abspath(root)) if isinstance(root, Path) else root
-    paths = None if found.kind in ("parquet", "webdataset") else root
-    return Table(found.kind, where, content, local, paths, split=split, whole=split is not None)
+    return Table(found.kind, where, content, local, None if found.kind in ("parquet", "webdataset") else root)
 
 
-def _parquet(path: Path, split: str | None = None) -> list[Path]:
-    """List the parquet files of a folder or its `data/`.
+def _parquet(path: Path) -> list[Path]:
+    """List the parquet files of a folder, or of its `data/`."""
+    return folders.visible(path.glob("*.parquet")) or folders.visible((path / "data").glob("*.parquet"))
 
-    Of them only those named after the split (`val.parquet`, `val-00000-of-00002.parquet`) where there are any; without
-    a split those of `train*`.
+
+def _named_after(every: Sequence[Path], split: str | None, part: str | None) -> tuple[Sequence[Path], str | None]:
+    """Return the files named after a split (`val.parquet`, `val-00000-of-00002.parquet`), and its name.
+
+    All, and None, where there are no such files; where nothing says which split is meant, those of `train*`.
     """
-    files = folders.visible(path.glob("*.parquet")) or folders.visible((path / "data").glob("*.parquet"))
-    return [file for file in files if (_is_of(file, split) if split else file.name.startswith(DEFAULT_SPLIT))] or files
-
-
-def _is_of(file: Path, split: str) -> bool:
-    return file.stem == split or file.stem.startswith(f"{split}-")
+    wanted = split or part
+    for name in () if wanted is None else (wanted,) if part is None else source_splits.called(wanted):
+        if files := [file for file in every if file.stem == name or file.stem.startswith(f"{name}-")]:
+            return files, name
+    first = [file for file in every if file.name.startswith(source_splits.TRAIN)] if wanted is None else []
+    return first or every, None
 
 
 def _metadata(path: Path) -> dict[str, list[File]]:
     """Find the metadata of images by split: in the folder itself, or in those of its splits."""
-    places = {DEFAULT_SPLIT: path}
+    places = {source_splits.TRAIN: path}
     if not any(_names_files(path / name) for name in METADATA):
         places = {inner.name: inner for inner in _split_folders(path)}
     every = {split: [place / name for name in METADATA] for split, place in places.items()}
@@ -340,13 +365,7 @@ def _metadata(path: Path) -> dict[str, list[File]]:
 
 def _split_folders(path: Path) -> list[Path]:
     """List the folders that are called as splits; folders of classes are not looked into."""
-    return [path / name for name in sorted(_listed(path)) if name.lower() in folders.SPLIT_NAMES]
-
-
-def _listed(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(path)
-    return []
+    return sorted(inner for inner in path.glob("*") if inner.name.lower() in folders.SPLIT_NAMES)
 
 
 def _names_files(file: Path) -> bool:
@@ -365,37 +384,35 @@ def _shards(path: Path) -> dict[str, list[File]]:
     found: dict[str, list[File]] = {}
     for file in files or inner:
         name = re.split(r"[^a-z]", (file.name if files else file.parent.name).lower())[0]
-        found.setdefault(_SPLITS.get(name, DEFAULT_SPLIT), []).append(file)
+        found.setdefault(_SPLITS.get(name, source_splits.TRAIN), []).append(file)
     return found
 
 
 # Sets saved by `datasets`.
 
 
-def _saved(path: Path, split: str | None) -> Table:
-    """Open a saved set; of a DatasetDict the split, `train` where none is named."""
-    whole = False
+def _saved(path: Path, split: str | None, part: str | None) -> Table:
+    """Open a saved set; of a DatasetDict a split."""
     if (path / "state.json").is_file():
-        whole = split is not None and split == _json(path / "state.json").get("_split")
+        name, whole = split, split is not None and split == _json(path / "state.json").get("_split")
     else:
-        splits, wanted = _json(path / "dataset_dict.json").get("splits"), split or DEFAULT_SPLIT
-        if not isinstance(splits, list) or wanted not in splits or not (path / wanted / "state.json").is_file():
-            found = f"no such split; available: {splits}" if split else f"splits {splits}"
-            where = f"{path}#{split}" if split else str(path)
-            raise UserError(where, found[:300], f"a split {wanted!r}", "name one of these after #")
-        path, whole = path / wanted, True
+        listed = _json(path / "dataset_dict.json").get("splits")
+        names = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, str)]
+        there = {one: path / one for one in names if Path(one).name == one and (path / one / "state.json").is_file()}
+        name, path = source_splits.choose(there, split, str(path), part)
+        name, whole = name if split is not None or part is not None else None, True
     entries = _json(path / "state.json").get("_data_files")
     if not isinstance(entries, list) or not entries:
         raise UserError(str(path / "state.json"), "no _data_files", "the Arrow files of the set")
     files: list[Path] = []
     for entry in entries:
-        name = entry.get("filename") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or Path(name).name != name or not (path / name).is_file():
-            raise UserError(str(path / "state.json"), f"file {name!r}"[:200], "the name of an Arrow file beside it")
-        files.append(path / name)
+        file = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
+            raise UserError(str(path / "state.json"), f"file {file!r}"[:200], "the name of an Arrow file beside it")
+        files.append(path / file)
     told = _json(path / "dataset_info.json").get("features") if (path / "dataset_info.json").is_file() else None
     content = replace(table_files.open_streams(files), classes=table_files.class_names(told))
-    return Table("datasets folder", str(path), content, tuple(files), split=split, whole=whole)
+    return Table("datasets folder", str(path), content, tuple(files), split=name, part=part, whole=whole)
 
 
 def _json(path: Path) -> dict[str, Json]:

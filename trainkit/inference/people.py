@@ -194,22 +194,28 @@ def _records(text: str) -> _Found:
 
 def _set(text: str) -> _Found:
     from trainkit.data.people import sources as people_sources
-    from trainkit.data.people.records import DISTRACTOR, Rows
+    from trainkit.data.people.records import DISTRACTOR, Records
 
     layout = people_sources.find(text, "val")
-    rows = Rows(layout.root)
-    layout.read(rows)
+    records = Records(layout.root)
+    layout.read(records)
 
     def entries() -> Iterator[_Entry]:
-        for row in sorted(range(len(rows)), key=rows.modality.__getitem__):
-            file = Path(os.path.join(layout.root, rows.ids[row]))
-            person = rows.person[row]
+        for row in sorted(range(len(records)), key=records.modality.__getitem__):
+            file = Path(os.path.join(layout.root, records.ids[row]))
+            person = records.person[row]
             person = DISTRACTOR if person is None else person
             yield _Entry(
-                rows.ids[row], person, rows.camera[row], rows.modality[row], file, rows.text[row], rows.where[row]
+                records.ids[row],
+                person,
+                records.camera[row],
+                records.modality[row],
+                file,
+                records.text[row],
+                records.where[row],
             )
 
-    return _Found(layout.where, list(entries()), labelled=True, notes=tuple(rows.losses()))
+    return _Found(layout.where, list(entries()), labelled=True, notes=tuple(records.losses()))
 
 
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:

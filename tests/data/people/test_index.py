@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from trainkit.data.people import index as people_index
 from trainkit.data.people import modalities, sources
 from trainkit.data.people.index import PeopleIndex, indexed
-from trainkit.data.people.records import Rows
+from trainkit.data.people.records import Records
 from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, TEXT
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 def scans(monkeypatch) -> list[str]:
     """The sets that are scanned, not reopened."""
     done = []
-    monkeypatch.setattr(people_index, "Records", lambda root: done.append(str(root)) or Rows(root))
+    monkeypatch.setattr(people_index, "Records", lambda root: done.append(str(root)) or Records(root))
     return done
 
 
@@ -49,7 +49,7 @@ def records(index: PeopleIndex) -> list[tuple]:
 def rows_of(text) -> list[tuple]:
     """The same from the reader, in the order of modalities."""
     layout = sources.find(str(text), "train")
-    rows = Rows(layout.root)
+    rows = Records(layout.root)
     layout.read(rows)
     found = [
         (
@@ -227,7 +227,7 @@ def test_a_scan_leaves_nothing_of_a_failure(tmp_path, cache):
 
 def test_an_empty_set_and_a_missing_one(tmp_path):
     people_sets.write_csv(tmp_path / "index.csv", [])
-    with pytest.raises(UserError, match="no records"):
+    with pytest.raises(UserError, match="no rows"):
         indexed(str(tmp_path))
     assert "does not exist" in sources.missing(str(tmp_path / "gone#train"))
     assert sources.missing(f"{tmp_path}#train") is None
@@ -243,7 +243,7 @@ def test_processes_that_open_it_together_scan_once(tmp_path, monkeypatch):
     def noted(root):
         with log.open("a") as file:
             file.write("scanned\n")
-        return Rows(root)
+        return Records(root)
 
     monkeypatch.setattr(people_index, "Records", noted)
     # Processes, as in a training: numpy reads the headers of arrays by a parser that Python 3.11 breaks in threads.

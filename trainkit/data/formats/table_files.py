@@ -14,6 +14,7 @@ import os
 import posixpath
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -51,6 +52,9 @@ _COMPARED = 5
 _TAR_BLOCK = 512
 """Bytes of a block of a tar file, of which the last ones are zero."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+
+TWICE = "several columns of this name"
+"""Type of a column of CSV whose name stands twice in the header."""
 
 File = Path | str
 """A file of this machine, or the name of one of the hub, `hf://datasets/owner/name@revision/file`."""
@@ -186,13 +190,16 @@ def _open_texts(files: Sequence[File], delimiter: str) -> Content:
     kinds: dict[str, str] = {}
     size = 0
     for file in files:
-        if size and delimiter and csv_rows(file, delimiter)[0] != list(kinds):
-            raise UserError(str(file), "other columns", f"those of {PurePosixPath(files[0]).name}")
+        if delimiter:
+            named = Counter(csv_rows(file, delimiter)[0])
+            if kinds and list(named) != list(kinds):
+                raise UserError(str(file), "other columns", f"those of {PurePosixPath(files[0]).name}")
+            kinds = kinds or {name: "null" if count == 1 else TWICE for name, count in named.items()}
         for _, row in _text_rows(file, delimiter):
             size += 1
             for name, cell in row.items():
                 before = kinds.setdefault(name, "null")
-                if cell is None or before == "string":
+                if cell is None or before in ("string", TWICE):
                     continue
                 kind = _kind_of(cell) if delimiter else _JSON.get(type(cell), "other")
                 if before not in ("null", kind):

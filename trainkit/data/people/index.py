@@ -41,7 +41,7 @@ from trainkit.data.folders import stamp
 from trainkit.data.people import records as people_records
 from trainkit.data.people import sources
 from trainkit.data.people.records import Layout as SetLayout
-from trainkit.data.people.records import Rows as Records
+from trainkit.data.people.records import Records
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.row_files import REBUILD, Column, Form, Layout, Text, is_packed, mapped, unreadable
 from trainkit.data.rows import Rows

@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainkit.data import folders
+from trainkit.data import folders, source_splits
 from trainkit.data.folders import is_hidden
 from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
-from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, Layout, Rows
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, Layout, Records
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
@@ -27,7 +27,7 @@ KNOWN = """\
 an index.csv or index.parquet; ORBench (train_annos.json, test_gallery_and_queries.json, or the challenge's \
 train/text_annos.json); SYSU-MM01 (cam1 to cam6 and exp); Market-1501 (bounding_box_train, query, bounding_box_test)"""
 
-_Read = Callable[[Rows], None]
+_Read = Callable[[Records], None]
 
 
 def kind_of(path: Path) -> str | None:
@@ -50,14 +50,11 @@ def recognise(path: Path, split: str | None) -> Layout | None:
     if parts is None:
         remedy = "write one in this folder; docs/reference/data/reid.md says how"
         raise UserError(str(path), f"the layout of {kind}, which is no longer read", "an index.csv", remedy)
-    wanted, splits = split or "train", parts(path)
-    if wanted not in splits:
-        raise UserError(f"{path}#{wanted}", f"no such split of {kind}", f"{few(splits)} after #")
-    root, files, read = splits[wanted]
+    split, (root, files, read) = source_splits.choose(parts(path), split, str(path))
     for file in files:
         if not file.is_file():
-            raise UserError(f"{path}#{wanted}", f"no {file.relative_to(path)}", f"the layout of {kind}")
-    return Layout(kind, f"{path}#{wanted}", root, files, read)
+            raise UserError(f"{path}#{split}", f"no {file.relative_to(path)}", f"the layout of {kind}")
+    return Layout(kind, f"{path}#{split}", root, files, read)
 
 
 _Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
@@ -75,15 +72,15 @@ def _orbench(path: Path) -> _Splits:
     file = path / "test_gallery_and_queries.json"
     return {
         "train": _orbench_train(path, path / "train_annos.json"),
-        "test": (path, (file,), lambda rows: _read_orbench_test(rows, file)),
+        "test": (path, (file,), lambda records: _read_orbench_test(records, file)),
     }
 
 
 def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Read]:
-    return root, (file,), lambda rows: _read_orbench_train(rows, file)
+    return root, (file,), lambda records: _read_orbench_train(records, file)
 
 
-def _read_orbench_train(rows: Rows, file: Path) -> None:
+def _read_orbench_train(records: Records, file: Path) -> None:
     """Read captions beside each RGB image; of the same persons everything in the folders nir, cp and sk."""
     folders: dict[object, str] = {}
     numbers: dict[str, object] = {}
@@ -102,29 +99,31 @@ def _read_orbench_train(rows: Rows, file: Path) -> None:
             raise UserError(where, f"id {number} in the folder {person}", f"{folders[number]}, as before")
         if numbers.setdefault(person, number) != number:
             raise UserError(where, f"id {number} for the folder {person}", f"{numbers[person]}, as before")
-        row = rows.picture(where, path, person, RGB)
+        row = records.picture(where, path, person, RGB)
         captions = entry.get("caption")
         captions = [captions] if isinstance(captions, str) else captions
         if not isinstance(captions, list) or not captions or not all(isinstance(text, str) for text in captions):
             raise UserError(where, f"caption {entry.get('caption')!r}"[:200], "a caption, or a list of some")
         for text in captions:
-            rows.caption(where, f"{path}#text", text, person, of=row)
-    bare = [f"vis/{p}/{n}" for p in numbers for n in _pictures(rows, f"vis/{p}") if f"vis/{p}/{n}" not in rows.number]
-    rows.leave_out("images of vis that have no entry", bare)
+            records.caption(where, f"{path}#text", text, person, of=row)
+    bare = [
+        f"vis/{p}/{n}" for p in numbers for n in _pictures(records, f"vis/{p}") if f"vis/{p}/{n}" not in records.number
+    ]
+    records.leave_out("images of vis that have no entry", bare)
     for modality, folder in enumerate(MODALITIES[:TEXT]):
         if modality == RGB:
             continue
-        strange = sorted(rows.there.names(folder) - rows.there.names("vis"))
-        strange = [name for name in strange if not is_hidden(name) and (rows.root / folder / name).is_dir()]
+        strange = sorted(records.there.names(folder) - records.there.names("vis"))
+        strange = [name for name in strange if not is_hidden(name) and (records.root / folder / name).is_dir()]
         if strange:
             found = f"folders of persons that vis does not have: {few(strange)}"
-            raise UserError(str(rows.root / folder), found, "those of vis, the gallery")
+            raise UserError(str(records.root / folder), found, "those of vis, the gallery")
         for person in numbers:
-            if person in rows.there.names(folder):
-                _whole_folder(rows, f"{folder}/{person}", person, modality)
+            if person in records.there.names(folder):
+                _whole_folder(records, f"{folder}/{person}", person, modality)
 
 
-def _read_orbench_test(rows: Rows, file: Path) -> None:
+def _read_orbench_test(records: Records, file: Path) -> None:
     """Read the gallery, and lists of queries of one to four records, named by their modalities: `NIR+TEXT`."""
     known = _json(file, dict)
     if "RGB_GALLERY" not in known:
@@ -133,7 +132,7 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
     captions: dict[tuple[int, str], int] = {}
     for where, number, parts in _entries(file, "RGB_GALLERY", known.pop("RGB_GALLERY"), 1):
         person = names.of(where, number, parts[0], RGB)
-        rows.picture(where, parts[0], person, RGB, role=GALLERY)
+        records.picture(where, parts[0], person, RGB, role=GALLERY)
     for key, entries in known.items():
         words = key.split("+")
         codes = [code for word in words if (code := modalities.code(word)) is not None and code != RGB]
@@ -141,9 +140,9 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
             expected = "different ones of NIR, CP, SK, TEXT joined by +"
             raise UserError(f"{file}, list {key!r}"[:300], "a list of unknown modalities", expected)
         name = "_".join(MODALITIES[code] for code in codes)
-        if name in rows.lists:
+        if name in records.lists:
             raise UserError(f"{file}, list {key!r}", f"{name} again", "each list once")
-        queries = rows.lists[name] = []
+        queries = records.lists[name] = []
         for where, number, parts in _entries(file, key, entries, len(codes)):
             # Images first: a person of whom a caption speaks is called as the folder of the images.
             for code, part in zip(codes, parts, strict=True):
@@ -154,12 +153,12 @@ def _read_orbench_test(rows: Rows, file: Path) -> None:
                 if code == TEXT:
                     row = captions.get((number, part))
                     if row is None:
-                        row = rows.caption(where, f"{person}#text", part, person, role=QUERY)
+                        row = records.caption(where, f"{person}#text", part, person, role=QUERY)
                         captions[number, part] = row
                 else:
-                    row = rows.number.get(part)
+                    row = records.number.get(part)
                     if row is None:
-                        row = rows.picture(where, part, person, code, role=QUERY)
+                        row = records.picture(where, part, person, code, role=QUERY)
                 query[code] = row
             queries.append(query)
         if not queries:
@@ -222,29 +221,31 @@ def _sysu(path: Path) -> _Splits:
     test = path / "exp" / "test_id.txt"
     # Published figures train on the persons of train_id.txt and val_id.txt: 395.
     return {
-        "train": (path, (*train, test), lambda rows: _read_sysu(rows, train, (test,), EITHER, EITHER)),
-        "test": (path, (*train, test), lambda rows: _read_sysu(rows, (test,), train, GALLERY, QUERY)),
+        "train": (path, (*train, test), lambda records: _read_sysu(records, train, (test,), EITHER, EITHER)),
+        "test": (path, (*train, test), lambda records: _read_sysu(records, (test,), train, GALLERY, QUERY)),
     }
 
 
-def _read_sysu(rows: Rows, files: tuple[Path, ...], others: tuple[Path, ...], visible: int, infrared: int) -> None:
+def _read_sysu(
+    records: Records, files: tuple[Path, ...], others: tuple[Path, ...], visible: int, infrared: int
+) -> None:
     persons = {person: file for file in files for person in _numbers(file)}
     both = sorted({person for file in others for person in _numbers(file)} & set(persons))
     if both:
         raise UserError(str(files[0]), f"persons that are also in {others[0].name}: {few(both)}", "each in one split")
     for camera in range(1, 7):
-        if not (rows.root / f"cam{camera}").is_dir():
-            raise UserError(str(rows.root), f"no folder cam{camera}", "cam1 to cam6")
+        if not (records.root / f"cam{camera}").is_dir():
+            raise UserError(str(records.root), f"no folder cam{camera}", "cam1 to cam6")
     for person in sorted(persons):
         found = 0
         for camera in range(1, 7):
-            if person in rows.there.names(f"cam{camera}"):
+            if person in records.there.names(f"cam{camera}"):
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
-                found += _whole_folder(rows, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
+                found += _whole_folder(records, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
             raise UserError(str(persons[person]), f"person {person}, without images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
-    rows.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
+    records.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
 
 
 def _numbers(file: Path) -> list[str]:
@@ -263,53 +264,55 @@ _MARKET = re.compile(r"(-1|[0-9]{4,9})_c([0-9]{1,4})[^0-9].*")
 
 
 def _market(path: Path) -> _Splits:
-    def train(rows: Rows) -> None:
-        _read_market(rows, "bounding_box_train", EITHER)
+    def train(records: Records) -> None:
+        _read_market(records, "bounding_box_train", EITHER)
 
-    def test(rows: Rows) -> None:
-        _read_market(rows, "query", QUERY)
-        _read_market(rows, "bounding_box_test", GALLERY)
+    def test(records: Records) -> None:
+        _read_market(records, "query", QUERY)
+        _read_market(records, "bounding_box_test", GALLERY)
 
     return {"train": (path, (), train), "test": (path, (), test)}
 
 
-def _read_market(rows: Rows, folder: str, role: int) -> None:
+def _read_market(records: Records, folder: str, role: int) -> None:
     """Read person and camera in names, `0002_c1s1_000451_03.jpg`; -1 is left out, 0000 is nobody in particular."""
-    names = _pictures(rows, folder)
+    names = _pictures(records, folder)
     if not names:
-        raise UserError(str(rows.root / folder), "no images", "the layout of Market-1501")
+        raise UserError(str(records.root / folder), "no images", "the layout of Market-1501")
     for name in names:
-        where = str(rows.root / folder / name)
+        where = str(records.root / folder / name)
         found = _MARKET.fullmatch(name)
         if not found:
             raise UserError(where, f"the name {name!r}"[:200], "person and camera, as in 0002_c1s1_000451_03.jpg")
         person, camera = found.groups()
         if person == "-1":
-            rows.leave_out("images of no person (-1, which Market-1501 calls junk)", [f"{folder}/{name}"])
+            records.leave_out("images of no person (-1, which Market-1501 calls junk)", [f"{folder}/{name}"])
             continue
         if int(person) == 0 and role != GALLERY:
             raise UserError(where, "a distractor outside of the gallery", "a person in queries")
         camera = f"c{int(camera)}"
-        rows.picture(where, f"{folder}/{name}", person if int(person) else None, RGB, camera, role)
-        rows.places[camera] = int(camera[1:])
+        records.picture(where, f"{folder}/{name}", person if int(person) else None, RGB, camera, role)
+        records.places[camera] = int(camera[1:])
 
 
 # Files and folders.
 
 
-def _whole_folder(rows: Rows, folder: str, person: str, modality: int, camera: str = "", role: int = EITHER) -> int:
+def _whole_folder(
+    records: Records, folder: str, person: str, modality: int, camera: str = "", role: int = EITHER
+) -> int:
     """Add every image of a folder; how many there are."""
-    names = _pictures(rows, folder)
+    names = _pictures(records, folder)
     for name in names:
-        rows.picture(os.path.join(rows.root, folder, name), f"{folder}/{name}", person, modality, camera, role)
+        records.picture(os.path.join(records.root, folder, name), f"{folder}/{name}", person, modality, camera, role)
     return len(names)
 
 
-def _pictures(rows: Rows, folder: str) -> list[str]:
+def _pictures(records: Records, folder: str) -> list[str]:
     """Return names of the images of a folder, in their order; those of other kinds are left out."""
-    names = sorted(name for name in rows.there.names(folder) if not is_hidden(name))
+    names = sorted(name for name in records.there.names(folder) if not is_hidden(name))
     pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
-    rows.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
+    records.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
     return pictures
 
 

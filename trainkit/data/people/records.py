@@ -40,11 +40,11 @@ class Layout:
     """Where the paths of its images begin."""
     annotations: tuple[Path, ...]
     """Files that say what it holds."""
-    read: Callable[[Rows], None]
+    read: Callable[[Records], None]
 
 
 @dataclass(eq=False)
-class Rows:
+class Records:
     """Records of a set as a reader finds them, by column. Each is checked when it is added."""
 
     root: Path
@@ -171,14 +171,14 @@ class Rows:
         self._from_list.add(folder)
 
 
-def check_persons(rows: Rows) -> None:
+def check_persons(records: Records) -> None:
     """Raise UserError for persons whose names differ in nothing but the case of letters: one, most likely, cut in two.
 
     A sampler would call them wrong for each other.
     """
     seen: dict[str, str] = {}
-    for name in sorted({name for name in rows.person if name is not None}):
+    for name in sorted({name for name in records.person if name is not None}):
         other = seen.setdefault(name.casefold(), name)
         if other != name:
-            first = rows.where[rows.person.index(name)]
+            first = records.where[records.person.index(name)]
             raise UserError(first, f"the person {name!r} as well as {other!r}"[:300], "one spelling of each name")

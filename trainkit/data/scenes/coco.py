@@ -140,9 +140,8 @@ def find(root: Path) -> dict[str, list[Path]]:
 
     Files whose names tell no split are under the name of nothing. Raises UserError for one that is too large.
     """
-    inner = folders.visible(path for path in root.iterdir() if path.is_dir())
     found: dict[str, list[Path]] = {}
-    for folder in (root, *inner):
+    for folder in (root, *folders.folders_in(root).values()):
         part = _SPLIT.fullmatch(folder.name) if folder != root else None
         if folder != root and part is None and folder.name.lower() not in ("annotations", "labels"):
             continue

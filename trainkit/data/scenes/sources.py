@@ -29,9 +29,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from trainkit.data import folders, hub, sources
+from trainkit.data import folders, hub, source_splits, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.scenes import class_files, coco, composed, image_lists, label_files, label_maps, table_scenes
@@ -60,15 +59,8 @@ leftImg8bit and gtFine (Cityscapes); ImageSets/Segmentation, JPEGImages and Segm
 images/training and annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); \
 parquet"""
 
-_PARTS = tuple((*words, f"{split}2017") for split, words in folders.SPLITS.items())
-"""Names of the same split in different sets; those of COCO have a year."""
-
-_T = TypeVar("_T")
-
 _LEVELS = 3
-"""Folders above and below one that are looked at for a set."""
-
-_OF_SETS = frozenset({"imagesets", "segmentationobject"})
+"""Folders below one that are looked at for a set."""
 
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
@@ -151,8 +143,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
             return _folder(path, split, part)
         if path.suffix.lower() not in (".txt", ".csv"):
             raise UserError(str(path), "a file of unknown kind", KNOWN)
-        if split is not None:
-            raise UserError(f"{path}#{split}", "a list has no splits", "its path alone")
+        source_splits.refuse(split, str(path), "list")
         scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
         return _made("image list", str(path), scenes, (path,), labels=labels)
     except OSError as error:  # a name too long, a folder that may not be entered
@@ -169,8 +160,7 @@ def missing(text: str, root: str | None = None) -> str | None:
 
 
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
-    # Where no split is named, `tables` takes that of training.
-    scenes = table_scenes.open_rows(path, split, () if part == _PARTS[0][0] else _aliases(part), columns)
+    scenes = table_scenes.open_rows(path, split, None if part == source_splits.TRAIN else part, columns)
     named = label_files.find([path]) if isinstance(path, Path) else None
     labels, rows = None if named is None else named[1], scenes.rows
     return SceneSource(rows.table.kind, rows.where, scenes, labels, rows.table.files, columns=rows.given)
@@ -193,7 +183,7 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
     if not splits:
         if files := coco.find(root):
-            name, found = _chosen(files, split, part, root)
+            name, found = source_splits.choose(files, split, str(root), part)
             if len(found) > 1:
                 said = few(str(file.relative_to(root)) for file in found)
                 raise UserError(str(root), f"several files of masks: {said}", "one", "name the file itself")
@@ -202,10 +192,10 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
             f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
         ]:
             raise UserError(str(root), f"no images in one or both of {few(said)}", "images and masks (.png)")
-        other = nearby(root)
+        other = deeper(root)
         remedy = "" if other is None else f"{other} holds such a set; use that folder"
         raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
-    name, pairs = _chosen(splits, split, part, root)
+    name, pairs = source_splits.choose(splits, split, str(root), part)
     if len(pairs) > 1:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
         remedy = "move the others away, or write a list of `image,label` a line"
@@ -239,36 +229,27 @@ def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[cl
     stems = {os.path.splitext(name)[0] for name in images}
     if any(os.path.splitext(name)[0] in stems for name in masks):
         return None
-    return class_files.recognise(images, masks, _MASK_TAIL, _words())
+    return class_files.recognise(images, masks, _MASK_TAIL, source_splits.WORDS)
 
 
 def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return (f"{number_of(len(names), what)}: {few(names)}",) if names else ()
 
 
-def nearby(root: Path) -> Path | None:
-    """Return the folder of a set that `root` is one level or a few off; None where `root` is of a layout itself.
+def deeper(root: Path) -> Path | None:
+    """Return the folder of a set that lies deeper than `root`, where there is nothing else; None where there is none.
 
-    That is the folder which is the only thing in `root`, or the one above where `root` is its folder of images, of
-    masks or of a split. Raises UserError for a file of COCO's form that is too large.
+    Raises UserError for a file of COCO's form that is too large.
     """
     if _is_laid_out(root):
         return None
-    inner, up = root, root
     for _ in range(_LEVELS):
-        with os.scandir(inner) as entries:
-            there = [entry for entry in entries if not folders.is_hidden(entry.name)]
-        if len(there) != 1 or not there[0].is_dir():
-            break
-        inner = Path(there[0].path)
-        if _is_laid_out(inner):
-            return inner
-    for _ in range(_LEVELS):
-        name, up = up.name.lower(), up.parent
-        if name not in IMAGE_FOLDERS | MASK_FOLDERS | _words() | _OF_SETS and not name.endswith(_BESIDE):
-            break
-        if _is_laid_out(up):
-            return up
+        _, inner, rest = next(folders.walk(root))
+        if rest or len(inner) != 1:
+            return None
+        root = root / inner[0]
+        if _is_laid_out(root):
+            return root
     return None
 
 
@@ -280,42 +261,20 @@ def _is_laid_out(root: Path) -> bool:
     return any(all(map(_has_pictures, pair)) for pair in pairs) or bool(coco.find(root))
 
 
-def _chosen(splits: Mapping[str, _T], split: str | None, part: str, root: Path) -> tuple[str, _T]:
-    """Choose the split that is meant. Raises UserError where it is not there, or several are and none is named."""
-    for wanted in _aliases(split or part):
-        if wanted in splits:
-            return wanted, splits[wanted]
-    if split is None and len(splits) == 1 and (only := next(iter(splits))) not in _words():
-        return only, splits[only]
-    either = few((f"#{name}" for name in splits if name), 20)
-    if split is None:
-        raise UserError(str(root), f"no split {part!r}", f"the path with {either}" if either else "one")
-    raise UserError(f"{root}#{split}", "no such split", f"one of {either}" if either else "the path alone")
-
-
-def _aliases(name: str) -> tuple[str, ...]:
-    """Return names of a split, the given one first."""
-    return (name, *(other for words in _PARTS if name in words for other in words if other != name))
-
-
-def _words() -> frozenset[str]:
-    return frozenset(word for words in _PARTS for word in words)
-
-
 def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
     """Return folders that may be of images and masks, by split; where there are no splits by the name of nothing."""
-    below = _folders(root)
+    below = folders.folders_in(root)
     found: dict[str, list[tuple[Path, Path]]] = {}
     for name, folder in below.items():
         found.setdefault(name, []).extend((folder, below[name + end]) for end in _BESIDE if name + end in below)
-        inner = _folders(folder) if name in _words() or name == split else {}
+        inner = folders.folders_in(folder) if name in source_splits.WORDS or name == split else {}
         images, masks = _of_kind(inner, IMAGE_FOLDERS), _of_kind(inner, MASK_FOLDERS)
         found[name] += [(image, mask) for image in images for mask in masks]
     # COCO's images may lie in `train2017` itself, beside a folder of masks with a `train2017`.
     for images in (*_of_kind(below, IMAGE_FOLDERS), root):
         for masks in _of_kind(below, MASK_FOLDERS):
-            inner, others = _folders(images), _folders(masks)
-            both = [name for name in inner if name in others and (name in _words() or name == split)]
+            inner, others = folders.folders_in(images), folders.folders_in(masks)
+            both = [name for name in inner if name in others and (name in source_splits.WORDS or name == split)]
             for name in both:
                 found.setdefault(name, []).append((inner[name], others[name]))
             if not both and images != root:
@@ -323,19 +282,12 @@ def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Pat
     return found
 
 
-def _of_kind(folders: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
-    return [folder for name, folder in folders.items() if name.lower() in names]
+def _of_kind(below: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
+    return [folder for name, folder in below.items() if name.lower() in names]
 
 
 def _has_pictures(folder: Path) -> bool:
-    every = (name for _, _, names in os.walk(folder) for name in names)
-    return any(is_called_picture(name) and not folders.is_hidden(name) for name in every)
-
-
-def _folders(folder: Path) -> dict[str, Path]:
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not folders.is_hidden(entry.name))
-    return {name: folder / name for name in names}
+    return any(is_called_picture(name) for _, _, names in folders.walk(folder) for name in names)
 
 
 def _files(root: Path) -> dict[str, Path]:
@@ -372,17 +324,13 @@ def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) 
         first = [few(some.values(), 3) for some in (by_name, of_mask)]
         found = f"{number_of(len(by_name), 'images')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
         raise UserError(where, f"{found}, but no pair with the same name", "a mask with the name of each image")
-    said = []
-    for what, there, others in (
-        ("images without a mask", by_name, of_mask),
-        ("masks without an image", of_mask, by_name),
-    ):
-        if lonely := [name for key, name in there.items() if key not in others]:
-            said.append(f"{number_of(len(lonely), what)}: {few(lonely)}")
+    bare = [name for key, name in by_name.items() if key not in of_mask]
+    alone = [name for key, name in of_mask.items() if key not in by_name]
+    left_out = (*_lonely("images without a mask", bare), *_lonely("masks without an image", alone))
     if odd:
         what = number_of(len(odd), "files that are no images", "file that is not an image")
-        said.append(f"{what}: {few(map(folders.escaped, odd))}")
-    return scenes, tuple(said)
+        left_out = (*left_out, f"{what}: {few(map(folders.escaped, odd))}")
+    return scenes, left_out
 
 
 def _other(files: Mapping[str, Path]) -> list[str]:
@@ -413,7 +361,7 @@ _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 def _voc(root: Path, split: str | None, part: str) -> SceneSource:
     lists = {file.stem: file for file in folders.visible((root / "ImageSets" / "Segmentation").glob("*.txt"))}
-    name, file = _chosen(lists, split, part, root)
+    name, file = source_splits.choose(lists, split, str(root), part)
     augmented = root / "SegmentationClassAug"
     folder = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
     images, masks = (

@@ -38,42 +38,22 @@ def holds_rows(path: Path) -> bool:
 
 
 def open_rows(
-    path: Path | str, split: str | None, parts: Sequence[str] = (), columns: Columns | None = None
+    path: Path | str, split: str | None, part: str | None = None, columns: Columns | None = None
 ) -> TableScenes:
-    """Return the scenes of the table at `path`: those of `split`, or without it of the split that one of `parts` names.
+    """Return the scenes of the table at `path`, of a split that `open_table` chooses.
 
-    `parts` are names of the same split, the usual one first; with neither, the split is what `open_table` takes.
     Raises UserError where there is no such split, no column of images or of masks, or no row.
     """
-    rows = _rows(path, split, parts, columns)
+    rows = open_table(path, split, part=part, at_once=_ROWS).take(COLUMNS, columns, ("name", "split"))
     if rows.size is None:
         found = f"{rows.table.kind}, which cannot be read in parts"
         raise UserError(rows.where, found, "a table", "import it as parquet first")
     if not rows.size:
         raise UserError(rows.where, "no rows", "an image and its mask per row")
+    mask = next((row.cells["mask"] for row in rows.read("mask")), None)
+    if isinstance(mask, str) and not is_called_picture(mask):
+        raise UserError(rows.where, f"{rows.column('mask')}: {mask!r}"[:200], "the path of a mask")
     return TableScenes(rows)
-
-
-def _rows(path: Path | str, split: str | None, parts: Sequence[str], columns: Columns | None) -> TableRows:
-    def of(name: str | None) -> TableRows:
-        place = f"{path}#{name}" if isinstance(path, str) and name is not None else path
-        rows = open_table(place, name, at_once=_ROWS).take(COLUMNS, columns, ("name", "split"))
-        mask = next((row.cells["mask"] for row in rows.read("mask")), None)
-        if isinstance(mask, str) and not is_called_picture(mask):
-            raise UserError(rows.where, f"{rows.column('mask')}: {mask!r}"[:200], "the path of a mask")
-        return rows
-
-    if split is not None or not parts or (isinstance(path, str) and "#" in path):
-        return of(split)
-    for name in parts:
-        try:
-            return of(name)
-        except UserError:
-            continue
-    rows = of(None)
-    if rows.split is not None or not (isinstance(path, Path) and path.is_file()):
-        raise UserError(str(path), f"no split {parts[0]!r}", "the path with # and the name of a split")
-    return rows
 
 
 class TableScenes(Sequence[Scene]):
