@@ -15,7 +15,6 @@ from PIL import Image
 from trainkit.autoconfig import fit, new_recipe, pretrained, scene_start
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
-from trainkit.data.scenes import sources
 from trainkit.errors import UserError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -213,25 +212,8 @@ def test_a_set_laid_out_as_voc_has_names_to_decide(here):
     assert made.data.names is None and made.data.open(0).meta.class_names == ("field", "river", "house")
 
 
-# Folders around a set
-
-
-@pytest.mark.parametrize("given", ["download", "download/unpacked"])
-def test_a_set_that_lies_some_levels_deeper_is_recognised(here, given):
-    taken = "download/unpacked/streets"
-    scene_sets.folders(here / "download" / "unpacked" / "streets", 4, SIZE)
-    (here / "download" / "__MACOSX").mkdir()
-    (here / "download" / ".DS_Store").touch()
-    made, _, seen = copied(given)
-    assert (made.data.train, made.data.evaluate) == (f"{taken}#train", {"val": f"{taken}#val"})
-    assert seen[0] == f"{given} is not a set of images and masks; using {here / taken}"
-    with pytest.raises(UserError, match=rf"of unknown layout.*{taken} holds such a set; use that folder"):
-        sources.open_scenes(str(here / given))
-
-
-def test_what_is_near_no_set_is_refused_as_before(here):
+def test_a_folder_of_images_without_masks_is_refused(here):
     (here / "some" / "images").mkdir(parents=True)
     Image.new("RGB", (64, 64)).save(here / "some" / "images" / "a.png")
-    for place in ("some", "some/images"):
-        with pytest.raises(UserError, match=r"a folder of unknown layout; expected a list of"):
-            copied(place)
+    with pytest.raises(UserError, match=r"a folder of unknown layout; expected a list of"):
+        copied("some")

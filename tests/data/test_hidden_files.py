@@ -12,7 +12,6 @@ from PIL import Image
 
 from trainkit.data import folders, image_folder, sources
 from trainkit.data.formats import ijb
-from trainkit.data.people import records
 from trainkit.data.people import sources as people_sources
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.data.volumes.sources import open_volumes
@@ -57,13 +56,6 @@ def parquet(root: Path) -> Path:
     return root
 
 
-def people(root: Path) -> records.Records:
-    layout = people_sources.find(str(root))
-    rows = records.Records(layout.root)
-    layout.read(rows)
-    return rows
-
-
 def volumes(root: Path) -> Path:
     return organ_volumes.put_set(root, 2)
 
@@ -86,8 +78,8 @@ KINDS = {
     "masks": (masks, lambda root: [(s.id, s.mask) for s in open_scenes(f"{root}#train").scenes]),
     "masks of classes": (masks_of_classes, lambda root: open_scenes(str(root)).labels),
     "parquet": (parquet, lambda root: [r.id for r in sources.open_source(root).records()]),
-    "people": (people_sets.market, lambda root: people(root).ids),
-    "people of ORBench": (people_sets.orbench, lambda root: people(root).ids),
+    "people": (people_sets.market, lambda root: people_sources.find(str(root)).records().ids),
+    "people of ORBench": (people_sets.orbench, lambda root: people_sources.find(str(root)).records().ids),
     "volumes": (volumes, lambda root: [case.id for case in open_volumes(str(root)).cases]),
     "probes": (probes, lambda root: [r.id for r in ijb.read_identification(root)[0].records()]),
 }

@@ -25,7 +25,6 @@ from trainkit.config import loader, schema
 from trainkit.data import cache, evaluation_sets, sources
 from trainkit.data.formats import image_decode
 from trainkit.data.people import sources as people_sources
-from trainkit.data.people.records import Records
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.errors import UserError
@@ -79,16 +78,14 @@ def _scenes(root: Path, name: str) -> None:
 def _people_table(root: Path, name: str) -> None:
     quoted = name.replace('"', '""')
     (root / "index.csv").write_text(f'path,person,modality\na/0.png,1,rgb\n"{quoted}",1,rgb\n')
-    layout = people_sources.find(str(root))
-    layout.read(Records(layout.root))
+    people_sources.find(str(root)).records()
 
 
 def _orbench(root: Path, name: str) -> None:
     entry = {"id": 1, "file_path": name, "captions": ["x"], "split": "train"}
     for part in ("train", "test", "val"):
         (root / f"{part}_annos.json").write_text(json.dumps([entry]))
-    layout = people_sources.find(str(root))
-    layout.read(Records(layout.root))
+    people_sources.find(str(root)).records()
 
 
 def _decathlon(root: Path, name: str) -> None:
@@ -183,10 +180,7 @@ def test_a_folder_of_a_known_layout_may_be_a_link(root):
     picture(root / "elsewhere" / "0002_c1s1_000451_03.jpg")
     (root / "set").mkdir()
     (root / "set" / "bounding_box_train").symlink_to(root / "elsewhere")
-    layout = people_sources.find(str(root / "set"))
-    rows = Records(layout.root)
-    layout.read(rows)
-    assert rows.ids == ["bounding_box_train/0002_c1s1_000451_03.jpg"]
+    assert people_sources.find(str(root / "set")).records().ids == ["bounding_box_train/0002_c1s1_000451_03.jpg"]
 
 
 # What a recipe has written

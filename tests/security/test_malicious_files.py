@@ -40,7 +40,6 @@ from trainkit.data.formats import (
 )
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
-from trainkit.data.people.records import Records
 from trainkit.data.scenes import coco, files, label_files
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import image_store, import_images, mask_store, volume_store
@@ -69,8 +68,7 @@ def _cells(content: table_files.Content) -> Iterator[Any]:
 
 
 def _people(path: Path) -> None:
-    layout = people_sources.find(str(path))
-    layout.read(Records(layout.root))
+    people_sources.find(str(path)).records()
 
 
 def _store(path: Path) -> None:

@@ -19,7 +19,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, label_maps, table_scenes, verify
+from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.class_files import ClassFilesMask
@@ -36,7 +36,6 @@ from trainkit.data.split import Holdout
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
-from trainkit.paths import locate
 from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
@@ -61,7 +60,6 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.refuse(text, "images with masks", scenes=False)
     if hub.is_hub(text):
         hub.download(text)
-    text = _at_its_folder(fitted, text)
     opened = functools.partial(scene_sources.open_scenes, columns=fitted.columns)
     train, sets = fit.parts(text, opened)
     sets = sets or fit.beside(train, opened)
@@ -116,16 +114,6 @@ def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[
     if absent := [name for name, there in pixels.items() if not there]:
         fitted.seen.append(f"no pixel of {few(absent)} in {len(looked.ids)} sampled masks")
     fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
-
-
-def _at_its_folder(fitted: Fitted, text: str) -> str:
-    """The folder of a set that lies some levels deeper than a path, with a sentence about it; else the path."""
-    if hub.is_hub(text) or "#" in text or text.startswith(scene_sources.SAMPLE) or not (path := locate(text)).is_dir():
-        return text
-    if table_scenes.holds_rows(path) or (other := scene_sources.deeper(path)) is None:
-        return text
-    fitted.seen.append(f"{text} is not a set of images and masks; using {other}")
-    return fit.as_named(other)
 
 
 def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapping[str, int] | None) -> None:

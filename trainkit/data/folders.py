@@ -234,10 +234,13 @@ def read_text(file: Path, most: int, expected: str) -> str:
         raise UserError(str(file), f"cannot be read ({error})"[:300], expected) from None
 
 
-def read_json(file: Path, most: int, expected: str) -> Json:
-    """Read a JSON file of at most so many bytes. Raises UserError where it cannot be read."""
+def read_json(file: Path, most: int, expected: str, kind: type = object) -> Json:
+    """Read a JSON file of at most so many bytes that holds a `kind`. Raises UserError where it cannot be read."""
     text = read_text(file, most, expected)
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:300], expected) from None
+    if not isinstance(value, kind):
+        raise UserError(str(file), f"a {type(value).__name__}", expected)
+    return value

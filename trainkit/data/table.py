@@ -30,7 +30,6 @@ from trainkit.data.formats.table_files import PATH_COLUMN, SUFFIXES, Cell, Conte
 from trainkit.data.hub import DataFiles
 from trainkit.data.record import Columns
 from trainkit.errors import UserError, few
-from trainkit.files import Json
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes", "jpeg", "webp", PATH_COLUMN, "path")
 SPLIT_COLUMN = "split"
@@ -394,14 +393,18 @@ def _shards(path: Path) -> dict[str, list[File]]:
 def _saved(path: Path, split: str | None, part: str | None) -> Table:
     """Open a saved set; of a DatasetDict a split."""
     if (path / "state.json").is_file():
-        name, whole = split, split is not None and split == _json(path / "state.json").get("_split")
+        name, whole = (
+            split,
+            split is not None
+            and split == folders.read_json(path / "state.json", _JSON_LIMIT, "a mapping", dict).get("_split"),
+        )
     else:
-        listed = _json(path / "dataset_dict.json").get("splits")
+        listed = folders.read_json(path / "dataset_dict.json", _JSON_LIMIT, "a mapping", dict).get("splits")
         names = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, str)]
         there = {one: path / one for one in names if Path(one).name == one and (path / one / "state.json").is_file()}
         name, path = source_splits.choose(there, split, str(path), part)
         name, whole = name if split is not None or part is not None else None, True
-    entries = _json(path / "state.json").get("_data_files")
+    entries = folders.read_json(path / "state.json", _JSON_LIMIT, "a mapping", dict).get("_data_files")
     if not isinstance(entries, list) or not entries:
         raise UserError(str(path / "state.json"), "no _data_files", "the Arrow files of the set")
     files: list[Path] = []
@@ -410,13 +413,10 @@ def _saved(path: Path, split: str | None, part: str | None) -> Table:
         if not isinstance(file, str) or Path(file).name != file or not (path / file).is_file():
             raise UserError(str(path / "state.json"), f"file {file!r}"[:200], "the name of an Arrow file beside it")
         files.append(path / file)
-    told = _json(path / "dataset_info.json").get("features") if (path / "dataset_info.json").is_file() else None
+    told = (
+        folders.read_json(path / "dataset_info.json", _JSON_LIMIT, "a mapping", dict).get("features")
+        if (path / "dataset_info.json").is_file()
+        else None
+    )
     content = replace(table_files.open_streams(files), classes=table_files.class_names(told))
     return Table("datasets folder", str(path), content, tuple(files), split=name, part=part, whole=whole)
-
-
-def _json(path: Path) -> dict[str, Json]:
-    value = folders.read_json(path, _JSON_LIMIT, "a mapping")
-    if not isinstance(value, dict):
-        raise UserError(str(path), type(value).__name__, "a mapping")
-    return value

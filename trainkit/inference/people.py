@@ -194,11 +194,10 @@ def _records(text: str) -> _Found:
 
 def _set(text: str) -> _Found:
     from trainkit.data.people import sources as people_sources
-    from trainkit.data.people.records import DISTRACTOR, Records
+    from trainkit.data.people.records import DISTRACTOR
 
     layout = people_sources.find(text, "val")
-    records = Records(layout.root)
-    layout.read(records)
+    records = layout.records()
 
     def entries() -> Iterator[_Entry]:
         for row in sorted(range(len(records)), key=records.modality.__getitem__):

@@ -23,10 +23,7 @@ from trainkit.interfaces import CP, NIR, RGB, SK, TEXT
 
 
 def read(text, part: str = "train") -> Records:
-    layout = sources.find(str(text), part)
-    rows = Records(layout.root)
-    layout.read(rows)
-    return rows
+    return sources.find(str(text), part).records()
 
 
 def refused(text) -> UserError:
@@ -386,7 +383,7 @@ def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
         (lambda a: a[1].pop("caption"), "caption None"),
         (lambda a: a[1].pop("id"), "id None"),
         (lambda a: a[1].update(id=True), "id True"),
-        (lambda a: a[1].update(id=2), "id 2 for the folder 0001; expected 1, as before"),
+        (lambda a: a[1].update(id=2), "person 2 in 0001; expected 1, as before"),
         (lambda a: a.__setitem__(1, ["x"]), "list"),
     ],
 )
@@ -401,7 +398,7 @@ def test_mistakes_in_orbench_train_are_named_by_entry(tmp_path, change, said):
 def test_one_number_for_two_folders_of_orbench(tmp_path):
     people_sets.orbench(tmp_path, train=2, test=0, lists=())
     edit(tmp_path / "train_annos.json", lambda a: a[3].update(id=1))
-    assert "entry 3: id 1 in the folder 0002; expected 0001, as before" in str(refused(tmp_path))
+    assert "entry 3: person 1 in the folder 0002; expected 0001, as before" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -621,13 +618,12 @@ def test_columns_are_named_by_the_recipe_in_every_form(tmp_path, suffix):
             writer = csv.DictWriter(stream, ROWS[0], delimiter="\t" if suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(ROWS)
-    rows = Records(tmp_path)
-    sources.find(str(tmp_path), columns=NAMES).read(rows)
+    rows = sources.find(str(tmp_path), columns=NAMES).records()
     assert rows.ids == ["a.png", "a.png#text", "n.png"]
     assert rows.person == ["007"] * 3 and rows.camera == ["1", "1", ""]
     assert rows.modality == [RGB, TEXT, NIR] and rows.text == ["", "A red coat.", ""]
     with pytest.raises(UserError, match=r"no column 'fil'; expected one of its columns: file, pid"):
-        sources.find(str(file), columns={"path": "fil"}).read(Records(tmp_path))
+        sources.find(str(file), columns={"path": "fil"}).records()
 
 
 def test_columns_are_those_of_an_index(tmp_path, orbench):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trainkit.data import folders, source_splits
@@ -82,9 +82,8 @@ def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Rea
 
 def _read_orbench_train(records: Records, file: Path) -> None:
     """Read captions beside each RGB image; of the same persons everything in the folders nir, cp and sk."""
-    folders: dict[object, str] = {}
-    numbers: dict[str, object] = {}
-    for n, entry in enumerate(_json(file, list)):
+    names = _Names()
+    for n, entry in enumerate(folders.read_json(file, JSON_LIMIT, "a list", list)):
         where = f"{file}, entry {n}"
         if not isinstance(entry, dict):
             raise UserError(where, type(entry).__name__, "a mapping of id, file_path and caption")
@@ -93,12 +92,7 @@ def _read_orbench_train(records: Records, file: Path) -> None:
             raise UserError(where, f"file_path {path!r}"[:200], "the path of an image")
         if isinstance(number, bool) or not isinstance(number, int | str) or number == "":
             raise UserError(where, f"id {number!r}"[:200], "the number of a person")
-        person = _person_of(where, path, RGB)
-        # One person under two numbers would be two classes, and wrong for each other.
-        if folders.setdefault(number, person) != person:
-            raise UserError(where, f"id {number} in the folder {person}", f"{folders[number]}, as before")
-        if numbers.setdefault(person, number) != number:
-            raise UserError(where, f"id {number} for the folder {person}", f"{numbers[person]}, as before")
+        person = names.of(where, number, path, RGB)
         row = records.picture(where, path, person, RGB)
         captions = entry.get("caption")
         captions = [captions] if isinstance(captions, str) else captions
@@ -107,7 +101,10 @@ def _read_orbench_train(records: Records, file: Path) -> None:
         for text in captions:
             records.caption(where, f"{path}#text", text, person, of=row)
     bare = [
-        f"vis/{p}/{n}" for p in numbers for n in _pictures(records, f"vis/{p}") if f"vis/{p}/{n}" not in records.number
+        f"vis/{p}/{n}"
+        for p in names.persons
+        for n in _pictures(records, f"vis/{p}")
+        if f"vis/{p}/{n}" not in records.number
     ]
     records.leave_out("images of vis that have no entry", bare)
     for modality, folder in enumerate(MODALITIES[:TEXT]):
@@ -118,14 +115,14 @@ def _read_orbench_train(records: Records, file: Path) -> None:
         if strange:
             found = f"folders of persons that vis does not have: {few(strange)}"
             raise UserError(str(records.root / folder), found, "those of vis, the gallery")
-        for person in numbers:
+        for person in names.persons:
             if person in records.there.names(folder):
                 _whole_folder(records, f"{folder}/{person}", person, modality)
 
 
 def _read_orbench_test(records: Records, file: Path) -> None:
     """Read the gallery, and lists of queries of one to four records, named by their modalities: `NIR+TEXT`."""
-    known = _json(file, dict)
+    known = folders.read_json(file, JSON_LIMIT, "a mapping of lists", dict)
     if "RGB_GALLERY" not in known:
         raise UserError(str(file), f"lists {few(known)}"[:300], "RGB_GALLERY and lists of queries")
     names = _Names()
@@ -166,14 +163,22 @@ def _read_orbench_test(records: Records, file: Path) -> None:
 
 
 class _Names:
-    """Names of persons by their numbers in a test file: the folders of their images."""
+    """Names of persons by their numbers in an annotation file: the folders of their images."""
 
     def __init__(self):
-        self._names: dict[int, str] = {}
-        self._numbers: dict[str, int] = {}
+        self._names: dict[int | str, str] = {}
+        self._numbers: dict[str, int | str] = {}
 
-    def of(self, where: str, number: int, path: str, modality: int) -> str:
-        """Return the name in the path of an image. Raises UserError where that is another person's."""
+    @property
+    def persons(self) -> Iterable[str]:
+        """The names, in the order in which they were found."""
+        return self._numbers
+
+    def of(self, where: str, number: int | str, path: str, modality: int) -> str:
+        """Return the name in the path of an image. Raises UserError where that is another person's.
+
+        One person under two numbers would be two classes, and wrong for each other.
+        """
         person = _person_of(where, path, modality)
         if self._names.setdefault(number, person) != person:
             raise UserError(where, f"person {number} in the folder {person}", f"{self._names[number]}, as before")
@@ -314,13 +319,6 @@ def _pictures(records: Records, folder: str) -> list[str]:
     pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
     records.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
     return pictures
-
-
-def _json(file: Path, kind: type) -> Json:
-    value = folders.read_json(file, JSON_LIMIT, "whole JSON")
-    if not isinstance(value, kind):
-        raise UserError(str(file), f"a {type(value).__name__}", "a list" if kind is list else "a mapping of lists")
-    return value
 
 
 _LAYOUTS: dict[str, tuple[Callable[[Path], _Splits] | None, tuple[tuple[str, ...], ...]]] = {

@@ -42,6 +42,12 @@ class Layout:
     """Files that say what it holds."""
     read: Callable[[Records], None]
 
+    def records(self) -> Records:
+        """Return its records, which are read now. Raises UserError at the first error in them."""
+        records = Records(self.root)
+        self.read(records)
+        return records
+
 
 @dataclass(eq=False)
 class Records:

@@ -59,9 +59,6 @@ leftImg8bit and gtFine (Cityscapes); ImageSets/Segmentation, JPEGImages and Segm
 images/training and annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); \
 parquet"""
 
-_LEVELS = 3
-"""Folders below one that are looked at for a set."""
-
 _BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
 _MASK_TAIL = re.compile(
@@ -192,9 +189,7 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
             f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
         ]:
             raise UserError(str(root), f"no images in one or both of {few(said)}", "images and masks (.png)")
-        other = deeper(root)
-        remedy = "" if other is None else f"{other} holds such a set; use that folder"
-        raise UserError(str(root), "a folder of unknown layout", KNOWN, remedy)
+        raise UserError(str(root), "a folder of unknown layout", KNOWN)
     name, pairs = source_splits.choose(splits, split, str(root), part)
     if len(pairs) > 1:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
@@ -234,31 +229,6 @@ def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[cl
 
 def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
     return (f"{number_of(len(names), what)}: {few(names)}",) if names else ()
-
-
-def deeper(root: Path) -> Path | None:
-    """Return the folder of a set that lies deeper than `root`, where there is nothing else; None where there is none.
-
-    Raises UserError for a file of COCO's form that is too large.
-    """
-    if _is_laid_out(root):
-        return None
-    for _ in range(_LEVELS):
-        _, inner, rest = next(folders.walk(root))
-        if rest or len(inner) != 1:
-            return None
-        root = root / inner[0]
-        if _is_laid_out(root):
-            return root
-    return None
-
-
-def _is_laid_out(root: Path) -> bool:
-    """Return whether a folder is of a known layout, without matching images and masks."""
-    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
-        return True
-    pairs = (pair for some in _pairs_of_folders(root, None).values() for pair in some)
-    return any(all(map(_has_pictures, pair)) for pair in pairs) or bool(coco.find(root))
 
 
 def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
