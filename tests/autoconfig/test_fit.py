@@ -226,19 +226,20 @@ def test_channels_of_volumes_and_values_of_labels_are_filled_in(here):
     pytest.importorskip("nibabel")
     for n in range(4):
         image, labels = organ_volumes.volume(n)
-        for word, array in (("T1w", image), ("FLAIR", image**2)):
-            organ_volumes.put(here / "scans" / "images" / f"sub-{n}_{word}.nii.gz", array)
+        for channel, array in enumerate((image, image**2)):
+            organ_volumes.put(here / "scans" / "imagesTr" / f"sub-{n}_{channel:04}.nii.gz", array)
         values = np.asarray([0, 205, 420], np.float32)
-        organ_volumes.put(here / "scans" / "labels" / f"sub-{n}.nii.gz", values[labels])
-    recipe, text = fitted("hippocampus", "scans/images")
+        organ_volumes.put(here / "scans" / "labelsTr" / f"sub-{n}.nii.gz", values[labels])
+    (here / "scans" / "dataset.json").write_text('{"channel_names": {"0": "T1w", "1": "FLAIR"}}')
+    recipe, text = fitted("hippocampus", "scans")
     data = recipe.data
-    assert data.train == "scans" and data.channels == ["FLAIR", "T1w"] and data.names is None
+    assert data.train == "scans#train" and data.channels == ["T1w", "FLAIR"] and data.names is None
     assert data.labels == {"label 205": 205, "label 420": 420}
     assert "# <- label maps hold 205, 420: set their names, in the order of the classes" in text
     opened = data.open(0)
-    assert opened.meta.shape == (2, *data.patch) and opened.meta.channels == ("FLAIR", "T1w")
+    assert opened.meta.shape == (2, *data.patch) and opened.meta.channels == ("T1w", "FLAIR")
     assert opened.meta.class_names == ("background", "label 205", "label 420")
-    (here / "scans" / "images" / "sub-1_T1w.nii.gz").unlink()
+    (here / "scans" / "imagesTr" / "sub-1_0001.nii.gz").unlink()
     _, text = fitted("hippocampus", "scans", "other.yaml")
     assert "# <- 1 case without one of them" in text
 

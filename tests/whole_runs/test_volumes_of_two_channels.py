@@ -62,7 +62,7 @@ def command(*words: object, code: int = 0) -> str:
 
 
 def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_path):
-    said = command("cp", "hippocampus", "mine.yaml", "--data", hippocampus / "imagesTr")
+    said = command("cp", "hippocampus", "mine.yaml", "--data", hippocampus)
     text = Path("mine.yaml").read_text()
     assert "channels: [MRI, edges]" in text and "labels Anterior, Posterior" in said
     evaluations = "{val: {at_end: true}, images: {split: val.overlays, at_end: true}}"

@@ -13,11 +13,11 @@ from trainkit.autoconfig import fit
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
-from trainkit.data.sources import HELD_OUT, split_of
+from trainkit.data.sources import HELD_OUT
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.threads import each, threads
-from trainkit.data.volumes import channels, importer, label_names, layouts, reader, sources
+from trainkit.data.volumes import channels, importer, label_names, reader, sources
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
@@ -75,7 +75,6 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.refuse_sample(text)
     fit.refuse_hub(text, "volumes")
     fit.refuse(text, "volumes (NIfTI)", volumes=False)
-    text = _root(fitted, text)
     train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
     if packed := volume_store.is_packed(locate(train)):
         data = PackedVolumes(locate(train))
@@ -134,17 +133,6 @@ def _sides(fitted: Fitted, names: Sequence[str]) -> None:
         fitted.notes["data", "augment"] = fit.Note("swap: labels that a flip of left_right exchanges", False)
     elif not names:
         fitted.decide("data.augment", "for left_right in flips: list pairs of left and right labels in swap, as [a, b]")
-
-
-def _root(fitted: Fitted, text: str) -> str:
-    """The folder of the set that was meant, where the one that was named is a level above or below it."""
-    place, split = split_of(locate(text))
-    if split is not None or not place.is_dir() or volume_store.is_packed(place):
-        return text
-    if (root := layouts.root_of(place)) == place:
-        return text
-    fitted.seen.append(f"{text}: the set is in {root}; using it")
-    return fit.as_named(root)
 
 
 def _whole(fitted: Fitted, source: VolumeSource) -> VolumeSource:

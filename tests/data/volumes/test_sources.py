@@ -135,11 +135,10 @@ def test_what_has_no_partner_and_what_lies_astray_is_named_and_not_used(tom500):
         "image/old/1.nii.gz: in a folder below",
         "spare/70.nii: not in image or label",
         "80.nii.gz: not in image or label",
-        "image/._1.nii.gz: hidden",
         "label/notes.txt: without the suffix .nii.gz or .nii",
         "image/gone.nii.gz: leads nowhere",
     }
-    assert len(source.left_out) == 8
+    assert len(source.left_out) == 7
     assert "50" in ids(open_volumes(f"{tom500}#train", labelled=False))
 
 
@@ -152,15 +151,16 @@ def test_one_id_twice_is_refused(tmp_path):
     assert "two label maps of the id 'a'" in refused(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("image", "label", "id"),
-    [("a", "a_seg", "a"), ("a_img", "a_label", "a"), ("a-image", "a-mask", "a"), ("case_0000", "case", "case")],
-)
-def test_names_that_differ_by_a_known_ending_are_paired(tmp_path, image, label, id):
-    volume(tmp_path / "images" / f"{image}.nii.gz")
-    volume(tmp_path / "labels" / f"{label}.nii.gz")
+def test_names_that_differ_by_nnunets_number_are_paired_and_others_are_not(tmp_path):
+    for image, label in (("case_0000", "case"), ("a", "a_seg"), ("b_img", "b"), ("c_T1w", "c")):
+        volume(tmp_path / "images" / f"{image}.nii.gz")
+        volume(tmp_path / "labels" / f"{label}.nii.gz")
     source = open_volumes(tmp_path)
-    assert ids(source) == [id] and source.cases[0].image.name == f"{image}.nii.gz" and not source.left_out
+    assert ids(source) == ["case"] and source.cases[0].image.name == "case_0000.nii.gz"
+    assert set(source.left_out) == {
+        *(f"images/{name}.nii.gz: an image without a label map" for name in ("a", "b_img", "c_T1w")),
+        *(f"labels/{name}.nii.gz: a label map without an image" for name in ("a_seg", "b", "c")),
+    }
 
 
 def test_numbers_at_the_end_of_a_name_are_no_channels_where_label_maps_have_them_too(tmp_path):
@@ -202,7 +202,7 @@ def test_dicom_is_refused_with_the_program_that_converts_it(tmp_path, names):
         file = volume(root / name)
         if file.suffix != ".gz":
             file.write_bytes(bytes(128) + b"DICM" + bytes(40))
-    for place in (root, tmp_path, root / names[0]):
+    for place in (root, root / names[0], *([] if labelled else [tmp_path])):
         for asked in (True, False):
             said = refused(place, labelled=asked)
             assert "DICOM" in said and "dcm2niix" in said and "\n" not in said
@@ -253,12 +253,20 @@ def test_without_labels_those_that_are_there_are_still_known(tom500):
 # The Decathlon and nnU-Net
 
 
-@pytest.mark.parametrize("place", ["", "#train", "#training", "/dataset.json"])
+@pytest.mark.parametrize("place", ["", "#train"])
 def test_the_decathlon_says_its_files_and_names(decathlon, place):
     source = open_volumes(f"{decathlon}{place}")
     assert source.kind == "Decathlon" and source.names == ("background", "Liver", "Tumour")
     assert ids(source) == ["liver_10", "liver_2", "liver_7"] and source.left_out == ()
     assert decathlon / "dataset.json" in source.files and len(source.files) == 7
+
+
+def test_a_set_in_a_folder_is_named_and_read_by_its_name(decathlon):
+    assert f"holds the splits decathlon; expected one of them; name {decathlon.parent}#decathlon" in refused(
+        decathlon.parent
+    )
+    source = open_volumes(f"{decathlon.parent}#decathlon")
+    assert source.kind == "Decathlon" and source.names == ("background", "Liver", "Tumour") and len(source.cases) == 3
 
 
 def test_images_of_the_decathlons_test_have_no_labels(decathlon):
@@ -282,7 +290,6 @@ def test_what_dataset_json_does_not_list_or_what_is_not_there_is_left_out(decath
         "imagesTr/liver_2.nii.gz: is listed in dataset.json but does not exist",
         "labelsTr/liver_2.nii.gz: a label map without an image",
         "imagesTr/liver_7.nii.gz: an image without a label map",
-        "imagesTr/._liver_10.nii.gz: hidden",
     }
 
 

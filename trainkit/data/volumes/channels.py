@@ -1,8 +1,4 @@
-"""Channels of volumes in files of their own: which files are those of one case.
-
-nnU-Net numbers them at the end of the name (`case_0000`, `case_0001`); others have a word there (`sub-01_T1w`,
-`sub-01_FLAIR`).
-"""
+"""Channels of volumes in files of their own, numbered at the end of the name as nnU-Net has it: `case_0001`."""
 
 from __future__ import annotations
 
@@ -13,16 +9,7 @@ from pathlib import Path
 
 from trainkit.errors import UserError, few
 
-LABEL_WORDS = "label|labels|mask|seg|dseg|segmentation|gt"
-"""Ends of the names of label maps."""
-
-LABEL_TAIL = re.compile(rf"(.+?)[_-]({LABEL_WORDS})", re.IGNORECASE)
-LABEL_WORD = re.compile(LABEL_WORDS, re.IGNORECASE)
-
-_IMAGE_TAIL = re.compile(r"(.+?)[_-](image|img)", re.IGNORECASE)
 _NUMBER = re.compile(r"(.+)_(\d{4})")
-_WORD = re.compile(r"(.+)[_-]([^_-]+)")
-_A_LABEL_MAP = "a label map among images"
 _AUTOMATIC = re.compile(r"channel \d+")
 
 
@@ -34,10 +21,8 @@ class Grouped:
     """Of the channels; empty where there is but one."""
     images: dict[str, tuple[Path, ...]] = field(default_factory=dict)
     """Files by id, in the order of the channels."""
-    incomplete: dict[str, str] = field(default_factory=dict)
-    """Sentences about cases without one of the channels, by id."""
-    unused: list[tuple[Path, str]] = field(default_factory=list)
-    """Files that are of no channel, and why."""
+    incomplete: list[str] = field(default_factory=list)
+    """Sentences about cases without one of the channels."""
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -50,73 +35,41 @@ def automatic(names: Sequence[str]) -> bool:
     return all(_AUTOMATIC.fullmatch(name) for name in names)
 
 
-def parted(
-    name: str, ids: Container[str], *, loose: bool, numbers: bool = False, wanted: Sequence[str] = ()
-) -> tuple[str, str]:
-    """Divide the name of an image into the id of its case and the word of its channel, which may be empty.
+def parted(name: str, ids: Container[str], numbers: bool) -> tuple[str, int | None]:
+    """Divide the name of an image into the id of its case and the number of its channel, None without one.
 
-    `ids` are those of label maps. Where these are never called as images are (`loose`), ends of names are no part of
-    ids; `numbers`: those of four digits never are. `wanted` are words of channels.
+    `ids` are those of label maps. Four digits at the end are a channel where a label map is called without them, or
+    with `numbers`.
     """
-    if name in ids:
-        return name, ""
-    if (found := _NUMBER.fullmatch(name)) and (numbers or (loose and found[1] in ids)):
-        return found[1], found[2]
-    if loose and (found := _IMAGE_TAIL.fullmatch(name)) and found[1] in ids:
-        return found[1], ""
-    if (found := _WORD.fullmatch(name)) and ((loose and found[1] in ids) or found[2] in wanted):
-        return found[1], found[2]
-    return name, ""
+    found = None if name in ids else _NUMBER.fullmatch(name)
+    return (found[1], int(found[2])) if found and (numbers or found[1] in ids) else (name, None)
 
 
-def grouped(
-    parts: Iterable[tuple[str, str, Path]], where: str, *, names: Sequence[str] = (), wanted: Sequence[str] = ()
-) -> Grouped:
-    """Group images, given as id, word and file. `names` are those that the source has for its channels, `wanted` those
-    that were asked for: words choose among files, numbers are named by either.
+def grouped(parts: Iterable[tuple[str, int | None, Path]], where: str, names: Sequence[str] = ()) -> Grouped:
+    """Group images, given as id, number of the channel and file. `names` are those that channels have.
 
-    Raises UserError for two images of one channel, a word that was asked for and that no file has, and a number beyond
-    the names.
+    Raises UserError for two images of one channel, and a number beyond the names.
     """
-    by_id: dict[str, dict[str, Path]] = {}
-    for id, word, file in parts:
-        other = by_id.setdefault(id, {}).setdefault(word, file)
+    by_id: dict[str, dict[int, Path]] = {}
+    several = False
+    for id, number, file in parts:
+        several |= number is not None
+        other = by_id.setdefault(id, {}).setdefault(number or 0, file)
         if other is not file:
-            channel = f", channel {word}" if word else ""
             said = f"{file.name} and {other.name}" if file != other else f"{file.name} twice"
-            raise UserError(where, f"two images of the id {id!r}{channel}: {said}"[:300], "one")
-    words = sorted({word for own in by_id.values() for word in own if word and not LABEL_WORD.fullmatch(word)})
-    if not words:
-        expected, called = [""], ()
-    elif all(re.fullmatch(r"\d{4}", word) for word in words):
-        count = len(names) or len(wanted) or int(words[-1]) + 1
-        if int(words[-1]) >= count:
-            id, own = next((id, own) for id, own in by_id.items() if words[-1] in own)
-            said = f"{count}: {few(names or wanted)}" if names or wanted else str(count)
-            raise UserError(
-                str(own[words[-1]]), f"channel {int(words[-1])} of {id}", f"as many as there are names, {said}"
-            )
-        expected, called = [f"{place:04}" for place in range(count)], names or wanted or numbered(count)
-    else:
-        if absent := [word for word in wanted if word not in words]:
-            raise UserError(where, f"no image of the channel {few(absent)}", f"some of {few(words, 20)}")
-        expected = called = list(wanted or words)
-    found = Grouped(tuple(called) if len(expected) > 1 else ())
+            raise UserError(where, f"two images of the id {id!r}: {said}"[:300], "one")
+    most = max((number for own in by_id.values() for number in own), default=0)
+    count = (len(names) or most + 1) if several else 1
+    if most >= count:
+        id, own = next((id, own) for id, own in by_id.items() if most in own)
+        raise UserError(str(own[most]), f"channel {most} of {id}", f"as many as there are names, {count}: {few(names)}")
+    called = tuple(names) if names and count > 1 else numbered(count)
+    found = Grouped(called)
     for id, own in by_id.items():
-        tail = LABEL_TAIL.fullmatch(id)
-        if words and list(own) == [""] and tail and tail[1] in by_id:
-            found.unused.append((own[""], _A_LABEL_MAP))
-            continue
-        if len(expected) == 1 and list(own) == [""]:
-            own = {expected[0]: own[""]}
-        missing = [called[place] for place, word in enumerate(expected) if called and word not in own]
-        if missing:
+        if missing := [called[number] for number in range(count) if number not in own]:
             there = few(sorted(file.name for file in own.values()))
             noun = "channels" if len(missing) > 1 else "channel"
-            found.incomplete[id] = f"{id}: no {noun} {few(missing)} (there: {there})"
+            found.incomplete.append(f"{id}: no {noun} {few(missing)} (there: {there})")
         else:
-            found.images[id] = tuple(own[word] for word in expected)
-        for word, file in own.items():
-            why = _A_LABEL_MAP if LABEL_WORD.fullmatch(word) else "of an unused channel"
-            found.unused += [] if word in expected else [(file, why)]
+            found.images[id] = tuple(own[number] for number in range(count))
     return found

@@ -65,8 +65,8 @@ class Volumes:
     """Classes and their values, in place of `names`, where label maps hold other values than 1, 2, ...: {kidney: 205,
     tumour: 420}. 0 is the background, and `ignore: 255` stands for unlabelled voxels. null: as `names`."""
     channels: list[str] | None = field(default=None, metadata={"hash": "set"})
-    """Names of the channels, in the order in which the network sees them: suffixes of file names (`T1w`, `FLAIR`), or
-    names for numbered channels. null: all, as in the source."""
+    """Names of the channels, in their order in the files, where the source does not name them. null: as in the
+    source."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     """Voxel spacing in mm along depth, height and width, to which volumes are resampled once. null: as in the files."""
     patch: tuple[Side, Side, Side]
@@ -90,9 +90,9 @@ class Volumes:
     warn."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
     """Number of cases in NAME.few and NAME.overlays, spread over the sizes."""
-    cache: Literal["auto", "disk", "ram", "device"] = "auto"
-    """Location of volumes during training: `disk` (memory-mapped), `ram`, or `device` (on the GPU); the patches are the
-    same. `auto`: the fastest that has room when the run starts."""
+    cache: Literal["auto", "disk", "device"] = "auto"
+    """Location of volumes during training: `disk` (memory-mapped) or `device` (on the GPU); the patches are the same.
+    `auto`: the fastest that has room when the run starts."""
     name: Literal["volumes"] = "volumes"
     """Kind of data."""
 

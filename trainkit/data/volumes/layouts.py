@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainkit.data import folders
-from trainkit.data.folders import SPLIT_NAMES, is_hidden
 from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.volumes import channels, label_names
 from trainkit.data.volumes.label_names import Classes
@@ -53,7 +51,58 @@ class Asked:
     """Names that were asked for; none: those that are there."""
 
 
-def single(path: Path, split: str | None, labelled: bool) -> Found:
+def find(path: Path, split: str | None, asked: Asked) -> Found:
+    """Find the cases of a folder, or of a split of it, or the one that a file is.
+
+    Raises UserError where there is nothing, or no layout that is known.
+    """
+    if not path.exists():
+        raise UserError(str(path), "does not exist", "a folder of volumes")
+    if path.is_file():
+        return _single(path, split, asked.labelled)
+    if split is not None and (path / split / "dataset.json").is_file():
+        return _decathlon(path / split, None, asked)
+    if (path / "dataset.json").is_file() and not (split is not None and (path / split).is_dir()):
+        return _decathlon(path, split, asked)
+    folder, where = (path, str(path)) if split is None else (path / split, f"{path}#{split}")
+    if not folder.is_dir():
+        splits = ", ".join(f"#{name}" for name in splits_below(path))
+        raise UserError(where, "no such split", f"one of: {splits}" if splits else f"the folder {folder}")
+    if (pair := _pair(folder, asked.labelled)) is not None:
+        found = _paired(folder, *pair, asked)
+        found.classes, found.made_of = _names_beside(folder, split)
+        return found
+    if not asked.labelled and (files := volumes_in(folder)):
+        found = Found("folder of volumes")
+        _group(found, folder, files, {}, asked, len(asked.channels) > 1)
+        found.left_out += _unused(folder, (), files, "in a folder below")
+        return found
+    if splits := splits_below(path) if split is None else []:
+        either = " or ".join(f"{path}#{name}" for name in splits)
+        raise UserError(str(path), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
+    refuse_dicom(folder)
+    wanted = "a folder `image` and a folder `label`, or dataset.json"
+    there = few(inner.name for inner in _folders(folder))
+    said = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
+    raise UserError(where, said, wanted if asked.labelled else f"{wanted}, or {FILES}")
+
+
+def splits_below(root: Path) -> list[str]:
+    """Return the names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
+    return [inner.name for inner in _folders(root) if _pair(inner, labelled=True) is not None]
+
+
+def volumes_in(folder: Path) -> list[Path]:
+    """List NIfTI files in a folder itself, without hidden ones."""
+    names = next(folders.walk(folder))[2] if folder.is_dir() else []
+    return [folder / name for name in names if is_nifti(name) and (folder / name).is_file()]
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [folder / name for name in next(folders.walk(folder))[1]]
+
+
+def _single(path: Path, split: str | None, labelled: bool) -> Found:
     """Return the one volume that a file is. Raises UserError for another file, and where label maps are wanted."""
     if split is not None or not is_nifti(path):
         refuse_dicom(path)
@@ -63,75 +112,14 @@ def single(path: Path, split: str | None, labelled: bool) -> Found:
     return Found("file", {stem(path): ((path,), None)})
 
 
-def root_of(folder: Path) -> Path:
-    """Return the folder of the set that `folder` is meant as: the one above of `imagesTr`, the only one below, or it.
-
-    Those of splits such as `train` are no sets by themselves.
-    """
-    if folder.name.lower() in (*IMAGE_FOLDERS, *LABEL_FOLDERS, "imagests", "labelsts") and _is_set(folder.parent):
-        return folder.parent
-    place = folder
-    for _ in range(2):
-        if _is_set(place):
-            return place
-        inner = _folders(place)
-        sets = [one for one in inner if _is_set(one)]
-        if len(sets) == 1 and sets[0].name.lower() not in SPLIT_NAMES and not volumes_in(place):
-            return sets[0]
-        if len(inner) != 1 or sets or volumes_in(place):
-            break
-        place = inner[0]
-    return folder
-
-
-def _is_set(folder: Path) -> bool:
-    return (folder / "dataset.json").is_file() or _pair(folder, labelled=True) is not None
-
-
-def layout(root: Path, split: str | None, asked: Asked, where: str) -> Found:
-    """Find the cases of a folder, or of a split of it. Raises UserError where there is no layout that is known."""
-    if (root / "dataset.json").is_file() and not (split is not None and (root / split).is_dir()):
-        return _decathlon(root, split, asked)
-    folder = root
-    if split is not None:
-        folder = root / split
-        if not folder.is_dir():
-            splits = ", ".join(f"#{name}" for name in splits_below(root))
-            raise UserError(where, "no such split", f"one of: {splits}" if splits else f"the folder {folder}")
-    if (pair := _pair(folder, asked.labelled)) is not None:
-        images, labels = pair
-        found = _paired(folder, images, labels, asked)
-        found.classes, found.made_of = _names_beside(folder, split)
-        return found
-    if not asked.labelled and (files := volumes_in(folder)):
-        found = Found("folder of volumes")
-        found.left_out += _strays(folder, {folder}, "in a folder below")
-        parts = [(*channels.parted(stem(file), (), loose=False, numbers=len(asked.channels) > 1,
-                                   wanted=asked.channels), file) for file in files]  # fmt: skip
-        return _filled(found, folder, channels.grouped(parts, str(folder), wanted=asked.channels), {})
-    if splits := splits_below(root) if split is None else []:
-        either = " or ".join(f"{root}#{name}" for name in splits)
-        raise UserError(str(root), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
-    refuse_dicom(folder)
-    wanted = "a folder `image` and a folder `label`, or dataset.json"
-    there = few(entry.name for entry in _folders(folder))
-    found = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
-    raise UserError(where, found, wanted if asked.labelled else f"{wanted}, or {FILES}")
-
-
-def splits_below(root: Path) -> list[str]:
-    """Return the names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
-    return [entry.name for entry in _folders(root) if _pair(entry, labelled=True) is not None]
-
-
 def _pair(folder: Path, labelled: bool) -> tuple[Path, Path | None] | None:
     """Find the folders of images and of labels in a folder."""
     below = _folders(folder)
     chosen: list[Path | None] = []
     for words in (IMAGE_FOLDERS, LABEL_FOLDERS):
-        some = [entry for entry in below if entry.name.lower() in words]
+        some = [inner for inner in below if inner.name.lower() in words]
         if len(some) > 1:
-            raise UserError(str(folder), f"folders {', '.join(entry.name for entry in some)}", "one of them")
+            raise UserError(str(folder), f"folders {', '.join(inner.name for inner in some)}", "one of them")
         chosen.append(some[0] if some else None)
     images, labels = chosen
     if images is None or (labels is None and labelled):
@@ -140,49 +128,54 @@ def _pair(folder: Path, labelled: bool) -> tuple[Path, Path | None] | None:
 
 
 def _paired(
-    folder: Path, images: Path, labels: Path | None, asked: Asked, *, numbers: bool = False, names: Sequence[str] = ()
+    folder: Path,
+    images: Path,
+    labels: Path | None,
+    asked: Asked,
+    *,
+    numbers: bool = False,
+    names: Sequence[str] = (),
+    skipped: Collection[str] = (),
 ) -> Found:
-    """Pair images and labels of the same names, or, where no two are called alike, of the same but for `_seg` and such.
+    """Pair images and label maps of the same names.
 
-    With `numbers` images are called `<id>_0000`, as nnU-Net has it, and `names` are those of the channels.
+    With `numbers` images are called `<id>_0000`, as nnU-Net has it, and `names` are those of the channels. `skipped`
+    are names of folders of another split.
     """
     found = Found("pair of folders" if labels is not None else "folder of images")
     files, maps = volumes_in(images), volumes_in(labels) if labels is not None else []
-    loose = not {stem(file) for file in files} & {stem(file) for file in maps}
     by_id: dict[str, Path] = {}
     for file in maps:
-        tail = channels.LABEL_TAIL.fullmatch(stem(file)) if loose else None
-        id = tail[1] if tail else stem(file)
-        if id in by_id:
-            raise UserError(str(labels), f"two label maps of the id {id!r}: {file.name} and {by_id[id].name}", "one")
-        by_id[id] = file
-    numbers = numbers or (not by_id and len(asked.channels) > 1)
-    parts = [
-        (*channels.parted(stem(file), by_id, loose=loose, numbers=numbers, wanted=asked.channels), file)
-        for file in files
-    ]
-    used = [part for part in parts if not asked.labelled or part[0] in by_id]
-    named = {id for id, _, _ in parts}
-    grouped = channels.grouped(used, str(images), names=names, wanted=asked.channels)
-    for id, _, file in parts:
-        if asked.labelled and id not in by_id:
-            found.left_out.append(f"{_below(folder, file)}: an image without a label map")
-    _filled(found, folder, grouped, by_id)
-    found.left_out += [f"{_below(folder, by_id[id])}: a label map without an image" for id in by_id if id not in named]
-    kept = {images} | ({labels} if labels is not None else set())
-    found.left_out += _others(folder, kept)
-    found.left_out += _strays(folder, kept, f"not in {images.name}" + (f" or {labels.name}" if labels else ""))
+        if (other := by_id.setdefault(stem(file), file)) is not file:
+            said = f"two label maps of the id {stem(file)!r}: {file.name} and {other.name}"
+            raise UserError(str(labels), said, "one")
+    _group(found, folder, files, by_id, asked, numbers or (not by_id and len(asked.channels) > 1), names)
+    own = [images] if labels is None else [images, labels]
+    elsewhere = f"not in {' or '.join(place.name for place in own)}"
+    found.left_out += _unused(folder, own, [*files, *maps], elsewhere, skipped)
     return found
 
 
-def _filled(found: Found, folder: Path, grouped: channels.Grouped, labels: Mapping[str, Path]) -> Found:
+def _group(
+    found: Found,
+    folder: Path,
+    files: Sequence[Path],
+    labels: Mapping[str, Path],
+    asked: Asked,
+    numbers: bool,
+    names: Sequence[str] = (),
+) -> None:
     """Take over the images of the cases, with the label maps that there are."""
-    for id, files in grouped.images.items():
-        found.pairs[id] = (files, labels.get(id))
-    found.channels = grouped.names
-    found.incomplete += grouped.incomplete.values()
-    found.left_out += [f"{_below(folder, file)}: {why}" for file, why in grouped.unused]
-    return found
+    parts = [(*channels.parted(stem(file), labels, numbers), file) for file in files]
+    used = [part for part in parts if not asked.labelled or part[0] in labels]
+    grouped = channels.grouped(used, str(folder), names or asked.channels)
+    found.pairs = {id: (images, labels.get(id)) for id, images in grouped.images.items()}
+    found.channels, found.incomplete = grouped.names, grouped.incomplete
+    alone = [file for id, _, file in parts if asked.labelled and id not in labels]
+    found.left_out += [f"{_below(folder, file)}: an image without a label map" for file in alone]
+    named = {id for id, _, _ in parts}
+    alone = [file for id, file in labels.items() if id not in named]
+    found.left_out += [f"{_below(folder, file)}: a label map without an image" for file in alone]
 
 
 def refuse_dicom(place: Path) -> None:
@@ -207,67 +200,62 @@ def is_dicom(file: Path) -> bool:
         return False
 
 
-def _put(found: Found, id: str, images: tuple[Path, ...], label: Path | None, where: str) -> None:
-    if id in found.pairs:
-        image, other = images[0], found.pairs[id][0][0]
-        said = f"{image.name} and {other.name}" if image != other else f"{image.name} twice"
-        raise UserError(where, f"two images of the id {id!r}: {said}"[:300], "one")
-    found.pairs[id] = (images, label)
-
-
 def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
     """Read the layout of the Medical Segmentation Decathlon, and nnU-Net's, whose `dataset.json` lists no files."""
     file = root / "dataset.json"
-    said, test = _dataset_json(file), split in ("test", "testing")
+    said, test = _dataset_json(file), split == "test"
     classes, listed = label_names.of_json(said.get("labels"), str(file)), said.get("test" if test else "training")
     called = _channels_of(said, str(file))
-    if split is not None and not test and split not in ("train", "training"):
+    if split not in (None, "train", "test"):
         raise UserError(f"{root}#{split}", "no such split", "one of: #train, #test")
-    ending = "Ts" if test else "Tr"
-    images, labels = root / f"images{ending}", root / f"labels{ending}"
+    ending, other = ("Ts", "Tr") if test else ("Tr", "Ts")
+    images, labels, skipped = root / f"images{ending}", root / f"labels{ending}", (f"images{other}", f"labels{other}")
     if test and asked.labelled and not labels.is_dir():
         raise UserError(f"{root}#{split}", "its images have no label maps", "a split with label maps, such as #train")
-    if not isinstance(listed, list) or (test and labels.is_dir()):
-        if not images.is_dir():
-            raise UserError(str(root), f"no folder {images.name}", "the images that dataset.json lists")
-        found = _paired(root, images, labels if labels.is_dir() else None, asked, numbers=True, names=called)
-        found.left_out = [text for text in found.left_out if not text.startswith(_of_other_split(ending))]
-        found.kind, found.classes, found.made_of = "nnU-Net", classes, [file]
-        found.channels = found.channels or called
-        return found
-    found = Found("Decathlon", classes=classes, channels=called, made_of=[file])
-    kept = {images, labels}
-    seen: set[Path] = set()
-    for number, entry in enumerate(listed):
-        where = f"{file}, {'test' if test else 'training'} {number}"
-        images, label = _listed(root, entry, where)
-        image, there = images[0], all(one.is_file() for one in images)
-        kept |= {place.parent for place in (*images, label) if place is not None}
-        seen |= {place for place in (*images, label) if place is not None}
-        if not there:
-            text = "is listed in dataset.json but does not exist"
-            found.left_out += [f"{_below(root, one)}: {text}" for one in images if not one.is_file()]
-        elif asked.labelled and (label is None or not label.is_file()):
-            found.left_out.append(f"{_below(root, image)}: an image without a label map")
-        else:
-            labelled = label if label is not None and label.is_file() else None
-            _put(
-                found,
-                channels.parted(stem(image), (), loose=False, numbers=len(images) > 1)[0],
-                images,
-                labelled,
-                where,
-            )
-        if label is not None and label.is_file() and not there:
-            found.left_out.append(f"{_below(root, label)}: a label map without an image")
-    for folder in sorted(kept):
-        for stray in volumes_in(folder) if folder.is_dir() and folder != root else []:
-            if stray not in seen:
-                found.left_out.append(f"{_below(root, stray)}: is not listed in dataset.json")
-    found.left_out += _others(root, kept)
-    strays = _strays(root, kept, "is not listed in dataset.json")
-    found.left_out += [text for text in strays if not text.startswith(_of_other_split(ending))]
+    if isinstance(listed, list) and not (test and labels.is_dir()):
+        found = Found("Decathlon", channels=called)
+        _list(found, root, listed, f"{file}, {'test' if test else 'training'}", asked, [images, labels], skipped)
+    elif images.is_dir():
+        there = labels if labels.is_dir() else None
+        found = _paired(root, images, there, asked, numbers=True, names=called, skipped=skipped)
+        found.kind, found.channels = "nnU-Net", found.channels or called
+    else:
+        raise UserError(str(root), f"no folder {images.name}", "the images that dataset.json lists")
+    found.classes, found.made_of = classes, [file]
     return found
+
+
+def _list(
+    found: Found,
+    root: Path,
+    listed: Sequence[Any],
+    where: str,
+    asked: Asked,
+    own: Sequence[Path],
+    skipped: Collection[str],
+) -> None:
+    """Take over the cases that `dataset.json` lists, of files in the folders `own` or others."""
+    named: set[Path] = set()
+    for number, entry in enumerate(listed):
+        images, label = _listed(root, entry, f"{where} {number}")
+        named |= {*images} if label is None else {*images, label}
+        absent = [image for image in images if not image.is_file()]
+        labelled = label is not None and label.is_file()
+        id = channels.parted(stem(images[0]), (), numbers=len(images) > 1)[0]
+        if absent:
+            text = "is listed in dataset.json but does not exist"
+            found.left_out += [f"{_below(root, image)}: {text}" for image in absent]
+            found.left_out += [f"{_below(root, label)}: a label map without an image"] if label and labelled else []
+        elif asked.labelled and not labelled:
+            found.left_out.append(f"{_below(root, images[0])}: an image without a label map")
+        elif id in found.pairs:
+            first, other = images[0], found.pairs[id][0][0]
+            said = f"{first.name} and {other.name}" if first != other else f"{first.name} twice"
+            raise UserError(f"{where} {number}", f"two images of the id {id!r}: {said}"[:300], "one")
+        else:
+            found.pairs[id] = (images, label if labelled else None)
+    own = [place for place in {*own, *(file.parent for file in named)} if place != root]
+    found.left_out += _unused(root, own, named, "is not listed in dataset.json", skipped)
 
 
 def _dataset_json(file: Path) -> dict[str, Any]:
@@ -283,11 +271,6 @@ def _dataset_json(file: Path) -> dict[str, Any]:
             "link them to imagesTr/<case>_0000.nii.gz and labelsTr/<case>.nii.gz, or list them in `training`",
         )
     return said
-
-
-def _of_other_split(ending: str) -> tuple[str, str]:
-    other = "Tr" if ending == "Ts" else "Ts"
-    return f"images{other}/", f"labels{other}/"
 
 
 def _listed(root: Path, entry: Any, where: str) -> tuple[tuple[Path, ...], Path | None]:
@@ -337,65 +320,40 @@ def _names_beside(folder: Path, split: str | None) -> tuple[Classes, list[Path]]
     return Classes(), []
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise UserError(str(folder), f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
+def _unused(
+    root: Path, own: Collection[Path], named: Collection[Path], elsewhere: str, skipped: Collection[str] = ()
+) -> list[str]:
+    """Return sentences about what lies in a folder, or up to four levels below it, and is not used.
 
-
-def _folders(folder: Path) -> list[Path]:
-    return [folder / entry.name for entry in _entries(folder) if not is_hidden(entry.name) and entry.is_dir()]
-
-
-def volumes_in(folder: Path) -> list[Path]:
-    """List NIfTI files in a folder itself, without hidden ones."""
-    entries = _entries(folder) if folder.is_dir() else []
-    return [folder / e.name for e in entries if not is_hidden(e.name) and is_nifti(e.name) and e.is_file()]
-
-
-def _others(root: Path, folders: Iterable[Path]) -> list[str]:
-    """Return sentences about what else lies in the folders of images and labels."""
-    said = []
-    for folder in sorted(folders):
-        if not folder.is_dir() or folder == root:
-            continue
-        for entry in _entries(folder):
-            name = _below(root, folder / entry.name)
-            if is_hidden(entry.name):
-                said.append(f"{name}: hidden")
-            elif entry.is_dir() and not is_nifti(entry.name):
-                said += _strays(folder / entry.name, set(), "in a folder below", root)
-            elif not entry.is_file():
-                nowhere = entry.is_symlink() and not entry.is_dir()
-                said.append(f"{name}: leads nowhere" if nowhere else f"{name}: not a file")
-            elif not is_nifti(entry.name):
-                said.append(f"{name}: without the suffix .nii.gz or .nii")
+    `own` are the folders of images and label maps, in which everything is named; elsewhere volumes alone are. `named`
+    are files that are used, or named already; `skipped` names of folders of another split.
+    """
+    said: list[str] = []
+    looked_at = 0
+    named = {*named}
+    for below, inner, names in folders.walk(root):
+        place = root / below
+        looked_at += 0 if place in own else len(inner) + len(names)
+        for name in (*names, *filter(is_nifti, inner)):
+            file, why = place / name, elsewhere
+            if file in named or not (place in own or is_nifti(name)):
+                continue
+            if place in own:
+                why = _no_volume(file) or why
+            elif any(place.is_relative_to(folder) for folder in own):
+                why = "in a folder below"
+            said.append(f"{_below(root, file)}: {why}")
+        ends = looked_at > _LOOKED_AT or len(Path(below).parts) >= _DEPTH
+        entered = [name for name in inner if name not in skipped and not is_nifti(name)]
+        inner[:] = [name for name in entered if place / name in own or not (ends or (place / name).is_symlink())]
     return said
 
 
-def _strays(folder: Path, kept: set[Path], why: str, root: Path | None = None) -> list[str]:
-    """Return sentences about NIfTI files in a folder and those below, except in `kept` ones."""
-    root = root or folder
-    found: list[str] = []
-    looked_at = 0
-
-    def walk(place: Path, depth: int) -> None:
-        nonlocal looked_at
-        for entry in _entries(place):
-            looked_at += 1
-            if looked_at > _LOOKED_AT or is_hidden(entry.name):
-                continue
-            here = place / entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if here not in kept and depth < _DEPTH:
-                    walk(here, depth + 1)
-            elif place not in kept and is_nifti(entry.name):
-                found.append(f"{_below(root, here)}: {why}")
-
-    walk(folder, 0)
-    return found
+def _no_volume(file: Path) -> str:
+    """Return why a file in a folder of volumes is none; nothing for a volume."""
+    if not file.is_file():
+        return "leads nowhere" if file.is_symlink() and not file.is_dir() else "not a file"
+    return "" if is_nifti(file) else "without the suffix .nii.gz or .nii"
 
 
 def _below(root: Path, file: Path) -> str:

@@ -24,13 +24,11 @@ from pathlib import Path
 
 from trainkit.data import folders
 from trainkit.data.sources import finding, split_of
-from trainkit.data.volumes import channels as channel_files
 from trainkit.data.volumes import layouts
+from trainkit.data.volumes.channels import automatic
 from trainkit.data.volumes.label_names import Classes
-from trainkit.data.volumes.layouts import Asked, Found
+from trainkit.data.volumes.layouts import Asked
 from trainkit.errors import UserError, few
-
-_CHOOSE = "add the files, or choose channels that all cases have in data.channels"
 
 
 @dataclass(frozen=True)
@@ -90,18 +88,20 @@ def open_volumes(
 
     `patient` is a regular expression with one part in parentheses that finds the patient in the id of a case; without
     it every case is a patient of its own. With `labelled` only cases with a label map are taken; without,
-    all images, of a plain folder and a single file too. `channels` are the names of those that are wanted, in order.
+    all images, of a plain folder and a single file too. `channels` are the names of the channels, in order.
 
     Raises UserError when there is nothing, no such split, two files of one id, or a damaged `dataset.json`.
     """
     find = None if patient is None else finding(patient, "patient")
     asked = Asked(labelled, tuple(channels or ()))
     try:
-        found, where = _found(path, asked)
+        place, split = split_of(path)
+        found = layouts.find(place, split, asked)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
+    where = f"{place}#{split}" if split else str(place)
     if not found.pairs and not found.incomplete:
-        layouts.refuse_dicom(split_of(path)[0])
+        layouts.refuse_dicom(place)
         said = f"; {few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else layouts.FILES
         raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
@@ -113,41 +113,19 @@ def open_volumes(
     files = list(found.made_of)
     for case in cases:
         files += [*case.images, *([] if case.label is None else [case.label])]
-    names = _channel_names(found, asked.channels, where)
+    names = _channel_names(found.channels, asked.channels, where)
     if found.incomplete and not cases:
-        raise UserError(where, few(found.incomplete, 3), "an image of each channel", _CHOOSE)
+        raise UserError(where, few(found.incomplete, 3), "an image of each channel", "add the files")
     left_out, incomplete = tuple(found.left_out), tuple(found.incomplete)
     return VolumeSource(found.kind, where, tuple(cases), found.classes, left_out, tuple(files), names, incomplete)
 
 
-def _found(path: Path | str, asked: Asked) -> tuple[Found, str]:
-    """Find the layout at a path, and return also the place as messages name it."""
-    path, split = split_of(path)
-    where = f"{path}#{split}" if split else str(path)
-    if not path.exists():
-        raise UserError(str(path), "does not exist", "a folder of volumes")
-    if path.is_file() and path.name != "dataset.json":
-        return layouts.single(path, split, asked.labelled), where
-    folder = path.parent if path.is_file() else path
-    # To predict for, `imagesTs` is what it says; with label maps it is a part of the set above.
-    root = layouts.root_of(folder) if asked.labelled or not layouts.volumes_in(folder) else folder
-    if split is None and root == folder.parent and folder.name.lower().endswith("ts"):
-        split = "test"
-    found = layouts.layout(root, split, asked, where)
-    if root != folder:
-        found.kind += f" in {root.name}"
-    return found, where
-
-
-def _channel_names(found: Found, wanted: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _channel_names(found: tuple[str, ...], wanted: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Name the channels as was asked for, or as the source does. Raises UserError where both name them otherwise."""
-    if not wanted or wanted == found.channels:
-        return found.channels
-    if not found.channels and all(len(images) == 1 for images, _ in found.pairs.values()):
+    if not found:
         return wanted if len(wanted) > 1 else ()  # how many a file of 4 axes has is seen when it is read
-    if len(found.channels) == len(wanted) and (
-        channel_files.automatic(found.channels) or channel_files.automatic(wanted)
-    ):
+    if wanted and wanted != found:
+        if len(found) != len(wanted) or not (automatic(found) or automatic(wanted)):
+            raise UserError(where, f"channels {few(found, 20)}", few(wanted, 20), "use these names in data.channels")
         return wanted
-    said = few(found.channels, 20) or "one channel"
-    raise UserError(where, f"channels {said}", few(wanted, 20), "use these names in data.channels")
+    return found
