@@ -228,7 +228,7 @@ def test_suggestions_fit_the_machine():
     assert "device.cudnn_benchmark" not in suggested("device.deterministic=true", machine=GPU)
     tom500 = loader.load(loader.RECIPES / "tom500.yaml")
     found = {axis.key: axis.values for axis in bench_settings.suggested(tom500, ready_for(tom500, MACHINE))}
-    assert found["data.cache"] == ("disk", "ram")
+    assert found["data.cache"] == ("disk",)
 
 
 def test_a_teacher_that_could_be_asked_once_is_suggested():

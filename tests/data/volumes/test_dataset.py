@@ -2,7 +2,6 @@
 
 import logging
 import math
-import multiprocessing
 import pickle
 from functools import partial
 from pathlib import Path
@@ -448,19 +447,18 @@ def test_the_augmentation_gets_its_margin_and_its_numbers(train):
 
 
 @pytest.mark.parametrize("augment", [VolumeAugment(), VolumeAugment(rotate=Rotate(p=1.0), flips=["left_right"])])
-def test_disk_ram_and_device_give_the_same_bits(tmp_path, augment):
+def test_disk_and_device_give_the_same_bits(tmp_path, augment):
     path = pack(tmp_path / "set", [*people(3), ("q_1", (5, 40, 20)), ("r_1", (20, 10, 12))])
     batches = {}
-    for place in ("disk", "ram", "device"):
+    for place in ("disk", "device"):
         split = block(path, cache=place, augment=augment, fold=0, folds=4).open(0).train
         assert split.shelf.place == place and len(split.cases) < 5
         fetched = split.fetch(np.arange(split.size)[::-1], 3)
         assert ("image" in fetched) == (place != "device")
         batches[place] = split.on_device(fetched)
-    for place in ("ram", "device"):
-        assert set(batches[place]) == set(batches["disk"])
-        for key, value in batches["disk"].items():
-            assert value.dtype == batches[place][key].dtype and torch.equal(value, batches[place][key]), (place, key)
+    assert set(batches["device"]) == set(batches["disk"])
+    for key, value in batches["disk"].items():
+        assert value.dtype == batches["device"][key].dtype and torch.equal(value, batches["device"][key]), key
 
 
 def test_a_device_that_is_no_cpu_may_hold_volumes(train):
@@ -474,7 +472,7 @@ def test_a_device_that_is_no_cpu_may_hold_volumes(train):
     assert image.dtype == torch.float16 and mask.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("place", ["disk", "ram", "device"])
+@pytest.mark.parametrize("place", ["disk", "device"])
 def test_a_split_travels_to_a_spawned_worker(train, place):
     split = block(train, cache=place).open(0).train
     rows = np.array([3, 20])
@@ -482,19 +480,9 @@ def test_a_split_travels_to_a_spawned_worker(train, place):
     packet = pickle.dumps(split)
     assert len(packet) < 10_000  # the volumes, of 300 kB, stay here
     there = pickle.loads(packet)
-    assert there.shelf.place == ("disk" if place == "ram" else place)
+    assert there.shelf.place == place
     again = there.on_device(there.fetch(rows, 0))
     assert all(torch.equal(here[key], again[key]) for key in here)
-
-
-def test_forked_workers_share_one_copy_in_memory(train):
-    shelf = Shelf(PackedVolumes(train), np.array([2, 5]), "ram")
-    child = multiprocessing.get_context("fork").Process(target=lambda: shelf.read(1))
-    child.start()
-    child.join()
-    assert child.exitcode == 0 and shelf._memory[2].tolist() == [False, True]
-    assert (shelf.read(1)[0] == PackedVolumes(train).image(5)).all()
-    assert not np.shares_memory(shelf.read(1)[0], shelf.packed.image(5))
 
 
 def test_workers_read_what_the_process_would(train):
@@ -508,7 +496,7 @@ def test_workers_read_what_the_process_would(train):
     assert all(torch.equal(one[key], other[key]) for one, other in zip(alone, helped, strict=True) for key in one)
 
 
-@pytest.mark.parametrize("place", ["disk", "ram", "device"])
+@pytest.mark.parametrize("place", ["disk", "device"])
 def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
     split = block(train, cache=place).open(0).train
     whole = CaseSplit("val", split.packed, split.cases)
@@ -523,31 +511,24 @@ def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
 
 
 def test_the_place_is_decided_by_what_is_free(monkeypatch):
-    free = {"gpu": 100, "ram": 1000}
+    free: dict[str, int | None] = {"gpu": 100}
     monkeypatch.setattr(residency, "_free_on_gpu", lambda: free["gpu"])
-    monkeypatch.setattr(residency, "_free_in_memory", lambda: free["ram"])
+    monkeypatch.setattr(residency.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
 
     def place(asked: str, voxels: int) -> str:
         chosen, told = residency.decide(asked, voxels)
         assert told.startswith(f"cache {chosen}")
         return chosen
 
-    # 3 bytes a voxel; 40 % of the GPU, 50 % of the memory
-    assert place("auto", 13) == "device" and place("auto", 14) == "ram"
-    assert place("auto", 166) == "ram" and place("auto", 167) == "disk"
-    assert place("disk", 1) == "disk" and place("ram", 1) == "ram"
-    assert place("device", 33) == "device" and place("ram", 333) == "ram"
-    with pytest.raises(UserError, match=r"data\.cache: device, for 102 bytes.*100 bytes free.*auto"):
+    # 3 bytes a voxel; 40 % of the GPU
+    assert place("auto", 13) == "device" and place("auto", 14) == "disk"
+    assert place("disk", 1) == "disk" and place("device", 33) == "device"
+    with pytest.raises(UserError, match=r"data\.cache: device, for 102 bytes.*the GPU has 100 bytes free.*auto"):
         place("device", 34)
-    with pytest.raises(UserError, match=r"data\.cache: ram.*1 kB of memory"):
-        place("ram", 334)
     free["gpu"] = None
-    assert place("auto", 1) == "ram" and place("device", 300) == "device"
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert place("auto", 41) == "ram" and place("auto", 42) == "disk"
-    assert "each of 4 processes" in residency.decide("auto", 41)[1]
-    with pytest.raises(UserError, match="in all"):
-        place("ram", 84)
+    assert place("auto", 1) == "disk" and place("device", 333) == "device"
+    with pytest.raises(UserError, match=r"data\.cache: device.*this machine has 1 kB free"):
+        place("device", 334)
 
 
 # ---- What is scored --------------------------------------------------------------------------------------------------
