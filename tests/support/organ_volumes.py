@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trainkit.data.formats import nifti
+from trainkit.data.formats.nifti_header import Header
+
 SPACING = (1.0, 1.5, 4.0)
 
 
@@ -48,3 +51,9 @@ def put_set(root: Path, cases: int = 4, **kind) -> Path:
     for number in range(cases):
         put_case(root, f"p{number:02d}", *volume(number, **kind))
     return root
+
+
+def read_volume(path: Path) -> tuple[np.ndarray, Header]:
+    """The one channel of a file, in its axes, and its header."""
+    (array,), header = nifti.read_image(path)
+    return array, header

@@ -71,7 +71,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
     superior (RAS+), and the spacing in mm along each. A 4th axis holds channels.
     """
     if isinstance(sample, str | Path):
-        return nifti.read_channels(sample)
+        return nifti.read_image(sample)
     if isinstance(sample, bytes | bytearray | memoryview):
         data = bytes(sample)
     elif isinstance(sample, Sequence) and len(sample) == 2:
@@ -82,7 +82,7 @@ def volume(sample: Any, where: str) -> tuple[np.ndarray, Header]:
         file = Path(folder, "volume.nii")
         file.write_bytes(data)
         try:
-            return nifti.read_channels(file)
+            return nifti.read_image(file)
         except UserError as error:
             raise UserError(where, error.found, error.expected, error.remedy) from None
 

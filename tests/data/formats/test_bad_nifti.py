@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from organ_volumes import read_volume
 
 from trainkit.data.formats import nifti, volume_grid
-from trainkit.data.formats.nifti import read_header, read_image, read_labels
+from trainkit.data.formats.nifti import read_header, read_labels
 from trainkit.errors import UserError
 
 SHAPE = (4, 5, 6)
@@ -45,7 +46,7 @@ def write(tmp_path):
     return write
 
 
-def refused(path, read=read_image) -> str:
+def refused(path, read=read_volume) -> str:
     with pytest.raises(UserError) as error:
         read(path)
     assert error.value.where == str(path), "the message does not begin with the file"
@@ -108,7 +109,9 @@ def test_a_wrong_header_is_named_from_the_header_alone(write, promise):
         with promise.trial(name):
             path = write(content(**fields))
             assert said in refused(path, read_header)
-            assert refused(path, read_image) == refused(path, read_labels) == refused(path, read_header)
+            assert refused(path, read_labels) == refused(path, read_header)
+            if name != "4-D":  # two channels of an image
+                assert refused(path, read_volume) == refused(path, read_header)
             if name != "larger than it is":
                 assert said in refused(write(content(**fields), "bad.nii.gz"), read_header)
 
@@ -151,12 +154,12 @@ def test_a_bomb_behind_a_small_volume_is_not_unpacked(write):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_row_too_many_is_damage_and_a_little_padding_is_none(write, suffix):
-    assert np.array_equal(read_image(write(content() + bytes(100), f"a.nii{suffix}"))[0], RAMP)
+    assert np.array_equal(read_volume(write(content() + bytes(100), f"a.nii{suffix}"))[0], RAMP)
     large = content(np.zeros((20, 20, 5), "i2"), dim=[3, 20, 20, 4, 1, 1, 1, 1])
     assert "more data" in refused(write(large, f"b.nii{suffix}"))
 
 
-@pytest.mark.parametrize("read", [read_image, read_labels])
+@pytest.mark.parametrize("read", [read_volume, read_labels])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_truncated_file_is_named_wherever_it_ends(write, suffix, read, promise):
     whole = write(content(), f"whole.nii{suffix}").read_bytes()
@@ -200,7 +203,7 @@ def test_what_float32_does_not_hold_is_found(write):
         warnings.simplefilter("error")
         assert "inf in 1 of 120 voxels, the first at (1, 1, 1)" in refused(write(content(array)))
         assert "inf in 119 of 120" in refused(write(content(scl_slope=1e38, scl_inter=3e38)))
-    assert read_image(write(content(array / 1e290)))[0].max() > 1e9
+    assert read_volume(write(content(array / 1e290)))[0].max() > 1e9
 
 
 OTHERS = {
@@ -263,7 +266,7 @@ def test_no_flipped_bit_of_a_compressed_file_changes_a_voxel(write, promise):
             data[bit // 8] ^= 1 << bit % 8
             path.write_bytes(data)
             try:
-                array, header = read_image(path)
+                array, header = read_volume(path)
             except UserError as error:
                 assert error.where == str(path)
             else:
@@ -328,7 +331,7 @@ def check_against_nibabel(tmp_path, data: bytes, compressed: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            array, header = read_image(path)
+            array, header = read_volume(path)
         except UserError as error:
             assert error.where == str(path)
             return
@@ -363,7 +366,7 @@ def test_real_files_that_are_damaged_are_named(shared, tmp_path):
     """A real label map and image: cut short, with a flipped bit, and of no use where their partners are missing."""
     root = shared / "mri_hippocampus"
     for source, read in (
-        (root / "imagesTr" / "hippocampus_004.nii.gz", read_image),
+        (root / "imagesTr" / "hippocampus_004.nii.gz", read_volume),
         (root / "labelsTr" / "hippocampus_004.nii.gz", read_labels),
     ):
         whole = source.read_bytes()
@@ -379,7 +382,7 @@ def test_real_files_that_are_damaged_are_named(shared, tmp_path):
 def test_the_dirty_files_are_sound_in_themselves_and_of_another_grid(shared):
     """What is wrong with them is that their partners are not there: only what pairs files can find that."""
     dirty = shared / "mri_hippocampus" / "dirty"
-    image, header = read_image(dirty / "image_without_label_118.nii.gz")
+    image, header = read_volume(dirty / "image_without_label_118.nii.gz")
     assert image.shape == header.shape
     for name in ("label_without_image_hippocampus_010", "label_without_image_hippocampus_281"):
         read_labels(dirty / f"{name}.nii.gz")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from organ_volumes import affine, put, volume
+from organ_volumes import affine, put, read_volume, volume
 from scipy import ndimage
 from torch.nn import functional
 
-from trainkit.data.formats import nifti
 from trainkit.data.volumes import preprocess
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
@@ -19,14 +18,10 @@ from trainkit.errors import UserError
 CUBIC, LINEAR = ("cubic",) * 3, ("linear",) * 3
 
 
-def read(path):
-    return nifti.read_image(path)
-
-
 def test_an_image_is_turned_clipped_and_normalised_by_its_own_numbers(tmp_path):
     image, _ = volume(3, shape=(20, 18, 9))
     image[0, 0, 0], image[1, 1, 1] = 1e6, -1e6
-    array, header = read(put(tmp_path / "a.nii.gz", image))
+    array, header = read_volume(put(tmp_path / "a.nii.gz", image))
     ready = preprocess.prepare(array, header, Preparation("zyx"))
     low, high = np.percentile(image.astype(np.float64), [0.5, 99.5])
     clipped = np.clip(image.astype(np.float64), low, high)
@@ -56,7 +51,7 @@ def test_an_image_is_turned_clipped_and_normalised_by_its_own_numbers(tmp_path):
 @pytest.mark.parametrize("flip", [(False, False, False), (True, False, True), (True, True, True)])
 def test_the_same_body_gives_the_same_bits_however_its_file_is_stored(tmp_path, axes, order, flip):
     image, labels = volume(1)
-    plain = nifti.read_image(put(tmp_path / "plain.nii.gz", image))
+    plain = read_volume(put(tmp_path / "plain.nii.gz", image))
     # The same voxels in the same places of the world, in another order in the file.
     turned, places = image.transpose(order), labels.transpose(order)
     matrix = affine(tuple(np.array((1.0, 1.5, 4.0))[list(order)]), order)
@@ -65,7 +60,7 @@ def test_the_same_body_gives_the_same_bits_however_its_file_is_stored(tmp_path, 
             turned, places = np.flip(turned, axis), np.flip(places, axis)
             matrix[:3, 3] += matrix[:3, axis] * (turned.shape[axis] - 1)
             matrix[:3, axis] *= -1
-    other = nifti.read_image(put(tmp_path / "turned.nii.gz", np.ascontiguousarray(turned), matrix))
+    other = read_volume(put(tmp_path / "turned.nii.gz", np.ascontiguousarray(turned), matrix))
     for spacing in (None, (2.0, 1.1, 1.4)):
         how = Preparation(axes, spacing)
         a, b = preprocess.prepare(*plain, how), preprocess.prepare(*other, how)
@@ -169,7 +164,7 @@ def test_halving_and_doubling_keep_the_volume_of_an_organ():
 
 def test_spacing_is_reached_up_to_whole_voxels_and_the_extent_is_kept(tmp_path):
     image, labels = volume(0, shape=(21, 17, 9))
-    array, header = read(put(tmp_path / "a.nii.gz", image))
+    array, header = read_volume(put(tmp_path / "a.nii.gz", image))
     how = Preparation("zyx", (3.0, 1.0, 1.3))
     ready = preprocess.prepare(array, header, how)
     assert ready.shape == (12, 26, 16) == preprocess.prepare_labels(labels, header, how).shape
@@ -182,7 +177,7 @@ def test_spacing_is_reached_up_to_whole_voxels_and_the_extent_is_kept(tmp_path):
 
 
 def test_a_spacing_that_would_fill_the_memory_is_refused(tmp_path):
-    array, header = read(put(tmp_path / "a.nii.gz", volume()[0]))
+    array, header = read_volume(put(tmp_path / "a.nii.gz", volume()[0]))
     with pytest.raises(UserError, match=r"a\.nii\.gz: .*voxels at 0\.001 x 0\.001 x 0\.001 mm") as error:
         preprocess.prepare(array, header, Preparation("zyx", (0.001, 0.001, 0.001)))
     assert "larger spacing" in str(error.value)

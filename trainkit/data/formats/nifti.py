@@ -71,31 +71,18 @@ def read_header(path: Path | str, *, channels: bool = False) -> Header:
 
 
 def read_image(path: Path | str) -> tuple[np.ndarray, Header]:
-    """Read a volume as float32, in the axes of the file, and its header.
+    """Read a volume of 3 or 4 axes as float32 (channels, *axes of the file), and its header.
 
     Raises UserError as `read_header`, and when voxels are missing, too many, NaN or infinite (with their number and the
     first one), or a checksum of gzip is wrong. Memory: 4 bytes a voxel and one chunk.
     """
-    array, header = _read(Path(path), channels=False)
-    return array[0], header
-
-
-def read_channels(path: Path | str) -> tuple[np.ndarray, Header]:
-    """Read a volume of 3 or 4 axes as float32 (channels, *axes of the file), and its header; raises as `read_image`."""
-    return _read(Path(path), channels=True)
-
-
-def _read(path: Path, channels: bool) -> tuple[np.ndarray, Header]:
-    with _opened(path) as (stream, size, most):
-        header = nifti_header.read(path, stream, size, most, channels=channels)
-        flat = np.empty(header.voxels * header.channels, np.float32)
-        bad = _Bad(header)
-        for begin, stored in _chunks(stream, header):
+    with _voxels(Path(path), channels=True) as (header, chunks):
+        flat, bad = np.empty(header.voxels * header.channels, np.float32), _Bad(header)
+        for begin, stored in chunks:
             part = flat[begin : begin + len(stored)]
             _scale(stored, header, part)
             if (stored.dtype.kind == "f" or header.scaled) and not _all_finite(part):
                 bad.add(begin, ~np.isfinite(part), part)
-        _check_end(stream, header)
     bad.refuse("", "finite intensities")
     # The first axis of the file runs fastest, that of the channels slowest.
     return np.moveaxis(flat.reshape((*header.shape, header.channels), order="F"), 3, 0), header
@@ -116,11 +103,9 @@ def read_labels(
     if ignored is not None:
         values = [*(values or range(1, top + 1)), ignored]
     table = None if values is None else np.asarray([0, *values], np.float64)
-    with _opened(Path(path)) as (stream, size, most):
-        header = nifti_header.read(Path(path), stream, size, most)
-        flat = np.empty(header.voxels, np.uint8)
-        broken, outside = _Bad(header), _Bad(header)
-        for begin, stored in _chunks(stream, header):
+    with _voxels(Path(path)) as (header, chunks):
+        flat, broken, outside = np.empty(header.voxels, np.uint8), _Bad(header), _Bad(header)
+        for begin, stored in chunks:
             whole = _whole(begin, stored, header, broken)
             if table is not None:
                 numbers, known = _numbered(whole, table)
@@ -133,7 +118,6 @@ def read_labels(
                 outside.add(begin, (whole < 0) | (whole > top), whole)
             else:
                 flat[begin : begin + len(whole)] = whole
-        _check_end(stream, header)
     expected = f"whole numbers from 0 to {top}"
     if table is not None:
         expected = few((f"{value:.0f}" for value in table), _NAMED)
@@ -144,19 +128,15 @@ def read_labels(
     return flat.reshape(header.shape, order="F"), header
 
 
-def label_values(path: Path | str) -> dict[int, int]:
-    """Count the voxels of each value of a label map, ascending. Raises as `read_labels`, but for no value."""
-    found: dict[int, int] = {}
-    with _opened(Path(path)) as (stream, size, most):
-        header = nifti_header.read(Path(path), stream, size, most)
+def label_values(path: Path | str) -> set[int]:
+    """Return the values in a label map. Raises as `read_labels`, but for no value."""
+    found: set[int] = set()
+    with _voxels(Path(path)) as (header, chunks):
         broken = _Bad(header)
-        for begin, stored in _chunks(stream, header):
-            values, counts = np.unique(_whole(begin, stored, header, broken), return_counts=True)
-            for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-                found[int(value)] = found.get(int(value), 0) + count
-        _check_end(stream, header)
+        for begin, stored in chunks:
+            found |= {int(value) for value in np.unique(_whole(begin, stored, header, broken))}
     broken.refuse("labels ", "whole numbers")
-    return dict(sorted(found.items()))
+    return found
 
 
 def _whole(begin: int, stored: np.ndarray, header: Header, broken: _Bad) -> np.ndarray:
@@ -265,6 +245,15 @@ def _opened(path: Path) -> Iterator[tuple[io.BufferedIOBase, int, int]]:
         if isinstance(error, ValueError) and "embedded null" not in str(error):
             raise
         raise UserError(str(path), f"cannot be read ({getattr(error, 'strerror', None) or error})", expected) from None
+
+
+@contextmanager
+def _voxels(path: Path, channels: bool = False) -> Iterator[tuple[Header, Iterator[tuple[int, np.ndarray]]]]:
+    """Open a file: its header, and the stored numbers in pieces with where each begins. Then it is read to its end."""
+    with _opened(path) as (stream, size, most):
+        header = nifti_header.read(path, stream, size, most, channels=channels)
+        yield header, _chunks(stream, header)
+        _check_end(stream, header)
 
 
 def _chunks(stream: io.BufferedIOBase, header: Header) -> Iterator[tuple[int, np.ndarray]]:

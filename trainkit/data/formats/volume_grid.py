@@ -56,13 +56,6 @@ def orientation(affine: np.ndarray, axes: str) -> Orientation:
     return Orientation((first[0], second[0], third[0]), (first[1], second[1], third[1]))
 
 
-def ras_spacing(header: Header) -> tuple[float, float, float]:
-    """Return mm from voxel to voxel along the axes of the file that are closest to x, y and z."""
-    closest, _ = _closest(header.affine)
-    x, y, z = (header.spacing[axis] for axis in closest)
-    return x, y, z
-
-
 def slice_axis_order(spacings_ras: np.ndarray) -> str:
     """Return the word for the stored axes of a set of volumes, from their spacings along x, y, z in mm, (N, 3).
 

@@ -32,11 +32,11 @@ def read_header(case: Case) -> Header:
 def read_image(case: Case) -> tuple[np.ndarray, Header]:
     """Read an image, float32 (channels, *axes of its first file), and its header. Raises UserError as `read_header`."""
     if len(case.images) == 1:
-        return nifti.read_channels(case.image)
+        return nifti.read_image(case.image)
     header = read_header(case)
     array = np.empty((header.channels, *header.shape), np.float32)
     for place, file in enumerate(case.images):
-        one, read = nifti.read_channels(file)
+        one, read = nifti.read_image(file)
         array[place] = _turn(read, header, f"the grid of {header.path}, the first channel").apply(one[0])
     return array, header
 
