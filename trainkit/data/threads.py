@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+
+from trainkit.errors import UserError
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -18,8 +20,28 @@ def threads() -> int:
 
 
 def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int, waiting: int = 4) -> Iterator[Made]:
-    """Yield the results of `function` in the order of items, by `threads`, each with `waiting` items in memory."""
-    items = iter(items)
+    """Yield the results of `function` in the order of items, by `threads`, with `waiting` items of each in memory."""
     with ThreadPoolExecutor(threads) as pool:
-        while chunk := list(islice(items, waiting * threads)):
-            yield from pool.map(function, chunk)
+        ahead: deque[Future[Made]] = deque()
+        try:
+            for item in items:
+                ahead.append(pool.submit(function, item))
+                if len(ahead) > waiting * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def attempt(function: Callable[[Item], Made]) -> Callable[[Item], Made | UserError]:
+    """Have a UserError of a function returned instead of raised."""
+
+    def attempt(item: Item) -> Made | UserError:
+        try:
+            return function(item)
+        except UserError as error:
+            return error
+
+    return attempt

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import packed_rows
@@ -12,14 +15,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from organ_volumes import affine, put, put_case, put_set, volume
+from organ_volumes import affine, put, put_case, put_set, read_volume, volume
 
 from trainkit.cli import main
 from trainkit.data import folders, rows
 from trainkit.data.formats import nifti
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import fingerprint, importer, preprocess, sources, verify
+from trainkit.data.volumes import fingerprint, importer, preprocess, reader, sources, verify
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.errors import UserError
 
@@ -41,7 +44,7 @@ def test_a_set_is_written_as_it_was_prepared(files, packed):
     assert data.spacing == pytest.approx((4.0, 1.5, 1.0)) and not data.resampled
     for number in range(4):
         array, labels = volume(number)
-        read, header = nifti.read_image(files / "image" / f"p{number:02d}.nii.gz")
+        read, header = read_volume(files / "image" / f"p{number:02d}.nii.gz")
         expected = preprocess.prepare(read, header, Preparation("zyx"))
         case = data.case(number)
         assert (case.id, case.patient) == (f"p{number:02d}",) * 2
@@ -376,6 +379,42 @@ def test_order_of_cases_does_not_depend_on_how_fast_threads_are(files, packed, t
     monkeypatch.setattr(importer, "threads", lambda: 1)
     alone = importer.import_volumes(files, tmp_path / "alone", names=["left", "right"])
     assert again.digest == alone.digest == packed.digest
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from trainkit.data.storage import volume_store
+from trainkit.data.volumes import importer
+
+files, out, most = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+add = volume_store.Writer.add_case
+def add_case(self, *case):
+    if self.rows == most:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, *case)
+volume_store.Writer.add_case = add_case
+importer.import_volumes(files, out, names=["left", "right"], damaged="skip", spacing=(2.0, 1.0, 1.0))
+"""
+
+
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_an_import_that_was_killed_is_resumed_and_gives_the_same_set(files, tmp_path, monkeypatch, most):
+    root = shutil.copytree(files, tmp_path / "scans")
+    put(root / "label" / "p01.nii.gz", volume(1)[1] + np.float32(0.5))  # unusable, which only its voxels say
+    put_case(root, "p04", *volume(4))
+    how = {"names": ["left", "right"], "damaged": "skip", "spacing": (2.0, 1.0, 1.0)}
+    whole = importer.import_volumes(root, tmp_path / "whole", **how)
+    done = subprocess.run([sys.executable, "-c", KILLED, root, tmp_path / "set", str(most)], check=False)
+    assert done.returncode == -signal.SIGKILL and not (tmp_path / "set").exists()
+    read, seen = reader.read_image, []
+    monkeypatch.setattr(reader, "read_image", lambda case: seen.append(case.id) or read(case))
+    resumed = importer.import_volumes(root, tmp_path / "set", **how)
+    assert sorted(seen) == [f"p{n:02d}" for n in {0: (0, 2, 3, 4), 1: (2, 3, 4), 3: (4,)}[most]]
+    assert resumed.digest == whole.digest and resumed.notes == whole.notes and resumed.cases == 4
+    assert verify.verify(tmp_path / "set") == verify.verify(tmp_path / "whole")
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["scans", "set", "whole"]
 
 
 def ask(*words, code=0):

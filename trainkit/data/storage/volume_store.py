@@ -21,10 +21,11 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -319,10 +320,18 @@ def placed(key: str) -> Path:
 class Writer(RowWriter):
     """Writes packed volumes."""
 
-    def __init__(self, out: Path | str, *, how: Preparation):
-        super().__init__(out, _columns(how.spacing is not None), batch_rows=PackedVolumes.BATCH_ROWS)
+    def __init__(self, out: Path | str, *, how: Preparation, key: str = "", state: Callable[[], Json] = lambda: None):
+        """`key` and `state` as of the `Writer` of rows."""
+        columns, rows = _columns(how.spacing is not None), PackedVolumes.BATCH_ROWS
+        super().__init__(out, columns, key=key, state=lambda: [self._entries[-1], state()], batch_rows=rows)
         self.how = how
         self._entries: list[dict[str, Json]] = []
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._entries = [entry for entry, _ in self.restored]
+        self.restored = [state for _, state in self.restored]
+        return self
 
     def add_case(
         self, case: CaseInfo, image: np.ndarray, label: np.ndarray, truth: np.ndarray | None, fingerprint: int
@@ -341,7 +350,6 @@ class Writer(RowWriter):
             parts["originals"] = truth
         parts = {name: np.ascontiguousarray(array) for name, array in parts.items()}
         crc = {name: zlib.crc32(array.data) if array.size else 0 for name, array in parts.items()}
-        self.add({"id": line(case.id), **{_PARTS[name]: array for name, array in parts.items()}})
         self._entries.append(
             {
                 "id": case.id,
@@ -359,6 +367,11 @@ class Writer(RowWriter):
                 "clinical": {},  # kept though it is empty: sets of before keep their digest
             }
         )
+        self.add({"id": line(case.id), **{_PARTS[name]: array for name, array in parts.items()}})
+
+    def volumes(self) -> dict[str, list[float]]:
+        """Return the volumes of the labels of each case that is written, in mm3, by its id."""
+        return {entry["id"]: entry["volumes_mm3"] for entry in self._entries}
 
     def finish(self, *, names: Sequence[str], channels: Sequence[str] = (), made_from: str = "") -> PackedVolumes:
         """Write everything but the volumes, make it durable, and give it its name.

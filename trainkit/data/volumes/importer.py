@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
-from trainkit.data import cache
+from trainkit.data import cache, folders
 from trainkit.data.cache import Progress
-from trainkit.data.folders import is_hidden
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.sources import split_of
 from trainkit.data.storage import image_store, volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
-from trainkit.data.threads import threads
+from trainkit.data.threads import attempt, each, threads
 from trainkit.data.volumes import channels, fingerprint, label_names, layouts, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.label_names import Classes
@@ -32,14 +29,12 @@ from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.residency import size
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, listing, number_of
+from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 Damaged = Literal["fail", "skip"]
 Names = Sequence[str] | Mapping[str, int] | None
 """Names of labels 1, 2, ...; or with the values that they have in label maps."""
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 _log = logging.getLogger(__name__)
 
@@ -120,19 +115,21 @@ def import_volumes(
     most = damaged_most * (len(source.cases) + len(source.incomplete)) if damaged == "skip" else 0
     _check_bad(source, bad, most, len(pairs))
     how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else three(spacing))
-    with Writer(out, how=how) as writer:
-        _check_space(out, pairs, how)
-        unknown: list[UserError] = []
-        records = _write(source, pairs, classes, writer, bad, damaged, on_progress, unknown)
+    written = _Written(bad)
+    key = f"{_key(source, classes, spacing, axes)} {damaged}"
+    with Writer(out, how=how, key=key, state=written.state) as writer:
+        written.restore(writer.restored)
+        _check_space(out, pairs[written.done :], how)
+        unknown = _write(source, pairs, classes, writer, written, damaged, on_progress)
         offer = _offered(source, classes) if unknown and damaged == "fail" else ""
-        _check_bad(source, bad, most, len(records), offer)
+        _check_bad(source, written.bad, most, writer.rows, offer)
         data = writer.finish(
-            names=classes.names or numbered_names(source, records),
+            names=classes.names or numbered_names(source, writer.volumes()),
             channels=channel_names(source, pairs),
             made_from=f"{source.kind} {Path(source.where).name}",
         )
     records = records_of(data)
-    notes = [*_capped("left out", [*bad, *source.left_out]), *notes_of(source)]
+    notes = [*_capped("left out", [*written.bad, *source.left_out]), *notes_of(source)]
     notes += fingerprint.oddities(data.names, records)
     table = fingerprint.describe(data.names, records, data.preparation, data.channel_names)
     return VolumeReport(
@@ -141,31 +138,64 @@ def import_volumes(
     )  # fmt: skip
 
 
+class _Written:
+    """Cases that were prepared, and sentences about unusable ones: the state by which a killed import is resumed."""
+
+    def __init__(self, bad: list[str]):
+        """`bad` are sentences about headers, which every import reads."""
+        self.bad, self.done, self._said = bad, 0, len(bad)
+
+    def state(self) -> Json:
+        """Return what is new since the case before."""
+        bad, self._said = self.bad[self._said :], len(self.bad)
+        return {"done": self.done, "bad": bad}
+
+    def restore(self, states: Sequence[Json]) -> None:
+        """Resume what another process left."""
+        for state in states:
+            self.done = state["done"]
+            self.bad += state["bad"]
+        self._said = len(self.bad)
+
+
 def _write(
     source: VolumeSource,
     pairs: Sequence[_Pair],
     classes: Classes,
     writer: Writer,
-    bad: list[str],
+    written: _Written,
     damaged: Damaged,
     on_progress: Progress | None,
-    unknown: list[UserError],
-) -> list[Record]:
-    """Prepare and write cases, and add sentences about unusable ones to `bad`: with `fail` at most `_NAMED`; and errors
-    about labels that are no class to `unknown`."""
-    records: list[Record] = []
-    for seen, made in enumerate(prepare_all(pairs, writer.how, classes), start=len(bad) + 1):
+) -> bool:
+    """Prepare and write the cases that are not written yet; with `fail` up to `_NAMED` unusable ones.
+
+    Return whether any has labels that are no class.
+    """
+    unknown, before = False, len(source.cases) - len(pairs)
+    for made in prepare_all(pairs[written.done :], writer.how, classes):
+        written.done += 1
         if isinstance(made, UserError):
-            bad.append(str(made))
-            unknown += [made] if isinstance(made, nifti.UnknownLabels) else []
-            if damaged == "fail" and len(bad) == _NAMED:
+            written.bad.append(str(made))
+            unknown |= isinstance(made, nifti.UnknownLabels)
+            if damaged == "fail" and len(written.bad) == _NAMED:
                 break
-        elif damaged == "skip" or not bad:
+        elif damaged == "skip" or not written.bad:
             writer.add_case(made.record.info, made.image, made.label, made.truth, made.record.fingerprint)
-            records.append(made.record)
         if on_progress:
-            on_progress(seen, len(source.cases))
-    return records
+            on_progress(before + written.done, len(source.cases))
+    return unknown
+
+
+def _key(source: VolumeSource, classes: Classes, spacing: Sequence[float] | None, axes: str | None) -> str:
+    """Return the key of a packed set: its files, and all that it is made with."""
+    cases = [(case.id, case.patient, str(case.image), str(case.label)) for case in source.cases]
+    asked = None if spacing is None else [float(mm) for mm in spacing]
+    versions = volume_store.FORMAT, volume_store.VERSION, preprocess.VERSION, volume_store.FOREGROUND_CAP
+    further = [[str(file) for file in case.further] for case in source.cases]
+    labels = [classes.names, classes.values, classes.ignored]
+    made = [*versions, source.kind, source.where, labels, asked, axes, cases]
+    made += [source.channels, source.incomplete, further]
+    return cache.key(made, source.files)
 
 
 def pack_volumes_once(
@@ -179,15 +209,7 @@ def pack_volumes_once(
 
     It lies at `cache.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
-    cases = [(case.id, case.patient, str(case.image), str(case.label)) for case in source.cases]
-    asked = None if spacing is None else [float(mm) for mm in spacing]
-    classes = classes_of(source, names)
-    versions = volume_store.FORMAT, volume_store.VERSION, preprocess.VERSION, volume_store.FOREGROUND_CAP
-    further = [[str(file) for file in case.further] for case in source.cases]
-    labels = [classes.names, classes.values, classes.ignored]
-    made = [*versions, source.kind, source.where, labels, asked, axes, cases]
-    made += [source.channels, source.incomplete, further]
-    folder = volume_store.placed(f"volumes-{cache.key(made, source.files)}")
+    folder = volume_store.placed(f"volumes-{_key(source, classes_of(source, names), spacing, axes)}")
 
     def make(on_progress: Progress) -> None:
         _log.info("preparing %s into %s, once", source.where, folder)
@@ -199,7 +221,7 @@ def pack_volumes_once(
             _log.warning("%s: %s", source.where, note)
         if odd := len(report.notes) - len(strays) - len(report.lost):
             said = number_of(odd, "things to look at")
-            grid = "" if asked is None else f" --spacing {'x'.join(f'{mm:g}' for mm in asked)}"
+            grid = "" if spacing is None else f" --spacing {'x'.join(f'{mm:g}' for mm in spacing)}"
             _log.warning("%s: %s: `trainkit data verify %s%s`", source.where, said, source.where, grid)
 
     cache.make_once(folder, volume_store.is_packed, make, f"preparing {source.where}", "case")
@@ -208,7 +230,8 @@ def pack_volumes_once(
 
 def order(headers: Iterable[Header]) -> str:
     """Return the order in which the axes of a set are stored, from its headers: see `volume_grid.slice_axis_order`."""
-    return volume_grid.slice_axis_order(np.asarray([volume_grid.ras_spacing(header) for header in headers]))
+    grids = [volume_grid.orientation(header.affine, "xyz").spacing(header) for header in headers]
+    return volume_grid.slice_axis_order(np.asarray(grids))
 
 
 def holds_volumes(path: Path | str) -> bool:
@@ -226,18 +249,18 @@ def a_volume(path: Path | str) -> Path | None:
         return folder
     if not folder.is_dir() or image_store.is_packed(folder):
         return folder if nifti.is_nifti(folder) and folder.is_file() else None
-    seen, first = 0, []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [inner for inner in folders if not is_hidden(inner)]
-        if found := sorted(file for file in files if nifti.is_nifti(file) and not is_hidden(file)):
-            return Path(place, found[0])
-        first += [Path(place, name) for name in files if not is_hidden(name)][:1]
+    looked_at, first = 0, []
+    for below, inner, files in folders.walk(folder):
+        place = folder / below
+        if found := next(filter(nifti.is_nifti, files), None):
+            return place / found
+        first += [place / name for name in files[:1]]
         # A folder of something else may hold a million files, and the volumes of a set are never that far down.
-        seen += len(files) + len(folders)
-        if seen > _LOOKED_AT:
+        looked_at += len(files) + len(inner)
+        if looked_at > _LOOKED_AT:
             break
-        if len(Path(place).relative_to(folder).parts) >= 3:
-            folders.clear()
+        if len(Path(below).parts) >= 3:
+            inner.clear()
     if first and all(layouts.is_dicom(file) for file in first):
         layouts.refuse_dicom(folder)
     return None
@@ -262,18 +285,6 @@ class _Made:
     truth: np.ndarray | None
 
 
-def attempt(work: Callable[[_T], _R]) -> Callable[[_T], _R | UserError]:
-    """Have a UserError returned instead of raised."""
-
-    def attempt(item: _T) -> _R | UserError:
-        try:
-            return work(item)
-        except UserError as error:
-            return error
-
-    return attempt
-
-
 def _headers(case: Case) -> _Pair:
     image = reader.read_header(case)
     label = None if case.label is None else reader.read_label_header(case.label, image)
@@ -285,7 +296,7 @@ def read_headers(source: VolumeSource) -> tuple[list[_Pair], list[str]]:
 
     All have as many channels as the source names, or else as in most cases.
     """
-    found = list(in_order(attempt(_headers), source.cases, threads()))
+    found = list(each(attempt(_headers), source.cases, threads()))
     pairs = [one for one in found if isinstance(one, _Pair)]
     counts = Counter(pair.image.channels for pair in pairs)
     usual = len(source.channels) or (max(counts, key=lambda count: (counts[count], count)) if counts else 1)
@@ -306,7 +317,7 @@ def channel_names(source: VolumeSource, pairs: Sequence[_Pair]) -> tuple[str, ..
 
 def prepare_all(pairs: Sequence[_Pair], how: Preparation, classes: Classes) -> Iterator[_Made | UserError]:
     """Read and prepare cases, as many at once as fit into memory; a UserError in place of one that is unusable."""
-    return in_order(attempt(partial(_prepared, how=how, classes=classes)), pairs, _workers(pairs, how))
+    return each(attempt(partial(_prepared, how=how, classes=classes)), pairs, _workers(pairs, how), waiting=1)
 
 
 def _prepared(pair: _Pair, how: Preparation, classes: Classes) -> _Made:
@@ -384,13 +395,16 @@ def notes_of(source: VolumeSource) -> list[str]:
     return told
 
 
-def numbered_names(source: VolumeSource, records: Sequence[Record]) -> tuple[str, ...]:
-    """Number labels that nobody named. Raises UserError where numbers look like something else than classes."""
-    present = sorted({label for r in records for label, volume in enumerate(r.info.volumes_mm3) if label and volume})
+def numbered_names(source: VolumeSource, volumes: Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+    """Number labels that nobody named, from the volume of each in each case by its id.
+
+    Raises UserError where numbers look like something else than classes.
+    """
+    present = sorted({label for own in volumes.values() for label, volume in enumerate(own) if label and volume})
     if not present:
         raise UserError(source.where, "no labelled voxel in any case", "label maps with labels above 0")
     if present[-1] > 2 * len(present):
-        having = [record.info.id for record in records if len(record.info.volumes_mm3) > present[-1]]
+        having = [id for id, own in volumes.items() if len(own) > present[-1]]
         found = f"labels {few(map(str, present))}, which have no names; {present[-1]} is in {few(having)}"
         expected = "labels 1, 2, ... or names for all up to the largest"
         raise UserError(source.where, found, expected, _write_mapping(label_names.mapping(present, Classes())))
@@ -405,8 +419,8 @@ def _offered(source: VolumeSource, classes: Classes) -> str:
     maps = [case.label for case in source.cases if case.label is not None]
     step = max(1, len(maps) // _OFFERED_FROM)
     found: set[int] = set()
-    for one in in_order(attempt(nifti.label_values), maps[::step], threads()):
-        found |= set() if isinstance(one, UserError) else set(one)
+    for one in each(attempt(nifti.label_values), maps[::step], threads()):
+        found |= set() if isinstance(one, UserError) else one
     values = sorted(value for value in found if value > 0)
     if not values or len(values) > _OFFERED or min(found) < 0 or max(found) >= label_names.VALUE_LIMIT:
         return ""
@@ -447,24 +461,8 @@ def _voxels(pair: _Pair, how: Preparation) -> float:
 
 def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     """Return how many volumes may be prepared at once, from the memory that the largest takes."""
-    largest = max(max(pair.image.voxels, _voxels(pair, how)) * pair.image.channels for pair in pairs)
-    return max(1, min(threads(), int(_MEMORY / (largest * _PER_VOXEL))))
-
-
-def in_order(work: Callable[[_T], _R], items: Iterable[_T], workers: int) -> Iterator[_R]:
-    """Yield results in the order of the items, by threads (zlib and numpy release the lock), few of them ahead."""
-    with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[_R]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    each_takes = [max(pair.image.voxels, _voxels(pair, how)) * pair.image.channels for pair in pairs]
+    return max(1, min(threads(), int(_MEMORY / (max(each_takes, default=1) * _PER_VOXEL))))
 
 
 def _capped(word: str, sentences: Sequence[str]) -> list[str]:

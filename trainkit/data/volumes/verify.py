@@ -12,7 +12,7 @@ from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.threads import threads
+from trainkit.data.threads import attempt, each, threads
 from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
 from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation, three
@@ -174,7 +174,7 @@ def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> list[str]:
         data.check(i)
         return [f"{data.where(i)}: {text}" for text in _inside(data, i)]
 
-    for found in importer.in_order(importer.attempt(look), range(len(data)), threads()):
+    for found in each(attempt(look), range(len(data)), threads()):
         problems += [str(found)] if isinstance(found, UserError) else found
         step()
     return problems
@@ -215,7 +215,7 @@ def _verify_files(
         return problems, (), []
     if names is None:
         try:
-            names = importer.numbered_names(source, records)
+            names = importer.numbered_names(source, {r.info.id: r.info.volumes_mm3 for r in records})
         except UserError as error:
             return [*problems, str(error)], (), []
     return problems, names, [_padded(record, len(names)) for record in records]
@@ -232,9 +232,7 @@ def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step
         def look(case: Case) -> int:
             return fingerprint.of(*reader.read_image(case))
 
-        for case, value in zip(
-            other.cases, importer.in_order(importer.attempt(look), other.cases, threads()), strict=True
-        ):
+        for case, value in zip(other.cases, each(attempt(look), other.cases, threads()), strict=True):
             if not isinstance(value, UserError):  # a damaged file of the other set is that set's matter
                 prints[value] = case.id
             step()
