@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from trainkit.data import hub, sources
+from trainkit.data.images import verify
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -182,8 +183,9 @@ def test_verify_names_groups_that_two_sets_share(tmp_path):
         root = put(tmp_path / "pictures" / name, *files)
         Image.fromarray(noise(len(name))).save(root / files[0])
         import_images.import_pictures(root, tmp_path / name, size=(6, 10), group="(s[0-9])_")
-    found = import_images.verify(tmp_path / "train", against=[tmp_path / "val"])
-    assert [line for line in found if "groups are" in line] == [f"warning: 1 groups are also in {tmp_path / 'val'}: s2"]
+    found = verify.verify(tmp_path / "train", against=[tmp_path / "val"])
+    said = f"warning: {tmp_path / 'train'}: 1 of its 2 groups are in {tmp_path / 'val'}: s2"
+    assert [line for line in found if "groups are" in line] == [said]
 
 
 # MRL Eye
@@ -456,7 +458,7 @@ def test_pictures_of_any_kind_are_imported_by_the_command(tmp_path, monkeypatch)
     assert "made_from      parquet ocec.parquet#val\n" in facts
     assert "val: 0 problems" in ask("verify", "val")
     said = ask("import", "ocec.parquet", "own", "--size", "own")
-    assert "3 images of 2 classes, encoded" in said and "smallest 6 x 10" in said
+    assert "3 images of 2 classes, encoded" in said and "(height x width): 6 x 10" in said
     assert "image_size     their own sizes\n" in ask("info", "own")
     assert Packed(tmp_path / "val").size == (32, 64) and Packed(tmp_path / "own").size is None
 

@@ -21,7 +21,6 @@ from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.class_files import ClassFilesMask
 from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.composed import ComposedMask
@@ -31,7 +30,7 @@ from trainkit.data.scenes.image_lists import CLASS
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.scenes.verify import NamedSet
+from trainkit.data.scenes.verify import Audit, NamedSet
 from trainkit.data.split import Holdout
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
@@ -65,12 +64,10 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     sets = sets or fit.beside(train, opened)
     source = opened(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
-    labels = source.labels or _guessed(some)
-    looked = verify.audit_files(NamedSet(train, some, labels), decode=False)
-    if error := looked.error(train=False):  # of a sample: what it lost of a class the whole set may have
-        raise error
+    labels = source.labels or verify.guessed(some)
+    looked = NamedSet(train, some, labels, train=False).examine(decode=False)  # of a class the whole set may have some
     if looked.damage:
-        found = looked.damage[0]
+        found = looked.damage[0].removeprefix(f"{looked.where}: ")
         found += "\n" if "\n" in found else ""
         raise UserError(train, found, remedy=f"`trainkit data verify {train}` lists them all")
     fitted.drop(*(f"data.{key}" for key in _LOST))
@@ -131,19 +128,6 @@ def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapp
         scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
         fitted.put("data.augment.scales", scales)
         fitted.notes["data", "augment"] = fit.Note(f"the smallest image has {shortest} pixels", False)
-
-
-def _guessed(source: SceneSource) -> Labels:
-    """Each value or colour of the masks as a class. Raises UserError where these are too few or too many."""
-    codes: set[tuple[int, ...]] = set()
-    for some in each(lambda scene: label_maps.codes_in(files.read_mask(scene)), source.scenes, threads()):
-        codes |= some
-        if len(codes) > label_maps.CODE_LIMIT:
-            break
-    try:
-        return label_maps.guessed(codes)
-    except ValueError as error:
-        raise UserError(source.where, str(error)) from None
 
 
 def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:

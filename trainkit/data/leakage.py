@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import uuid
+import io
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,6 +36,7 @@ import numpy as np
 from trainkit import rng
 from trainkit.data.loader import thread_pool
 from trainkit.errors import UserError, few
+from trainkit.files import write_aside
 from trainkit.paths import make_private
 
 if TYPE_CHECKING:
@@ -123,6 +123,13 @@ def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
         return np.empty((0, 2), np.int64)
     order = np.argsort(there, kind="stable")
     return np.stack([same, order[np.searchsorted(there[order], here[same])]], 1)
+
+
+def repeats(prints: np.ndarray) -> np.ndarray:
+    """Find fingerprints that a set has more than once: the place of the first, and of each other, int64 (pairs, 2)."""
+    _, first, number = np.unique(prints, return_index=True, return_inverse=True)
+    again = np.flatnonzero(first[number] != np.arange(len(prints)))
+    return np.stack([first[number[again]], again], 1)
 
 
 def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
@@ -278,14 +285,11 @@ def _kept(file: Path, rows: np.ndarray) -> Thumbnails | None:
 
 def _keep(file: Path, small: Thumbnails) -> None:
     """Write to the cache; failing to is no error, since it is computed again."""
-    aside = file.with_name(f".{uuid.uuid4().hex[:8]}.npz")
+    stream = io.BytesIO()
+    np.savez(stream, rows=small.rows, cells=small.cells)
     with contextlib.suppress(OSError):
         make_private(file.parent)
-        try:
-            np.savez(aside, rows=small.rows, cells=small.cells)
-            os.replace(aside, file)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_aside(file, stream.getvalue())
 
 
 # ---- Which of them look the same -------------------------------------------------------------------------------------

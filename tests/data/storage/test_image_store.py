@@ -12,6 +12,7 @@ from PIL import Image
 
 from trainkit.data import rows
 from trainkit.data.formats import image_decode
+from trainkit.data.images import verify
 from trainkit.data.loader import thread_pool
 from trainkit.data.storage import image_store, import_images
 from trainkit.data.storage.image_store import Packed, Writer
@@ -109,9 +110,7 @@ def test_pictures_of_any_shape_are_kept(tmp_path, store):
         assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
     with pytest.raises(ValueError, match="4 x 6, not squares"):
         _ = data.image_size
-    assert (
-        import_images.info(tmp_path / "set")["image_size"] == "4 x 6" and import_images.verify(tmp_path / "set") == []
-    )
+    assert verify.info(tmp_path / "set")["image_size"] == "4 x 6" and verify.verify(tmp_path / "set") == []
 
 
 def own_sizes(tmp_path: Path) -> Path:
@@ -141,7 +140,7 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
         with pytest.raises(ValueError, match="row"):
             data.picture(row)
     assert len(set(data.contents().tolist())) == 4
-    assert import_images.info(tmp_path / "set")["image_size"] == "their own sizes"
+    assert verify.info(tmp_path / "set")["image_size"] == "their own sizes"
     again = import_images.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
     direct = import_images.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
     assert again.digest == direct.digest
@@ -157,7 +156,7 @@ def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch)
     data.picture(1)
     with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
         data.picture(2)
-    problems = import_images.verify(tmp_path / "set")
+    problems = verify.verify(tmp_path / "set")
     assert len(problems) == 2 and "rows.arrow" in problems[0] and "row 2" in problems[1]
 
 
@@ -173,7 +172,7 @@ def test_groups_are_kept_and_travel_to_workers(tmp_path):
     for one in (data, pickle.loads(pickle.dumps(data))):
         assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
         assert one.groups.dtype == np.int64
-    assert import_images.info(data.path)["groups"] == 4
+    assert verify.info(data.path)["groups"] == 4
     import_images.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
     assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
 
@@ -253,10 +252,10 @@ def test_every_flipped_byte_of_every_file_is_noticed(folder):
             if file.name == "manifest.json":
                 noticed = _refuses(folder) or Packed(folder).digest == json.loads(whole)["digest"]
             else:
-                noticed = _refuses(folder) and import_images.verify(folder) != []
+                noticed = _refuses(folder) and verify.verify(folder) != []
             assert noticed, (file.name, int(place))
         file.write_bytes(whole)
-    assert import_images.verify(folder) == []
+    assert verify.verify(folder) == []
 
 
 def _refuses(folder: Path) -> bool:
@@ -275,7 +274,7 @@ def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
     data.fetch(np.asarray([6, 8]))
     with pytest.raises(UserError, match=r"row 7 \(p1/3\.png\)"):
         data.fetch(np.asarray([6, 7]))
-    problems = import_images.verify(folder)
+    problems = verify.verify(folder)
     assert len(problems) == 2 and "rows.arrow" in problems[0] and "row 7" in problems[1]
 
 
@@ -289,7 +288,7 @@ def test_a_truncated_or_missing_file_is_named(folder, name):
     file.unlink()
     with pytest.raises(UserError, match=file.name):
         Packed(folder)
-    assert len(import_images.verify(folder)) == 1
+    assert len(verify.verify(folder)) == 1
 
 
 @pytest.mark.parametrize(
@@ -371,7 +370,7 @@ def test_progress_counts_to_the_end(tmp_path):
     )
     assert seen == [(i, 12) for i in range(1, 13)]
     seen.clear()
-    import_images.verify(tmp_path / "set", on_progress=lambda *done: seen.append(done))
+    verify.verify(tmp_path / "set", on_progress=lambda *done: seen.append(done))
     assert seen[-1] == (12, 12)
 
 
@@ -384,7 +383,7 @@ def test_odd_things_are_warnings(tmp_path):
     (other / "z").mkdir(parents=True)
     Image.fromarray(picture(21)).save(other / "z" / "0.bmp")
     import_images.import_faces(other, tmp_path / "evaluation", image_size=SIZE)
-    problems = import_images.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
+    problems = verify.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
     assert all(problem.startswith("warning: ") for problem in problems) and len(problems) == 3
     single, double, shared = problems
     assert "twin" in single
@@ -393,7 +392,7 @@ def test_odd_things_are_warnings(tmp_path):
 
 
 def test_info_says_what_is_there(folder):
-    facts = import_images.info(folder)
+    facts = verify.info(folder)
     assert facts["images"] == 12 and facts["classes"] == 3
     assert facts["images_per_class"] == {"least": 4, "median": 4.0, "most": 4}
     assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")

@@ -132,7 +132,7 @@ def test_each_channel_is_prepared_as_it_would_be_alone(packed, tmp_path):
         assert data.case(number).facts["also"][0]["highest"] == second(image).max()
     text = "\n".join(packed.lines())
     assert "T1w: 99.5th percentile" in text and "FLAIR: 99.5th percentile" in text
-    assert any("channels       T1w, FLAIR" in line for line in verify.lines(packed.out))
+    assert any("channels       T1w, FLAIR" in line for line in verify.described(packed.out))
     assert [line for line in verify.verify(packed.out) if not line.startswith("warning")] == []
 
 

@@ -295,8 +295,8 @@ def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_p
             found = verify.verify(
                 own, against=[against], on_progress=lambda *progress, seen=seen: seen.append(progress)
             )
-            assert f"warning: 1 patient also in {against}: p02" in found
-            assert f"warning: 1 volume also in {against}: p03 = q" in found
+            assert f"warning: {own}: 1 of its 4 patients are in {against}: p02" in found
+            assert f"warning: {own}: 1 of its 4 volumes are in {against}: p03 = q" in found
             assert seen[-1][0] == seen[-1][1] == len(seen) == (4 if against == tmp_path / "packed" else 6)
     assert len(verify.verify(packed.out, against=[other])) == 2
 
@@ -308,11 +308,11 @@ def test_splits_of_one_folder_are_read_and_compared_with_each_other(tmp_path):
     (tmp_path / "tom" / "train" / "label" / "p02.nii.gz").write_bytes(b"no")
     seen = []
     found = verify.verify(tmp_path / "tom", on_progress=lambda *progress: seen.append(progress))
-    where = f"{tmp_path / 'tom'}#val"
+    where = f"{tmp_path / 'tom'}"
     assert [line for line in found if not line.startswith("warning: ")] == found[:1] and "p02.nii.gz" in found[0]
-    assert f"warning: train: 2 patients also in {where}: p00, p01" in found
-    assert f"warning: train: 2 volumes also in {where}: p00 = p00, p01 = p01" in found
-    assert "warning: val: not used: image/lost.nii.gz: an image without a label map" in found
+    assert f"warning: {where}#val: 2 of its 2 patients are in {where}#train: p00, p01" in found
+    assert f"warning: {where}#val: 2 of its 2 volumes are in {where}#train: p00 = p00, p01 = p01" in found
+    assert f"warning: {where}#val: not used: image/lost.nii.gz: an image without a label map" in found
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1)) and seen[-1][0] == seen[-1][1]
 
 

@@ -34,8 +34,8 @@ def test_a_lesion_that_vanishes_is_counted_and_named(tmp_path):
     said = "2 lesion: 6 of 6 pieces lost by resampling, and in 6 of 6 cases all of it: c0 (1 -> 0), c1 (1 -> 0)"
     (note,) = report.lost
     assert note.startswith(said) and "c5 (1 -> 0)" in note and note in report.notes
-    assert f"warning: {note}" in verify.verify(tmp_path / "out")
-    assert f"warning: {note}" in verify.verify(root, names=NAMES, spacing=COARSE)
+    assert f"warning: {tmp_path / 'out'}: {note}" in verify.verify(tmp_path / "out")
+    assert f"warning: {root}: {note}" in verify.verify(root, names=NAMES, spacing=COARSE)
     output = CliRunner().invoke(
         main.main, ["data", "verify", str(root), "--spacing", "4x4x4", "--names", "liver,lesion"]
     )

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import hub, sources
+from trainkit.data import hub, sources, verification
+from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
+from trainkit.data.leakage import Held
 from trainkit.data.people import index as people_index
 from trainkit.data.people import layouts, searches, tokenizer
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.tokenizer import Captions
-from trainkit.data.threads import each, threads
+from trainkit.data.verification import Examined, Step
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import MODALITIES, TEXT
-
-_CHUNK = 64
-_WARNING = "warning: "
 
 
 def holds_people(path: Path | str) -> bool:
@@ -53,9 +53,7 @@ def described(path: Path | str) -> list[str]:
     return [*lines, *_search(index), *index.left_out]
 
 
-def verify(
-    path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Callable[[int, int], None] | None = None
-) -> list[str]:
+def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
     """Read the set at `path` and every image of it. Returns sentences; empty when all is well.
 
     Damage, which a training refuses: errors of the index, images that cannot be decoded. What begins with `warning: `
@@ -63,32 +61,30 @@ def verify(
     one of the sets `against`.
     """
     try:
-        index, others = (people_index.indexed(str(path), "val"), [people_index.indexed(str(o), "val") for o in against])
+        index, *others = (people_index.indexed(str(place), "val") for place in (path, *against))
     except UserError as error:
         return [str(error)]
-    ids = [id for id, row in zip(index.ids(), index.picture.tolist(), strict=True) if row >= 0]
+    files = [os.path.join(index.root, id) for id in np.asarray(index.ids(), object)[index.picture >= 0].tolist()]
+    own = _examine(index, files, verification.steps(on_progress, len(files)))
+    return verification.sentences([own], list(map(_known, others)))
 
-    def read(first: int) -> list[str]:
-        return [said for id in ids[first : first + _CHUNK] if (said := _damage(os.path.join(index.root, id)))]
 
-    problems: list[str] = []
-    for chunk, found in enumerate(each(read, range(0, len(ids), _CHUNK), threads()), start=1):
-        problems += found
-        if on_progress:
-            on_progress(min(chunk * _CHUNK, len(ids)), len(ids))
+def _examine(index: PeopleIndex, files: Sequence[str], step: Step) -> Examined:
+    damage = verification.damaged(index.where, "images cannot be read", _decode, files, step)
     odd = [*index.left_out, *_captions(index), *(said for said in _search(index) if searches.loses(said))]
-    for other in others:
-        if both := sorted(set(index.persons) & set(other.persons)):
-            odd.append(f"{len(both)} of its people are also in {other.where}: {few(both)}")
-    return problems + [f"{_WARNING}{index.where}: {said}" for said in odd]
+    return replace(_known(index), damage=damage, odd=odd)
 
 
-def _damage(file: str) -> str:
-    try:
-        image_decode.decode(image_decode.read(Path(file), file), file)
-    except UserError as error:
-        return str(error)
-    return ""
+def _known(index: PeopleIndex) -> Examined:
+    """Return what a set is compared with others by: its people."""
+    held = Held(
+        prints=np.empty(0, np.uint64), names=lambda places: [], subjects=frozenset(index.persons), kind="people"
+    )
+    return Examined(where=index.where, held=held)
+
+
+def _decode(file: str) -> None:
+    image_decode.decode(image_decode.read(Path(file), file), file)
 
 
 def _captions(index: PeopleIndex) -> list[str]:

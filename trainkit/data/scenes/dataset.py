@@ -11,11 +11,11 @@ from pydantic import Field
 
 from trainkit.config.ranges import Deviation, Fraction
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import audit, label_maps, size_checks
+from trainkit.data.scenes import label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.label_maps import Colour, Labels
+from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
@@ -148,9 +148,6 @@ class Scenes:
             if not one.counts[:-1].sum():
                 raise UserError(f"{key(name)} ({found[name].where})", "no labelled pixel", "some labelled pixels")
         train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
-        audits = {
-            name: audit.audit_packed(key(name), one.masks, one.pictures, one.shapes) for name, one in packed.items()
-        }
         held = {name: one.held() for name, one in packed.items()}
         remedy = "remove them from one of the sets, or set `leakage: allow`"
         check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
@@ -165,7 +162,7 @@ class Scenes:
             class_colours=whole.colours,
             distances=self.distance is not None,
         )
-        notes = (*self._left_out(found), *self._padding(train), *self._notes(audits))
+        notes = (*self._left_out(found), *self._padding(train), *self._notes(packed))
         return Dataset(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
@@ -268,14 +265,14 @@ class Scenes:
                 f"{1 - covered.mean():.1%} of the training pixels are padding"
             )
 
-    def _notes(self, audits: Mapping[str, Audit]) -> Iterator[str]:
+    def _notes(self, packed: Mapping[str, SceneSet]) -> Iterator[str]:
         """Yield sentences about what is odd but can be used."""
-        for name, seen in audits.items():
-            share = seen.counts[:, -1].sum() / seen.counts.sum()
-            if 0 < share < audit.MUCH:
-                yield f"{key(name)}: {share:.1%} of the pixels are not labelled"
-            yield from (f"{key(name)}: {text}" for text in audit.oddities(seen))
+        for name, one in packed.items():
+            masks, pictures = one.masks, np.asarray(one.pictures.contents())
+            counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
+            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.objects, much=0)
+            yield from (f"{key(name)}: {text}" for text in odd)
             if name != "train":
                 yield from size_checks.odd_scales(
-                    key(name), seen.ids, seen.shapes, self.base(seen.shapes), self.eval_scales
+                    key(name), one.ids, one.shapes, self.base(one.shapes), self.eval_scales
                 )

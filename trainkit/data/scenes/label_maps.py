@@ -7,6 +7,7 @@ class in files of numbers throughout, as it does in all of these sets.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,16 @@ NAME_LIMIT = 200
 """Longest name of a class, in characters."""
 
 _UNKNOWN = 256
-_NAMED = 8
+_NAMED, _COUNTED = 8, 32
+"""Values or colours of a mask that stand for no class, of which the places and of which the pixels are told."""
+
+
+class UnknownCodes(UserError):
+    """Values or colours of a mask that stand for no class: `codes`, and the pixels of each."""
+
+    def __init__(self, codes: Mapping[str, int], where: str, found: str, expected: str, remedy: str):
+        super().__init__(where, found, expected, remedy)
+        self.codes = codes
 
 
 @dataclass(frozen=True)
@@ -138,17 +148,21 @@ class Labels:
         return found.astype(np.uint8)
 
     def _refuse(self, codes: np.ndarray, bad: np.ndarray, where: str) -> None:
-        """Raise UserError about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
+        """Raise UnknownCodes about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
         strange, first, counts = np.unique(codes[bad], return_index=True, return_counts=True)
         places = np.flatnonzero(bad.ravel())[first]
-        listed = []
+        listed: list[str] = []
+        pixels: dict[str, int] = {}
         for n in np.argsort(-counts, kind="stable").tolist():
             y, x = divmod(int(places[n]), codes.shape[1])
-            listed.append(f"{self._called(int(strange[n]))} ({counts[n]} px, first at x {x}, y {y})")
+            called = self._called(int(strange[n]))
+            pixels[called] = int(counts[n])
+            listed.append(f"{called} ({counts[n]} px, first at x {x}, y {y})")
         share = f"{int(counts.sum())} of {codes.size} pixels"
         what = ("colour" if self.palette else "value") + "s" * (len(listed) != 1)
         found = f"{len(listed)} {what} outside the classes ({share}): {few(listed, _NAMED)}"
-        raise UserError(where, found, self._expected(), self._remedy())
+        pixels = dict(itertools.islice(pixels.items(), _COUNTED))
+        raise UnknownCodes(pixels, where, found, self._expected(), self._remedy())
 
     def _called(self, code: int) -> str:
         return f"[{code >> 16}, {code >> 8 & 255}, {code & 255}]" if self.palette else str(code)

@@ -7,42 +7,54 @@ written: `trainkit data verify RECIPE.yaml`, or the list or folder of a set alon
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.data import hub, kinds, sources
+from trainkit.data import hub, kinds, sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import audit, files, label_maps, size_checks
+from trainkit.data.images.verify import sizes
+from trainkit.data.leakage import Held
+from trainkit.data.scenes import files, label_maps, size_checks
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.audit import Audit
 from trainkit.data.scenes.files import Scene
-from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.scenes.label_maps import Labels, UnknownCodes
 from trainkit.data.scenes.lost_objects import Fates, Tally, fates
+from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store, mask_store
-from trainkit.data.threads import each, threads
+from trainkit.data.threads import attempt, each, threads
+from trainkit.data.verification import WARNING, Examined, Mistake, Step
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
     from trainkit.data.scenes.dataset import Scenes
-
-WARNING = "warning: "
-"""Begins a sentence about what is odd but usable."""
 
 TRAIN = "data.train"
 
 _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
-_LISTED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(Examined):
+    """Sizes and classes of a set whose files were all read. Images that cannot be used have no row."""
+
+    names: tuple[str, ...]
+    """Of the classes, in the order of their numbers."""
+    ids: tuple[str, ...]
+    """Name of each image in its source."""
+    shapes: np.ndarray
+    """int64 (n, 2), height and width of each."""
+    counts: np.ndarray
+    """int64 (n, classes + 1), pixels of each class, and last of those without one."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +68,49 @@ class NamedSet:
     """Content of its masks."""
     size: tuple[int, int] | None = None
     """Height and width to which a recipe brings masks; None for as they are."""
+    train: bool = True
+    """Whether something must be left of each class, as it is trained on."""
 
     @property
-    def words(self) -> str:
+    def where(self) -> str:
         """Key and place."""
         return self.name if self.name == self.source.where else f"{self.name} ({self.source.where})"
+
+    def examine(self, step: Step = lambda: None, decode: bool = True) -> Audit:
+        """Read all images and masks; without `decode`, of images only the headers."""
+        where, names = self.where, self.labels.names
+        tally = Tally(len(names), self.source.is_painted)
+        good: list[_Seen] = []
+        errors: list[UserError] = []
+        read = partial(_read, labels=self.labels, decode=decode, size=self.size)
+        for seen in verification.read_all(read, self.source.scenes, step):
+            if isinstance(seen, UserError):
+                errors.append(seen)
+                continue
+            good.append(seen)
+            tally.add(seen.id, seen.fates, seen.white)
+        ids, objects = tuple(seen.id for seen in good), tally.objects(names)
+        counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
+        pictures, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
+        pictures = pictures if decode else np.arange(len(good), dtype=np.uint64)
+        damage = verification.damage(where, "images cannot be used", errors, len(self.source.scenes))
+        if len(ids) and not counts[:, :-1].any():
+            damage.append(f"{where}: no labelled pixel; expected some labelled pixels")
+        elif len(ids) and (error := objects.error(where, names, counts[:, :-1].sum(0), self.train)):
+            damage.append(str(error))
+        left_out = self.source.left_out
+        odd = [f"{len(left_out)} left out: {few(left_out)}"] if left_out else []
+        odd += oddities(ids, names, counts, pictures, masks, objects, [seen.id for seen in good if seen.turned])
+        return Audit(
+            where=where,
+            held=Held(prints=pictures, names=lambda places: [ids[place] for place in places]),
+            damage=damage,
+            odd=odd,
+            names=names,
+            ids=ids,
+            shapes=np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
+            counts=counts,
+        )
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -93,33 +143,21 @@ def verify(
     a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in masks, where the
     layout does not know; without any, whatever values there are count as classes.
     """
-    recipe = Path(path).suffix.lower() in _RECIPES
-    data = recipe_data(path, plugins) if recipe else None
+    data = recipe_data(path, plugins) if Path(path).suffix.lower() in _RECIPES else None
     try:
         sets, said = _found(path, names) if data is None else _named(data)
     except UserError as error:
         return [str(error)]
     others = [one for place in against for one in _alone(place, names)]
-    audits = _audits([*sets, *others], on_progress)
-    own = dict(zip((one.name for one in sets), audits, strict=False))
-    for one, seen in zip(sets, own.values(), strict=True):
-        said += [f"{seen.words}: {text}" for text in seen.damage]
-        if len(seen.ids) and not seen.counts[:, :-1].any():
-            said.append(f"{seen.words}: no labelled pixel; expected some labelled pixels")
-        elif len(seen.ids) and (error := seen.error(train=not recipe or one.name == TRAIN)):
-            said.append(str(error))
-        odd = [f"{len(one.source.left_out)} left out: {few(one.source.left_out)}"] if one.source.left_out else []
-        said += [f"{WARNING}{seen.words}: {text}" for text in (*odd, *audit.oddities(seen))]
+    step = verification.steps(on_progress, sum(len(one.source.scenes) for one in (*sets, *others)))
+    own, compared = ([one.examine(step) for one in some] for some in (sets, others))
     if data is None:
-        before = [(seen, other) for place, seen in enumerate(audits[: len(sets)]) for other in audits[:place]]
-    else:
-        said += settings(data, own)
-        before = []
-        begin = "" if data.leakage == "refuse" else WARNING
-        scored = [seen for key, seen in own.items() if TRAIN in own and key != TRAIN]
-        said += [f"{begin}{seen.words}: {text}" for seen in scored if (text := audit.shared(seen, own[TRAIN]))]
-    pairs = (*before, *((seen, other) for seen in own.values() for other in audits[len(sets) :]))
-    return said + [f"{WARNING}{seen.words}: {text}" for seen, other in pairs if (text := audit.shared(seen, other))]
+        return said + verification.sentences(own, compared)
+    of = dict(zip((one.name for one in sets), own, strict=True))
+    begin = "" if data.leakage == "refuse" else WARNING
+    scored = [seen for key, seen in of.items() if TRAIN in of and key != TRAIN]
+    leaks = [f"{begin}{text}" for seen in scored for text in verification.shared(seen, of[TRAIN])]
+    return said + settings(data, of) + leaks + verification.sentences(own, compared, each_other=False)
 
 
 def described(
@@ -137,63 +175,28 @@ def described(
     sets, lost = _named(recipe_data(path, plugins)) if recipe else _found(path, names)
     if lost and not sets:
         raise UserError(str(path), lost[0])
-    lines = []
-    for one, seen in zip(sets, _audits(sets, on_progress, decode=False), strict=True):
+    lines: list[str] = []
+    step = verification.steps(on_progress, sum(len(one.source.scenes) for one in sets))
+    for one in sets:
+        seen = one.examine(step, decode=False)
         total = seen.counts.sum(0)
         labelled = max(int(total[:-1].sum()), 1)
-        lines += ["", seen.words] if lines else [seen.words]
+        lines += ["", seen.where] if lines else [seen.where]
         facts = {
             "kind": one.source.kind,
             "images": len(seen.ids),
-            "size": _sizes(seen.shapes),
+            "size": sizes(seen.shapes) if len(seen.shapes) else "none",
             "classes": len(seen.names),
             "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
         }
-        lines += [f"  {key:14} {value}" for key, value in facts.items()]
-        damage = [text.partition("\n")[0].rstrip(":") for text in seen.damage]
+        lines += verification.fact_lines(facts, "  ")
+        damage = [text.removeprefix(f"{seen.where}: ").partition("\n")[0].rstrip(":") for text in seen.damage]
         lines += [f"  {WARNING}{text}; `trainkit data verify` lists them" for text in damage]
         width = max(map(len, seen.names))
         lines.append(f"  {'class':{width}}  share of labelled pixels  in images")
         for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
             lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
-
-
-def _sizes(shapes: np.ndarray) -> str:
-    if not len(shapes):
-        return "none"
-    order = np.argsort(shapes.prod(1), kind="stable")
-    least, middle, most = (image_store.describe(tuple(shapes[order[i]].tolist())) for i in (0, len(order) // 2, -1))
-    return least if (shapes == shapes[0]).all() else f"smallest {least}, median {middle}, largest {most}"
-
-
-def audit_files(one: NamedSet, *, decode: bool = True, on_seen: Callable[[], None] | None = None) -> Audit:
-    """Read all images and masks of a set; without `decode`, of images only the headers."""
-    bad: dict[str, list[_Mistake]] = {}
-    good: list[_Seen] = []
-    tally = Tally(len(one.labels.names), one.source.is_painted)
-    see = partial(_see, labels=one.labels, decode=decode, size=one.size)
-    for seen in each(see, one.source.scenes, threads()):
-        if isinstance(seen, _Seen):
-            good.append(seen)
-            tally.add(seen.id, seen.fates, seen.white)
-        else:
-            bad.setdefault(seen.what, []).append(seen)
-        if on_seen is not None:
-            on_seen()
-    classes, total = len(one.labels.names), len(one.source.scenes)
-    return Audit(
-        one.words,
-        one.labels.names,
-        tuple(seen.id for seen in good),
-        np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
-        np.asarray([seen.counts for seen in good], np.int64).reshape(-1, classes + 1),
-        np.asarray([seen.picture for seen in good], np.uint64),
-        np.asarray([seen.mask for seen in good], np.uint64),
-        tuple(_told(what, mistakes, total) for what, mistakes in bad.items()),
-        tuple(seen.id for seen in good if seen.turned),
-        tally.objects(one.labels.names),
-    )
 
 
 @dataclass(frozen=True)
@@ -210,51 +213,22 @@ class _Seen:
     white: bool
 
 
-@dataclass(frozen=True)
-class _Mistake:
-    """One that cannot."""
-
-    what: str
-    said: str
-    advice: str = ""
-    codes: Mapping[str, int] = field(default_factory=dict)
-    """Values or colours that stand for no class, and the pixels of each."""
-
-
-def _told(what: str, mistakes: Sequence[_Mistake], total: int) -> str:
-    """Return errors of one kind as a sentence, the first of them listed."""
-    pixels: Counter[str] = Counter()
-    for one in mistakes:
-        pixels.update(one.codes)
-    among = Counter(code for one in mistakes for code in one.codes)
-    codes = [f"{code} ({count} pixels of {among[code]})" for code, count in pixels.most_common()]
-    which = f", {few(codes, 8)}" if codes else ""
-    more = [f"and {len(mistakes) - _LISTED} more"] if len(mistakes) > _LISTED else []
-    advice = [one.advice for one in mistakes if one.advice][:1]
-    lines = (*(one.said for one in mistakes[:_LISTED]), *more, *advice)
-    return f"{len(mistakes)} of {total} {what}{which}:" + "".join(f"\n  {line}" for line in lines)
-
-
-def _see(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen | _Mistake:
-    try:
-        shape, picture = _picture(scene, decode)
-        # By a quarter (5 to 8) shows in the size, unless that is square.
-        turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
-    except UserError as error:
-        return _Mistake("images cannot be used", f"{error.where}: {error.found}")
+def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen:
+    shape, picture = _picture(scene, decode)
+    # By a quarter (5 to 8) shows in the size, unless that is square.
+    turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     try:
         mask, painted = files.read_objects(scene, labels.coloured)
     except UserError as error:
-        return _Mistake("masks cannot be read", f"{error.where}: {error.found}")
+        raise Mistake("masks cannot be read", error) from None
     if mask.shape[:2] != shape:
-        said = mask_store.of_another_size(scene, shape, mask.shape[:2])
-        return _Mistake("masks differ in size from their images", said)
+        where, found = mask_store.of_another_size(scene, shape, mask.shape[:2]).split(": ", 1)
+        raise Mistake("masks differ in size from their images", UserError(where, found))
     try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
-        advice = "; ".join(filter(None, (f"expected {error.expected}" if error.expected else "", error.remedy)))
         what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
-        return _Mistake(what, f"{error.where}: {error.found}", advice, _strange(mask, labels))
+        raise Mistake(what, error, error.codes if isinstance(error, UnknownCodes) else None) from None
     counts = mask_store.counted(classes, len(labels.names))
     white = painted is None and labels.drops_white(mask) and int((counts[:-1] > 0).sum()) == 1
     found = fates(classes, painted, size)
@@ -267,19 +241,6 @@ def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
     return pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
-
-
-def _strange(mask: np.ndarray, labels: Labels) -> dict[str, int]:
-    """Return values or colours of a mask that stand for no class, and the pixels of each; of many the commonest."""
-    found, counts = np.unique(mask.reshape(-1, *mask.shape[2:]), axis=0, return_counts=True)
-    known = {key for key, _ in (labels.palette or labels.values)}
-    strange = {}
-    for place in np.argsort(-counts, kind="stable").tolist():
-        code = found[place].tolist()
-        key = tuple(code) if isinstance(code, list) else (code,) * 3 if labels.coloured else code
-        if key not in known:
-            strange[str(list(key) if isinstance(key, tuple) else key)] = int(counts[place])
-    return dict(list(strange.items())[:32])
 
 
 def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
@@ -308,18 +269,6 @@ def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
     return data
 
 
-def _audits(sets: Sequence[NamedSet], on_progress: Progress | None, decode: bool = True) -> list[Audit]:
-    done, total = 0, sum(len(one.source.scenes) for one in sets)
-
-    def on_seen() -> None:
-        nonlocal done
-        done += 1
-        if on_progress:
-            on_progress(done, total)
-
-    return [audit_files(one, decode=decode, on_seen=on_seen) for one in sets]
-
-
 def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
     """Open the sets of a recipe; and sentences about those that cannot be opened or have other classes."""
     sets: list[NamedSet] = []
@@ -337,7 +286,7 @@ def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
             lost.append(str(error))
         if labels is not None:
             first = first or labels
-            sets.append(NamedSet(key, source, labels, data.size))
+            sets.append(NamedSet(key, source, labels, data.size, train=name == "train"))
     return sets, lost
 
 
@@ -393,23 +342,32 @@ def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | 
             raise UserError("--names", str(error)) from None
     if source.labels is not None:
         return source.labels, []
-    seen: set[tuple[int, ...]] = set()
-    for some in each(_codes, source.scenes, threads()):
-        seen |= some
-        if len(seen) > label_maps.CODE_LIMIT:
-            break
     try:
-        labels = label_maps.guessed(seen)
-    except ValueError as error:
-        return None, [f"{source.where}: {error}"]
+        labels = guessed(source)
+    except UserError as error:
+        return None, [str(error)]
     what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
     said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
     return labels, [f"{WARNING}{source.where}: {said}"]
 
 
-def _codes(scene: Scene) -> set[tuple[int, ...]]:
-    """Return values of a mask, or its colours; nothing where it cannot be read."""
+def guessed(source: SceneSource) -> Labels:
+    """Take each value or colour of the masks for a class.
+
+    Raises UserError where these are too few or too many, or no mask can be read.
+    """
+    codes: set[tuple[int, ...]] = set()
+    unread: UserError | None = None
+    for some in each(attempt(lambda scene: label_maps.codes_in(files.read_mask(scene))), source.scenes, threads()):
+        if isinstance(some, UserError):
+            unread = unread or some
+            continue
+        codes |= some
+        if len(codes) > label_maps.CODE_LIMIT:
+            break
+    if unread is not None and not codes:
+        raise unread
     try:
-        return label_maps.codes_in(files.read_mask(scene))
-    except UserError:
-        return set()
+        return label_maps.guessed(codes)
+    except ValueError as error:
+        raise UserError(source.where, str(error)) from None

@@ -13,17 +13,18 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from trainkit.data import cache, evaluation_sets, folders, leakage, repack, sources
+from trainkit.data import cache, evaluation_sets, folders, repack, sources
 from trainkit.data.cache import Progress
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.faces.align import align_face, check_records
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
+from trainkit.data.images import verify
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Store, Writer, is_packed
 from trainkit.data.threads import each, threads
-from trainkit.errors import UserError, few, listing, number_of
+from trainkit.errors import UserError, listing, number_of
 from trainkit.evaluation_protocols import Protocol
 from trainkit.files import Json
 
@@ -35,7 +36,6 @@ Resize = Literal["no", "down", "any"]
 _log = logging.getLogger(__name__)
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
-_CHUNK = 64
 _DARK = 16
 """Level below which all images of 16 bits lie where their values have 12 bits."""
 _MANY = 1 << 30
@@ -222,7 +222,8 @@ class _Rows:
         if source.label and not source.names and not self._labels.has_texts:
             notes.append(f"the column {source.label} holds numbers without names: the numbers are the class names")
         if result.size is None:
-            notes.append(_spread(np.asarray(self._sizes).reshape(-1, 2)))
+            spread = verify.sizes(np.asarray(self._sizes).reshape(-1, 2))
+            notes.append(f"images keep their own sizes (height x width): {spread}")
         return Report(
             result.path,
             source.kind,
@@ -231,7 +232,7 @@ class _Rows:
             result.store,
             result.digest,
             renumbered,
-            notes + oddities(result),
+            notes + verify.oddities(result),
             len(result.group_names),
         )
 
@@ -349,12 +350,6 @@ def import_evaluation(
     return import_faces(source, out, image_size=image_size, resize=resize, **options)
 
 
-def _spread(shapes: np.ndarray) -> str:
-    ordered = shapes[np.argsort(shapes.prod(1), kind="stable")].tolist()
-    least, middle, most = (image_store.describe(tuple(ordered[i])) for i in (0, len(ordered) // 2, -1))
-    return f"images keep their own sizes (height x width): smallest {least}, median {middle}, largest {most}"
-
-
 @dataclass(frozen=True)
 class _Recipe:
     """Preparation of every image."""
@@ -426,106 +421,3 @@ def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:
     """Return what to raise about unusable images of a set: the first by name, and how many there are."""
     count = f"{number_of(len(bad), 'unusable images', 'unusable image')}{' or more' * (len(bad) == _COUNTED)}"
     return UserError(where, f"{count}:{listing(bad)}\n", remedy=remedy)
-
-
-def oddities(data: Packed) -> list[str]:
-    """Return sentences about what is odd but usable: people with one image, one image under two people."""
-    notes = []
-    names = data.class_names
-    if data.classes:
-        counts = np.bincount(data.labels, minlength=data.classes)
-        lonely = np.flatnonzero(counts == 1)
-        if len(lonely):
-            notes.append(f"{len(lonely)} of {data.classes} classes have one image: {few(names[i] for i in lonely)}")
-        missing = np.flatnonzero(counts == 0)
-        if len(missing):
-            notes.append(f"{len(missing)} of {data.classes} classes have no image: {few(names[i] for i in missing)}")
-        pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
-        if len(pairs):
-            ids = data.ids()
-            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
-            notes.append(f"{len(pairs)} images are in two classes: {listing}")
-    return notes
-
-
-def info(path: Path | str) -> dict[str, Json]:
-    """Describe a packed set: numbers, digest, and how many images its classes have."""
-    data = Packed(path)
-    facts: dict[str, Json] = {
-        "path": str(data.path),
-        "made_from": data.manifest.get("made_from", ""),
-        "images": len(data),
-        "classes": data.classes,
-        "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else image_store.describe(data.size),
-        "store": data.store,
-        "bytes": data.bytes,
-        "digest": data.digest,
-    }
-    if data.classes:
-        counts = np.bincount(data.labels, minlength=data.classes)
-        spread = int(counts.min()), float(np.median(counts)), int(counts.max())
-        facts["images_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
-    if data.groups is not None:
-        facts["groups"] = len(data.group_names)
-    protocol = data.protocol()
-    if protocol is not None:
-        facts["protocol"] = type(protocol).__name__
-        facts["trials"] = len(protocol)
-    return facts
-
-
-def lines(path: Path | str) -> list[str]:
-    """Write the properties of a packed set in lines."""
-    return [f"{key:14} {value}" for key, value in info(path).items()]
-
-
-def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
-    """Read everything in a packed set and compare it with what was written. Returns sentences; empty when all is well.
-
-    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
-    with `warning: `: classes with one image, one image under two classes, images and groups that are also in one
-    of the packed sets `against` (of a training set: its evaluations).
-    """
-    try:
-        data = Packed(path)
-    except UserError as error:
-        return [str(error)]
-    problems = data.changed()
-
-    def read(first: int) -> list[str]:
-        rows = range(first, min(first + _CHUNK, len(data)))
-        if data.size is not None:
-            try:
-                data.fetch(np.asarray(rows))
-                return []
-            except UserError:
-                pass  # row by row, to name each
-        return [text for row in rows for text in _damage(data, row)]
-
-    for chunk, found in enumerate(each(read, range(0, len(data), _CHUNK), threads()), start=1):
-        problems += found
-        if on_progress:
-            on_progress(min(chunk * _CHUNK, len(data)), len(data))
-    odd = oddities(data) + [note for other in against for note in _shared(data, Packed(other))]
-    return problems + [f"warning: {note}" for note in odd]
-
-
-def _damage(data: Packed, row: int) -> list[str]:
-    try:
-        data.picture(row)
-    except UserError as error:
-        return [str(error)]
-    return []
-
-
-def _shared(data: Packed, other: Packed) -> list[str]:
-    notes = []
-    both, here, there = np.intersect1d(data.contents(), other.contents(), return_indices=True)
-    if len(both):
-        ids, others = data.ids(), other.ids()
-        listing = few(f"{ids[a]} = {others[b]}" for a, b in zip(here, there, strict=True))
-        notes.append(f"{len(both)} images are also in {other.path}: {listing}")
-    groups = sorted(set(data.group_names) & set(other.group_names))
-    if groups:
-        notes.append(f"{len(groups)} groups are also in {other.path}: {few(groups)}")
-    return notes

@@ -13,6 +13,7 @@ import numpy as np
 
 from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
+from trainkit.data.leakage import repeats
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import CaseInfo
 from trainkit.data.volumes import preprocess
@@ -217,10 +218,8 @@ def _listed(names: Iterable[str], noun: str, said: str) -> list[str]:
 
 def _odd_cases(records: Sequence[Record]) -> list[str]:
     infos = [record.info for record in records]
-    by_print: dict[int, list[str]] = {}
-    for record in records:
-        by_print.setdefault(record.fingerprint, []).append(record.info.id)
-    same = (" = ".join(ids) for ids in by_print.values() if len(ids) > 1)
+    twice = repeats(np.asarray([record.fingerprint for record in records], np.uint64)).tolist()
+    same = (f"{infos[first].id} = {infos[again].id}" for first, again in twice)
     notes = _listed(same, "volumes", "under two or more ids")
     scans = Counter(info.patient for info in infos)
     several = (f"{patient} ({count})" for patient, count in scans.items() if count > 1)

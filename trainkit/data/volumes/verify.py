@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from trainkit.data import verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
+from trainkit.data.leakage import Held
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.threads import attempt, each, threads
+from trainkit.data.verification import Examined, Step
 from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
 from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
-from trainkit.errors import UserError, few, number_of
+from trainkit.errors import UserError, listing
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
@@ -70,9 +73,9 @@ def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
     return facts
 
 
-def lines(path: Path | str) -> list[str]:
+def described(path: Path | str) -> list[str]:
     """Write the properties of a set of volumes in lines; of packed ones also shapes, intensities and organs."""
-    facts = [f"{key:14} {value}" for key, value in info(path).items()]
+    facts = verification.fact_lines(info(path))
     if not volume_store.is_packed(Path(path)):
         return facts
     data = PackedVolumes(path)
@@ -96,69 +99,32 @@ def verify(
     or not. `names`, `patient` and `spacing` as at import, for files. Of a folder of splits (TOM500's) every one is
     read, and compared with the others.
     """
-    path = Path(path)
-    splits = layouts.splits_below(path) if path.is_dir() and not _is_one(path, patient) else []
-    if not splits:
-        return _verify(path, against, names, patient, spacing, on_progress)
-    found: list[str] = []
-    places, before, last = [f"{path}#{split}" for split in splits], 0, 0
-
-    def shifted(done: int, total: int) -> None:
-        nonlocal last
-        last = total
-        if on_progress:
-            on_progress(before + done, before + total)
-
-    for number, place in enumerate(places):
-        for line in _verify(place, [*places[number + 1 :], *against], names, patient, spacing, shifted):
-            warns, note = line.startswith("warning: "), line.removeprefix("warning: ")
-            found.append(f"warning: {splits[number]}: {note}" if warns else line)
-        before += last
-    return found
+    others = [_opened(place, patient, labelled=False) for place in against]
+    own: list[PackedVolumes | VolumeSource] = []
+    problems: list[str] = []
+    for place in _splits(Path(path), patient):
+        try:
+            own.append(_opened(place, patient, labelled=True))
+        except UserError as error:
+            problems.append(str(error))
+    counts = [len(one) if isinstance(one, PackedVolumes) else len(one.cases) + len(one.incomplete) for one in own]
+    counts += [len(other.cases) for other in others if isinstance(other, VolumeSource)]
+    step = verification.steps(on_progress, sum(counts))
+    examined = [
+        _examine_packed(one, step) if isinstance(one, PackedVolumes) else _examine_files(one, names, spacing, step)
+        for one in own
+    ]
+    return problems + verification.sentences(examined, [_compared(other, step) for other in others])
 
 
-def _is_one(path: Path, patient: str | None) -> bool:
-    """Return whether a folder is a set of volumes itself, not one of several splits."""
-    if volume_store.is_packed(path):
-        return True
-    try:
-        sources.open_volumes(path, patient=patient)
-    except UserError:
-        return False
-    return True
-
-
-def _verify(
-    path: Path | str,
-    against: Sequence[Path | str],
-    names: importer.Names,
-    patient: str | None,
-    spacing: Sequence[float] | None,
-    on_progress: Progress | None,
-) -> list[str]:
-    others = [_opened(other, patient, labelled=False) for other in against]
-    try:
-        own = _opened(path, patient, labelled=True)
-    except UserError as error:
-        return [str(error)]
-    done, total = 0, len(own) if isinstance(own, PackedVolumes) else len(own.cases)
-    total += sum(len(other.cases) for other in others if isinstance(other, VolumeSource))
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        if on_progress:
-            on_progress(done, total)
-
-    if isinstance(own, PackedVolumes):
-        problems, named, records, odd = _verify_packed(own, step), own.names, importer.records_of(own), []
-    else:
-        problems, named, records = _verify_files(own, names, spacing, step)
-        odd = [*(f"not used: {text}" for text in own.left_out), *importer.notes_of(own)]
-    odd += fingerprint.oddities(named, records) if records else []
-    for other in others:
-        odd += _shared(records, other, step)
-    return problems + [f"warning: {note}" for note in odd]
+def _splits(path: Path, patient: str | None) -> list[str]:
+    """Return the sets at a path: itself, or where it is none, but a folder of several, these."""
+    splits = layouts.splits_below(path) if path.is_dir() and not volume_store.is_packed(path) else []
+    if splits:
+        with contextlib.suppress(UserError):
+            sources.open_volumes(path, patient=patient)
+            splits = []
+    return [f"{path}#{split}" for split in splits] or [str(path)]
 
 
 def _opened(path: Path | str, patient: str | None, labelled: bool) -> PackedVolumes | VolumeSource:
@@ -167,17 +133,39 @@ def _opened(path: Path | str, patient: str | None, labelled: bool) -> PackedVolu
     return sources.open_volumes(path, patient=patient, labelled=labelled)
 
 
-def _verify_packed(data: PackedVolumes, step: Callable[[], None]) -> list[str]:
-    problems = data.changed()
+def _compared(data: PackedVolumes | VolumeSource, step: Step) -> Examined:
+    """Return what another set is compared with: of files the images are read, and those that are damaged left out."""
+    if isinstance(data, PackedVolumes):
+        return _known(str(data.path), data.patients(), data.fingerprints(), data.ids())
 
-    def look(i: int) -> list[str]:
-        data.check(i)
-        return [f"{data.where(i)}: {text}" for text in _inside(data, i)]
+    def read(case: Case) -> tuple[int, str]:
+        return fingerprint.of(*reader.read_image(case)), case.id
 
-    for found in each(attempt(look), range(len(data)), threads()):
-        problems += [str(found)] if isinstance(found, UserError) else found
-        step()
-    return problems
+    found = [one for one in verification.read_all(read, data.cases, step) if not isinstance(one, UserError)]
+    patients = (case.patient for case in data.cases)
+    return _known(data.where, patients, [one for one, _ in found], [id for _, id in found])
+
+
+def _known(where: str, patients: Iterable[str], prints: Sequence[int] | np.ndarray, ids: Sequence[str]) -> Examined:
+    def names(places: Iterable[int]) -> list[str]:
+        return [ids[place] for place in places]
+
+    held = Held(
+        noun="volumes", prints=np.asarray(prints, np.uint64), names=names, subjects=frozenset(patients), kind="patients"
+    )
+    return Examined(where=where, held=held)
+
+
+def _examine_packed(data: PackedVolumes, step: Step) -> Examined:
+    def check(case: int) -> None:
+        data.check(case)
+        if found := "; ".join(_inside(data, case)):
+            raise UserError(data.where(case), found)
+
+    known = _compared(data, step)
+    damage = verification.damaged(known.where, "cases cannot be used", check, range(len(data)), step)
+    odd = fingerprint.oddities(data.names, importer.records_of(data))
+    return replace(known, damage=[*data.changed(), *damage], odd=odd)
 
 
 def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
@@ -194,55 +182,34 @@ def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
             yield f"positions of label {number} that have another label"
 
 
-def _verify_files(
-    source: VolumeSource, asked: importer.Names, spacing: Sequence[float] | None, step: Callable[[], None]
-) -> tuple[list[str], tuple[str, ...], list[Record]]:
+def _examine_files(
+    source: VolumeSource, asked: importer.Names, spacing: Sequence[float] | None, step: Step
+) -> Examined:
     classes = importer.classes_of(source, asked)
-    names = classes.names
-    pairs, problems = importer.read_headers(source)
-    for _ in problems:
+    pairs, bad = importer.read_headers(source)
+    for _ in bad:
         step()
     records: list[Record] = []
     if pairs:
         how = Preparation(importer.order(pair.image for pair in pairs), None if spacing is None else three(spacing))
         for found in importer.prepare_all(pairs, how, classes):
+            step()
             if isinstance(found, UserError):
-                problems.append(str(found))
+                bad.append(str(found))
             else:
                 records.append(found.record)
-            step()
-    if names is None and not records:
-        return problems, (), []
-    if names is None:
+    said = f"{len(bad)} of {len(source.cases) + len(source.incomplete)} cases cannot be used"
+    damage = [f"{source.where}: {said}:{listing(bad, verification.NAMED)}"] if bad else []
+    odd = [*(f"not used: {text}" for text in source.left_out), *importer.notes_of(source)]
+    if records:
         try:
-            names = importer.numbered_names(source, {r.info.id: r.info.volumes_mm3 for r in records})
+            names = classes.names or importer.numbered_names(source, {r.info.id: r.info.volumes_mm3 for r in records})
+            odd += fingerprint.oddities(names, [_padded(record, len(names)) for record in records])
         except UserError as error:
-            return [*problems, str(error)], (), []
-    return problems, names, [_padded(record, len(names)) for record in records]
-
-
-def _shared(records: Sequence[Record], other: PackedVolumes | VolumeSource, step: Callable[[], None]) -> list[str]:
-    """Sentences about patients and volumes that are in both."""
-    if isinstance(other, PackedVolumes):
-        where, patients = str(other.path), set(other.patients())
-        prints = dict(zip(other.fingerprints().tolist(), other.ids(), strict=True))
-    else:
-        where, patients, prints = other.where, {case.patient for case in other.cases}, {}
-
-        def look(case: Case) -> int:
-            return fingerprint.of(*reader.read_image(case))
-
-        for case, value in zip(other.cases, each(attempt(look), other.cases, threads()), strict=True):
-            if not isinstance(value, UserError):  # a damaged file of the other set is that set's matter
-                prints[value] = case.id
-            step()
-    notes = []
-    if both := sorted({record.info.patient for record in records} & patients):
-        notes.append(f"{number_of(len(both), 'patients')} also in {where}: {few(both)}")
-    same = [f"{r.info.id} = {prints[r.fingerprint]}" for r in records if r.fingerprint in prints]
-    if same:
-        notes.append(f"{number_of(len(same), 'volumes')} also in {where}: {few(same)}")
-    return notes
+            damage.append(str(error))
+    prints, ids = [record.fingerprint for record in records], [record.info.id for record in records]
+    known = _known(source.where, (case.patient for case in source.cases), prints, ids)
+    return replace(known, damage=damage, odd=odd)
 
 
 def _padded(record: Record, classes: int) -> Record:

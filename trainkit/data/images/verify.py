@@ -1,0 +1,101 @@
+"""Describe and verify packed sets of images, of faces as well: every row is compared with what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data import leakage, verification
+from trainkit.data.cache import Progress
+from trainkit.data.storage import image_store
+from trainkit.data.storage.image_store import Packed
+from trainkit.data.verification import Examined, Step
+from trainkit.errors import UserError, few
+from trainkit.files import Json
+
+
+def info(path: Path | str) -> dict[str, Json]:
+    """Describe a packed set: numbers, digest, and how many images its classes have."""
+    data = Packed(path)
+    facts: dict[str, Json] = {
+        "path": str(data.path),
+        "made_from": data.manifest.get("made_from", ""),
+        "images": len(data),
+        "classes": data.classes,
+        "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else image_store.describe(data.size),
+        "store": data.store,
+        "bytes": data.bytes,
+        "digest": data.digest,
+    }
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        spread = int(counts.min()), float(np.median(counts)), int(counts.max())
+        facts["images_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
+    if data.groups is not None:
+        facts["groups"] = len(data.group_names)
+    protocol = data.protocol()
+    if protocol is not None:
+        facts["protocol"] = type(protocol).__name__
+        facts["trials"] = len(protocol)
+    return facts
+
+
+def described(path: Path | str) -> list[str]:
+    """Write the properties of a packed set in lines."""
+    return verification.fact_lines(info(path))
+
+
+def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
+    """Read everything in a packed set and compare it with what was written. Returns sentences; empty when all is well.
+
+    Damage: files whose SHA-256 differs, rows whose checksum differs or that cannot be decoded. What is only odd begins
+    with `warning: `: classes with one image, one image under two classes, images and groups that are also in one
+    of the packed sets `against` (of a training set: its evaluations).
+    """
+    try:
+        data = Packed(path)
+    except UserError as error:
+        return [str(error)]
+    others = [_known(Packed(other)) for other in against]
+    return verification.sentences([_examine(data, verification.steps(on_progress, len(data)))], others)
+
+
+def _examine(data: Packed, step: Step) -> Examined:
+    def check(row: int) -> None:
+        data.picture(row)
+
+    known = _known(data)
+    damage = verification.damaged(known.where, "images cannot be read", check, range(len(data)), step)
+    return replace(known, damage=[*data.changed(), *damage], odd=oddities(data))
+
+
+def _known(data: Packed) -> Examined:
+    """Return what a set is compared with others by."""
+    return Examined(where=str(data.path), held=leakage.held_in(data, subjects=frozenset(data.group_names)))
+
+
+def oddities(data: Packed) -> list[str]:
+    """Return sentences about what is odd but usable: people with one image, one image under two people."""
+    notes = []
+    names = data.class_names
+    if data.classes:
+        counts = np.bincount(data.labels, minlength=data.classes)
+        for said, wanted in (("one image", 1), ("no image", 0)):
+            if len(found := np.flatnonzero(counts == wanted)):
+                notes.append(f"{len(found)} of {data.classes} classes have {said}: {few(names[i] for i in found)}")
+        pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
+        if len(pairs):
+            ids = data.ids()
+            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
+            notes.append(f"{len(pairs)} images are in two classes: {listing}")
+    return notes
+
+
+def sizes(shapes: np.ndarray) -> str:
+    """Describe heights and widths (n, 2), of which there is one at least: the one that all have, or how they spread."""
+    ordered = shapes[np.argsort(shapes.prod(1), kind="stable")].tolist()
+    least, middle, most = (image_store.describe(tuple(ordered[i])) for i in (0, len(ordered) // 2, -1))
+    return least if (shapes == shapes[0]).all() else f"smallest {least}, median {middle}, largest {most}"
