@@ -111,7 +111,7 @@ def photographed_mask(root):
 
 def coloured_mask(root):
     scene_sets.put(root / "trainannot/p002.png", scene_sets.coloured(mask(root, "p002")))
-    return r"1 of 6 masks hold values outside the classes:\n  \S+p002\.png: a coloured mask"
+    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a coloured mask"
 
 
 def no_label(root):

@@ -145,8 +145,6 @@ class Scenes:
         for name, one in packed.items():
             for error in self.size_errors(key(name), one.ids, one.shapes):
                 raise error
-            if not one.counts[:-1].sum():
-                raise UserError(f"{key(name)} ({found[name].where})", "no labelled pixel", "some labelled pixels")
         train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
         held = {name: one.held() for name, one in packed.items()}
         remedy = "remove them from one of the sets, or set `leakage: allow`"
@@ -181,6 +179,11 @@ class Scenes:
         if train:
             yield from size_checks.crop_errors("data.crop", shapes, self.crop, base, self.augment.scales[1])
         yield from size_checks.scale_errors(where, ids, shapes, base, self.augment.scales[0] if train else 1.0)
+
+    def odd_scales(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[str]:
+        """Yield sentences about `eval_scales` that do not fit images of `shapes` (n, 2), of the set of a key."""
+        if where != key("train"):
+            yield from size_checks.odd_scales(where, ids, shapes, self.base(shapes), self.eval_scales)
 
     def class_error(
         self, where: str, source: SceneSource, labels: Labels | None, first: Labels | None
@@ -272,7 +275,4 @@ class Scenes:
             counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
             odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.objects, much=0)
             yield from (f"{key(name)}: {text}" for text in odd)
-            if name != "train":
-                yield from size_checks.odd_scales(
-                    key(name), one.ids, one.shapes, self.base(one.shapes), self.eval_scales
-                )
+            yield from self.odd_scales(key(name), one.ids, one.shapes)

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from trainkit.config.ranges import Byte
+from trainkit.data.verification import Mistake
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 
@@ -34,14 +35,6 @@ NAME_LIMIT = 200
 _UNKNOWN = 256
 _NAMED, _COUNTED = 8, 32
 """Values or colours of a mask that stand for no class, of which the places and of which the pixels are told."""
-
-
-class UnknownCodes(UserError):
-    """Values or colours of a mask that stand for no class: `codes`, and the pixels of each."""
-
-    def __init__(self, codes: Mapping[str, int], where: str, found: str, expected: str, remedy: str):
-        super().__init__(where, found, expected, remedy)
-        self.codes = codes
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ class Labels:
         return found.astype(np.uint8)
 
     def _refuse(self, codes: np.ndarray, bad: np.ndarray, where: str) -> None:
-        """Raise UnknownCodes about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
+        """Raise Mistake about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
         strange, first, counts = np.unique(codes[bad], return_index=True, return_counts=True)
         places = np.flatnonzero(bad.ravel())[first]
         listed: list[str] = []
@@ -162,7 +155,8 @@ class Labels:
         what = ("colour" if self.palette else "value") + "s" * (len(listed) != 1)
         found = f"{len(listed)} {what} outside the classes ({share}): {few(listed, _NAMED)}"
         pixels = dict(itertools.islice(pixels.items(), _COUNTED))
-        raise UnknownCodes(pixels, where, found, self._expected(), self._remedy())
+        kind = f"masks hold {'colours' if self.palette else 'values'} outside the classes"
+        raise Mistake(kind, UserError(where, found, self._expected(), self._remedy()), pixels)
 
     def _called(self, code: int) -> str:
         return f"[{code >> 16}, {code >> 8 & 255}, {code & 255}]" if self.palette else str(code)

@@ -105,9 +105,11 @@ class Objects:
         return cls(**{**value, **listed})
 
     def error(self, where: str, names: Sequence[str], pixels: np.ndarray, train: bool) -> UserError | None:
-        """Return the error of a set that is plainly wrong: most objects outside, or 255 for a class; of what is trained
-        on also a class of which nothing is left. `pixels` are those of each class."""
+        """Return the error of a set that is plainly wrong: no pixel of a class, most objects outside, or 255 for a
+        class; of what is trained on also a class of which nothing is left. `pixels` are those of each class."""
         labelled = np.flatnonzero(pixels).tolist()
+        if not labelled:
+            return UserError(where, "no labelled pixel", "some labelled pixels")
         if self.white and len(labelled) == 1:
             found = f"pixels of the class {names[labelled[0]]} and of 255 alone, which stands for no class"
             colours = f"{{{names[0]}: [0, 0, 0], {names[1]}: [255, 255, 255]}}"

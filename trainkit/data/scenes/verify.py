@@ -20,10 +20,10 @@ from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.images.verify import sizes
 from trainkit.data.leakage import Held
-from trainkit.data.scenes import files, label_maps, size_checks
+from trainkit.data.scenes import files, label_maps
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.files import Scene
-from trainkit.data.scenes.label_maps import Labels, UnknownCodes
+from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.lost_objects import Fates, Tally, fates
 from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.sources import SceneSource
@@ -94,9 +94,7 @@ class NamedSet:
         pictures, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
         pictures = pictures if decode else np.arange(len(good), dtype=np.uint64)
         damage = verification.damage(where, "images cannot be used", errors, len(self.source.scenes))
-        if len(ids) and not counts[:, :-1].any():
-            damage.append(f"{where}: no labelled pixel; expected some labelled pixels")
-        elif len(ids) and (error := objects.error(where, names, counts[:, :-1].sum(0), self.train)):
+        if len(ids) and (error := objects.error(where, names, counts[:, :-1].sum(0), self.train)):
             damage.append(str(error))
         left_out = self.source.left_out
         odd = [f"{len(left_out)} left out: {few(left_out)}"] if left_out else []
@@ -219,16 +217,12 @@ def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | No
     turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
     try:
         mask, painted = files.read_objects(scene, labels.coloured)
-    except UserError as error:
-        raise Mistake("masks cannot be read", error) from None
-    if mask.shape[:2] != shape:
-        where, found = mask_store.of_another_size(scene, shape, mask.shape[:2]).split(": ", 1)
-        raise Mistake("masks differ in size from their images", UserError(where, found))
-    try:
         classes = labels.classes(mask, files.mask_where(scene))
     except UserError as error:
-        what = f"masks hold {'colours' if labels.coloured else 'values'} outside the classes"
-        raise Mistake(what, error, error.codes if isinstance(error, UnknownCodes) else None) from None
+        raise error if isinstance(error, Mistake) else Mistake("masks cannot be read", error) from None
+    if classes.shape != shape:
+        where, found = mask_store.of_another_size(scene, shape, classes.shape).split(": ", 1)
+        raise Mistake("masks differ in size from their images", UserError(where, found))
     counts = mask_store.counted(classes, len(labels.names))
     white = painted is None and labels.drops_white(mask) and int((counts[:-1] > 0).sum()) == 1
     found = fates(classes, painted, size)
@@ -251,9 +245,7 @@ def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
             continue
         shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
         said += map(str, data.size_errors(key, seen.ids, shapes))
-        if key != TRAIN:
-            odd = size_checks.odd_scales(key, seen.ids, shapes, data.base(shapes), data.eval_scales)
-            said += [f"{WARNING}{text}" for text in odd]
+        said += (f"{WARNING}{text}" for text in data.odd_scales(key, seen.ids, shapes))
     return said
 
 
