@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from trainkit.data import hub, sources
-from trainkit.data.images import verify
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -176,16 +175,6 @@ def test_groups_survive_being_packed_again(tmp_path):
     assert one.group_names == two.group_names == ("s01", "s02")
     assert one.groups.tolist() == two.groups.tolist() == [0, 1, 1]
     assert one.class_names == two.class_names == ("open", "shut") and two.size == (3, 5)
-
-
-def test_verify_names_groups_that_two_sets_share(tmp_path):
-    for name, files in (("train", ["open/s1_a.png", "shut/s2_a.png"]), ("val", ["open/s2_b.png", "shut/s3_b.png"])):
-        root = put(tmp_path / "pictures" / name, *files)
-        Image.fromarray(noise(len(name))).save(root / files[0])
-        import_images.import_pictures(root, tmp_path / name, size=(6, 10), group="(s[0-9])_")
-    found = verify.verify(tmp_path / "train", against=[tmp_path / "val"])
-    said = f"warning: {tmp_path / 'train'}: 1 of its 2 groups are in {tmp_path / 'val'}: s2"
-    assert [line for line in found if "groups are" in line] == [said]
 
 
 # MRL Eye

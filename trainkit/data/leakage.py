@@ -133,11 +133,9 @@ def repeats(prints: np.ndarray) -> np.ndarray:
 
 
 def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Find samples of one content and two classes, neighbours in the order of contents: places, int64 (pairs, 2)."""
-    order = np.argsort(prints, kind="stable")
-    same = (prints[order][1:] == prints[order][:-1]) & (label[order][1:] != label[order][:-1])
-    place = np.flatnonzero(same)
-    return np.stack([order[place], order[place + 1]], 1)
+    """Find samples of another class than the first of the same content: that one and each, int64 (pairs, 2)."""
+    pairs = repeats(prints)
+    return pairs[label[pairs[:, 0]] != label[pairs[:, 1]]]
 
 
 @dataclass(frozen=True)

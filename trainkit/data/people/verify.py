@@ -61,12 +61,13 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     one of the sets `against`.
     """
     try:
-        index, *others = (people_index.indexed(str(place), "val") for place in (path, *against))
+        index = people_index.indexed(str(path), "val")
     except UserError as error:
         return [str(error)]
+    others = [_known(people_index.indexed(str(other), "val")) for other in against]
     files = [os.path.join(index.root, id) for id in np.asarray(index.ids(), object)[index.picture >= 0].tolist()]
     own = _examine(index, files, verification.steps(on_progress, len(files)))
-    return verification.sentences([own], list(map(_known, others)))
+    return verification.sentences([own], others)
 
 
 def _examine(index: PeopleIndex, files: Sequence[str], step: Step) -> Examined:

@@ -146,7 +146,7 @@ def verify(
         sets, said = _found(path, names) if data is None else _named(data)
     except UserError as error:
         return [str(error)]
-    others = [one for place in against for one in _alone(place, names)]
+    others = [one for place in against for one in _found(place, names)[0]]
     step = verification.steps(on_progress, sum(len(one.source.scenes) for one in (*sets, *others)))
     own, compared = ([one.examine(step) for one in some] for some in (sets, others))
     if data is None:
@@ -291,14 +291,9 @@ def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet
         lost += odd
         if labels is not None:
             sets.append(NamedSet(source.where, source, labels))
-    return sets, lost
-
-
-def _alone(path: Path | str, names: Sequence[str] | None) -> list[NamedSet]:
-    sets, lost = _found(path, names)
     if not sets:
-        raise UserError(str(path), lost[0] if lost else "no images with masks")
-    return sets
+        raise UserError(str(path), "; ".join(lost))
+    return sets, lost
 
 
 def _opened(text: str) -> tuple[list[SceneSource], list[str]]:

@@ -1,0 +1,289 @@
+"""Sets of every kind verified: damage is named with its count, what sets share is told, and progress counts items."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import organ_volumes
+import packed_rows
+import people_sets
+import pytest
+import scene_sets
+from click.testing import CliRunner
+from PIL import Image
+
+from trainkit.cli import main
+from trainkit.data import kinds, rows, verification
+from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.storage import import_images
+from trainkit.data.storage.image_store import Packed
+from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.verification import WARNING, Mistake
+from trainkit.data.volumes import importer
+from trainkit.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+RECIPE = """name: tiny
+task: {{name: segment2d, net: {{name: bisenetv2}}}}
+data: {{name: scenes, train: "{place}#train", evaluate: {{val: "{place}#val"}}, crop: [16, 24], names: {names}}}
+optim: {{lr: 0.1}}
+train: {{length: 2 steps, batch_size: 2}}
+"""
+NAMES = list(scene_sets.NAMES[: scene_sets.CLASSES])
+
+
+def images(root: Path, first: int = 0) -> Path:
+    for row in range(6):
+        folder = root / "files" / f"c{row % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(first + row).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    import_images.import_pictures(root / "files", root / "set", size=(8, 8), group=r"/(\d)\.")
+    return root / "set"
+
+
+def people(root: Path) -> Path:
+    people_sets.index(root, ["a", "b"], (3, 1, 1, 1, 2))
+    return root
+
+
+def scenes(root: Path) -> Path:
+    """Images of 24 x 32 pixels: p000 to p005 to train on, p000 to p002 to score."""
+    return scene_sets.camvid(root, (6, 3))
+
+
+def packed_volumes(root: Path) -> Path:
+    return importer.import_volumes(organ_volumes.put_set(root / "files"), root / "set", names=["left", "right"]).out
+
+
+@dataclass(frozen=True)
+class Set:
+    """A set of a kind that is well, its number of items, and how a training comes to read it."""
+
+    kind: str
+    make: Callable[[Path], Path]
+    items: int
+    train: Callable[[Path], object] | None = None
+    names: list[str] | None = None
+
+    def places(self, place: Path) -> list[Path]:
+        """Return the set, and a recipe that names it where those are verified."""
+        if self.kind != "scenes":
+            return [place]
+        recipe = place.with_name("recipe.yaml")
+        recipe.write_text(RECIPE.format(place=place, names=NAMES))
+        return [place, recipe]
+
+    def verify(self, place: Path | str, **more) -> list[str]:
+        assert kinds.at(place).name == self.kind
+        function = kinds.function(kinds.KINDS[self.kind], "verify")
+        assert function is not None
+        return function(place, **more, **({"names": self.names} if self.names else {}))
+
+
+def open_scenes(root: Path) -> None:
+    Scenes(train=f"{root}#train", evaluate={"val": f"{root}#val"}, crop=(16, 24), names=NAMES).open(0)
+
+
+SETS = {
+    "images": Set("images", images, 6, lambda place: Packed(place).fetch(np.arange(6))),
+    "people": Set("people", people, 12),
+    "scenes": Set("scenes", scenes, 9, open_scenes, NAMES),
+    "volumes": Set(
+        "volumes",
+        organ_volumes.put_set,
+        4,
+        lambda place: importer.import_volumes(place, place / "out", names=["a", "b"]),
+    ),
+    "packed volumes": Set("volumes", packed_volumes, 4),
+}
+
+
+# Damage: what is done to a set, and the sentence about it.
+
+
+def a_changed_row(place):
+    packed_rows.damage(Packed(place), "image", 4, 20)
+    return r": 1 of 6 images cannot be read:\n  \S+, row 4 \(c1/3\.png\): .*checksum differs\)\n  remove the folder"
+
+
+def no_image(place):
+    (place / "nir" / "a" / "0.png").write_bytes(b"no image")
+    return r"index\.csv: 1 of 12 images cannot be read:\n  \S+nir/a/0\.png: "
+
+
+def a_case_without_bytes(place):
+    (place / "image" / "p01.nii.gz").write_bytes(b"")
+    return r": 1 of 4 cases cannot be used:\n  \S+image/p01\.nii\.gz: 0 bytes"
+
+
+def two_damaged_cases(place):
+    organ_volumes.put(place / "label" / "p03.nii.gz", organ_volumes.volume(3)[1][:-1])
+    organ_volumes.put(place / "image" / "p00.nii.gz", organ_volumes.volume(0)[0] * np.float32(np.nan))
+    return r": 2 of 4 cases cannot be used:\n  \S+label/p03\.nii\.gz: .*\n  \S+image/p00\.nii\.gz: "
+
+
+def a_changed_case(place):
+    packed_rows.damage(PackedVolumes(place), "label", 1, 5)
+    return r": 1 of 4 cases cannot be used:\n  \S+, case 1 \(p01\): labels is not what was written"
+
+
+def mask(name, split="train"):
+    """The classes that were drawn."""
+    return scene_sets.scene(1000 * (split == "val") + int(name[1:]))[1].copy()
+
+
+def put_mask(root, name, classes, split="train"):
+    scene_sets.put(root / f"{split}annot/{name}.png", np.asarray(classes, np.uint8))
+
+
+def another_size(root):
+    put_mask(root, "p001", np.zeros((24, 30)))
+    put_mask(root, "p004", np.zeros((48, 64)))
+    return r"2 of 6 masks differ in size from their images:\n  \S+p001\.png: 30 x 24 pixels, its image 32 x 24\n"
+
+
+def values_outside(root):
+    for name, values in (("p002", [9]), ("p003", [9, 200])):
+        classes = mask(name)
+        for place, value in enumerate(values):
+            classes[10 + place, 5:8] = value
+        put_mask(root, name, classes)
+    first = r"2 of 6 masks hold values outside the classes, 9 \(6 pixels of 2\), 200 \(3 pixels of 1\):"
+    return rf"(?s){first}\n  \S+p002\.png: .*9 .*x 5, y 10.*\n  \S+p003\.png: .*200 .*y 11.*\n  expected 0 to 3"
+
+
+def damaged_picture(root):
+    file = root / "train/p005.png"
+    file.write_bytes(file.read_bytes()[:300])
+    (root / "train/p000.png").write_bytes(b"nothing")
+    return r"2 of 6 images cannot be used:\n  \S+p000\.png: cannot be decoded .*\n  \S+p005\.png: cannot be decoded"
+
+
+def damaged_mask(root):
+    file = root / "trainannot/p005.png"
+    file.write_bytes(file.read_bytes()[:60])
+    return r"1 of 6 masks cannot be read:\n  \S+trainannot/p005\.png: cannot be decoded"
+
+
+def photographed_mask(root):
+    (root / "trainannot/p002.png").write_bytes(scene_sets.encoded(mask("p002"), "JPEG"))
+    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a JPEG or WebP file"
+
+
+def coloured_mask(root):
+    scene_sets.put(root / "trainannot/p002.png", scene_sets.coloured(mask("p002")))
+    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a coloured mask"
+
+
+def no_label(root):
+    for name in ("p000", "p001", "p002"):
+        put_mask(root, name, np.full(scene_sets.SIZE, 255), "val")
+    return r"#val\)?: no labelled pixel"
+
+
+DAMAGE = [
+    ("images", a_changed_row), ("people", no_image), ("volumes", a_case_without_bytes), ("volumes", two_damaged_cases),
+    ("packed volumes", a_changed_case), ("scenes", another_size), ("scenes", values_outside),
+    ("scenes", damaged_picture), ("scenes", damaged_mask), ("scenes", photographed_mask), ("scenes", coloured_mask),
+    ("scenes", no_label),
+]  # fmt: skip
+
+
+def problems(found: list[str]) -> list[str]:
+    return [line for line in found if not line.startswith(WARNING)]
+
+
+def ask(*words, code: int) -> str:
+    done = CliRunner().invoke(main.main, ["data", "verify", *map(str, words)], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(("kind", "spoil"), DAMAGE, ids=lambda one: getattr(one, "__name__", one))
+def test_damage_is_named_with_its_count_and_a_training_refuses_it(kind, spoil, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes, whose rows are looked at one by one
+    one = SETS[kind]
+    place = one.make(tmp_path / "set")
+    places = one.places(place)
+    assert not any(problems(one.verify(place)) for place in places)
+    said = spoil(place)
+    for place in places:
+        found = problems(one.verify(place))
+        if kind in ("images", "packed volumes"):
+            assert "rows.arrow: is not what was written" in found.pop(0)
+        assert len(found) == 1 and re.search(said, found[0]), found
+        names = ["--names", ",".join(one.names)] if one.names else []
+        assert found[0].splitlines()[-1] in ask(place, *names, code=2)
+    if one.train is not None:
+        with pytest.raises(UserError):
+            one.train(places[0])
+
+
+def test_damage_of_several_kinds_is_all_said(tmp_path):
+    place = scenes(tmp_path / "set")
+    said = [another_size(place), damaged_picture(place), no_label(place)]
+    found = problems(SETS["scenes"].verify(SETS["scenes"].places(place)[1]))
+    assert len(found) == 3
+    for expected in said:
+        assert any(re.search(expected.split(":")[0], line) for line in found)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_progress_counts_the_items_of_all_sets(kind, tmp_path):
+    one, seen = SETS[kind], []
+    one.verify(one.make(tmp_path / "set"), on_progress=lambda *done: seen.append(done))
+    assert seen == [(n, one.items) for n in range(1, one.items + 1)]
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_what_cannot_be_opened_is_a_sentence(kind, tmp_path):
+    one = SETS[kind]
+    place = one.make(tmp_path / "set")
+    function = kinds.function(kinds.KINDS[one.kind], "verify")
+    assert function is not None
+    (said,) = function(tmp_path / "nothing")
+    assert "nothing: does not exist" in said
+    with pytest.raises(UserError, match="nothing: does not exist"):
+        one.verify(place, against=[tmp_path / "nothing"])
+
+
+SHARED = {
+    "images": ["", "6 of its 6 groups", "", "6 of its 6 images"],
+    "people": ["index.csv", "2 of its 2 people"],
+    "scenes": ["#train", "6 of its 6 images", "#val", "3 of its 3 images"],
+    "volumes": ["", "4 of its 4 patients", "", "4 of its 4 volumes"],
+    "packed volumes": ["", "4 of its 4 patients", "", "4 of its 4 volumes"],
+}
+"""By kind: end of the name of a set, and what of it is also in an equal one."""
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_what_two_sets_share_is_told(kind, tmp_path):
+    one = SETS[kind]
+    place, other = one.make(tmp_path / "own"), one.make(tmp_path / "other")
+    found = [line for line in one.verify(place, against=[other]) if str(other) in line]
+    parts, counts = SHARED[kind][::2], SHARED[kind][1::2]
+    assert len(found) == len(counts)
+    for line, part, count in zip(found, parts, counts, strict=True):
+        assert re.match(rf"warning: \S*{place.name}\S*{part}: {count} are in \S*{other.name}\S*{part}: ", line), line
+
+
+def test_errors_of_one_kind_are_listed_together_with_what_all_of_them_expect():
+    alike = [UserError(f"{n}.png", f"{n} pixels", "10 pixels", "resize it") for n in range(1003)]
+    (said,) = verification.damage("set", "images cannot be read", alike, 2000)
+    first, *lines = said.splitlines()
+    assert first == "set: 1003 of 2000 images cannot be read:" and lines[0] == "  0.png: 0 pixels"
+    assert lines[999:] == ["  999.png: 999 pixels", "  and 3 more", "  expected 10 pixels; resize it"]
+    other = [Mistake("masks are odd", UserError("a.png", "odd", "even"), {"9": 2, "7": 5}), alike[0]]
+    other += [Mistake("masks are odd", UserError("b.png", "odd", "round"), {"9": 4})]
+    assert verification.damage("set", "images cannot be read", other, 3) == [
+        "set: 2 of 3 masks are odd, 9 (6 pixels of 2), 7 (5 pixels of 1):\n  a.png: odd; expected even\n"
+        "  b.png: odd; expected round",
+        "set: 1 of 3 images cannot be read:\n  0.png: 0 pixels\n  expected 10 pixels; resize it",
+    ]
