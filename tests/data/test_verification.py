@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,10 @@ import people_sets
 import pytest
 import scene_sets
 from click.testing import CliRunner
-from PIL import Image
 
 from trainkit.cli import main
+from trainkit.config import loader
 from trainkit.data import kinds, rows, verification
-from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.volume_store import PackedVolumes
@@ -37,71 +35,39 @@ train: {{length: 2 steps, batch_size: 2}}
 NAMES = list(scene_sets.NAMES[: scene_sets.CLASSES])
 
 
-def images(root: Path, first: int = 0) -> Path:
+def images(root: Path) -> Path:
     for row in range(6):
-        folder = root / "files" / f"c{row % 2}"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(first + row).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{row}.png")
+        scene_sets.put(root / "files" / f"c{row % 2}" / f"{row}.png", scene_sets.scene(row, (8, 8))[0])
     import_images.import_pictures(root / "files", root / "set", size=(8, 8), group=r"/(\d)\.")
     return root / "set"
-
-
-def people(root: Path) -> Path:
-    people_sets.index(root, ["a", "b"], (3, 1, 1, 1, 2))
-    return root
-
-
-def scenes(root: Path) -> Path:
-    """Images of 24 x 32 pixels: p000 to p005 to train on, p000 to p002 to score."""
-    return scene_sets.camvid(root, (6, 3))
 
 
 def packed_volumes(root: Path) -> Path:
     return importer.import_volumes(organ_volumes.put_set(root / "files"), root / "set", names=["left", "right"]).out
 
 
-@dataclass(frozen=True)
-class Set:
-    """A set of a kind that is well, its number of items, and how a training comes to read it."""
-
-    kind: str
-    make: Callable[[Path], Path]
-    items: int
-    train: Callable[[Path], object] | None = None
-    names: list[str] | None = None
-
-    def places(self, place: Path) -> list[Path]:
-        """Return the set, and a recipe that names it where those are verified."""
-        if self.kind != "scenes":
-            return [place]
-        recipe = place.with_name("recipe.yaml")
-        recipe.write_text(RECIPE.format(place=place, names=NAMES))
-        return [place, recipe]
-
-    def verify(self, place: Path | str, **more) -> list[str]:
-        assert kinds.at(place).name == self.kind
-        function = kinds.function(kinds.KINDS[self.kind], "verify")
-        assert function is not None
-        return function(place, **more, **({"names": self.names} if self.names else {}))
-
-
-def open_scenes(root: Path) -> None:
-    Scenes(train=f"{root}#train", evaluate={"val": f"{root}#val"}, crop=(16, 24), names=NAMES).open(0)
-
-
-SETS = {
-    "images": Set("images", images, 6, lambda place: Packed(place).fetch(np.arange(6))),
-    "people": Set("people", people, 12),
-    "scenes": Set("scenes", scenes, 9, open_scenes, NAMES),
-    "volumes": Set(
-        "volumes",
-        organ_volumes.put_set,
-        4,
-        lambda place: importer.import_volumes(place, place / "out", names=["a", "b"]),
-    ),
-    "packed volumes": Set("volumes", packed_volumes, 4),
+SETS: dict[str, tuple[Callable[[Path], Path], int]] = {
+    "images": (images, 6),
+    "people": (lambda root: people_sets.index(root, ["a", "b"], (3, 1, 1, 1, 2)), 12),
+    "scenes": (lambda root: scene_sets.camvid(root, (6, 3)), 9),
+    "volumes": (organ_volumes.put_set, 4),
+    "packed volumes": (packed_volumes, 4),
 }
+"""By kind: how a set that is well is made, and how many items it has."""
+
+
+def verify(kind: str, place: Path, **more) -> list[str]:
+    found = kinds.at(place)
+    assert found.name == kind.removeprefix("packed ")
+    function = kinds.function(found, "verify")
+    assert function is not None
+    return function(place, **more, **({"names": NAMES} if kind == "scenes" else {}))
+
+
+def recipe(place: Path) -> Path:
+    file = place.with_name("recipe.yaml")
+    file.write_text(RECIPE.format(place=place, names=NAMES))
+    return file
 
 
 # Damage: what is done to a set, and the sentence about it.
@@ -199,58 +165,45 @@ def problems(found: list[str]) -> list[str]:
     return [line for line in found if not line.startswith(WARNING)]
 
 
-def ask(*words, code: int) -> str:
-    done = CliRunner().invoke(main.main, ["data", "verify", *map(str, words)], catch_exceptions=False)
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 @pytest.mark.parametrize(("kind", "spoil"), DAMAGE, ids=lambda one: getattr(one, "__name__", one))
-def test_damage_is_named_with_its_count_and_a_training_refuses_it(kind, spoil, tmp_path, monkeypatch):
+def test_damage_is_named_with_its_count(kind, spoil, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes, whose rows are looked at one by one
-    one = SETS[kind]
-    place = one.make(tmp_path / "set")
-    places = one.places(place)
-    assert not any(problems(one.verify(place)) for place in places)
+    place = SETS[kind][0](tmp_path / "set")
+    places = [place, recipe(place)] if kind == "scenes" else [place]
+    assert not any(problems(verify(kind, one)) for one in places)
     said = spoil(place)
-    for place in places:
-        found = problems(one.verify(place))
+    for one in places:
+        found = problems(verify(kind, one))
         if kind in ("images", "packed volumes"):
             assert "rows.arrow: is not what was written" in found.pop(0)
         assert len(found) == 1 and re.search(said, found[0]), found
-        names = ["--names", ",".join(one.names)] if one.names else []
-        assert found[0].splitlines()[-1] in ask(place, *names, code=2)
-    if one.train is not None:
+        names = ["--names", ",".join(NAMES)] if kind == "scenes" else []
+        done = CliRunner().invoke(main.main, ["data", "verify", str(one), *names], catch_exceptions=False)
+        assert done.exit_code == 2 and found[0].splitlines()[-1] in done.output
+    if kind == "scenes":
         with pytest.raises(UserError):
-            one.train(places[0])
+            loader.load(recipe(place)).data.open(0)
 
 
 def test_damage_of_several_kinds_is_all_said(tmp_path):
-    place = scenes(tmp_path / "set")
+    place = SETS["scenes"][0](tmp_path / "set")
     said = [another_size(place), damaged_picture(place), no_label(place)]
-    found = problems(SETS["scenes"].verify(SETS["scenes"].places(place)[1]))
+    found = problems(verify("scenes", recipe(place)))
     assert len(found) == 3
     for expected in said:
         assert any(re.search(expected.split(":")[0], line) for line in found)
 
 
 @pytest.mark.parametrize("kind", SETS)
-def test_progress_counts_the_items_of_all_sets(kind, tmp_path):
-    one, seen = SETS[kind], []
-    one.verify(one.make(tmp_path / "set"), on_progress=lambda *done: seen.append(done))
-    assert seen == [(n, one.items) for n in range(1, one.items + 1)]
-
-
-@pytest.mark.parametrize("kind", SETS)
-def test_what_cannot_be_opened_is_a_sentence(kind, tmp_path):
-    one = SETS[kind]
-    place = one.make(tmp_path / "set")
-    function = kinds.function(kinds.KINDS[one.kind], "verify")
-    assert function is not None
-    (said,) = function(tmp_path / "nothing")
-    assert "nothing: does not exist" in said
+def test_progress_counts_the_items_of_all_sets_and_what_is_not_there_is_a_sentence(kind, tmp_path):
+    make, items = SETS[kind]
+    place, absent, seen = make(tmp_path / "set"), tmp_path / "nothing", []
+    verify(kind, place, on_progress=lambda *done: seen.append(done))
+    assert seen == [(n, items) for n in range(1, items + 1)]
+    function = kinds.function(kinds.at(place), "verify")
+    assert function is not None and ["nothing: does not exist" in line for line in function(absent)] == [True]
     with pytest.raises(UserError, match="nothing: does not exist"):
-        one.verify(place, against=[tmp_path / "nothing"])
+        function(place, against=[absent])
 
 
 SHARED = {
@@ -265,9 +218,8 @@ SHARED = {
 
 @pytest.mark.parametrize("kind", SHARED)
 def test_what_two_sets_share_is_told(kind, tmp_path):
-    one = SETS[kind]
-    place, other = one.make(tmp_path / "own"), one.make(tmp_path / "other")
-    found = [line for line in one.verify(place, against=[other]) if str(other) in line]
+    place, other = (SETS[kind][0](tmp_path / name) for name in ("own", "other"))
+    found = [line for line in verify(kind, place, against=[other]) if str(other) in line]
     parts, counts = SHARED[kind][::2], SHARED[kind][1::2]
     assert len(found) == len(counts)
     for line, part, count in zip(found, parts, counts, strict=True):

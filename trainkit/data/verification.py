@@ -28,7 +28,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Examined:
-    """What is known of a set of which every item was read, or which another one is compared with."""
+    """A set of which every item was read, or with which another one is compared."""
 
     where: str
     """The set in messages."""

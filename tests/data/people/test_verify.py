@@ -34,24 +34,22 @@ def test_records_that_are_left_out_are_counted_at_every_opening(tmp_path):
     assert "1 are distractors" in ask("info", f"{tmp_path}#test")
 
 
-def test_damage_captions_cameras_and_shared_people_are_found(tmp_path):
+def test_captions_cameras_and_shared_people_are_told(tmp_path):
     rows = people_sets.index_rows(tmp_path, ["a", "b"], (3, 1, 0, 0, 2))
     rows = [(*row[:2], "1" if row[2] else "", row[3], "wearsaredcoat" if row[4] else "", row[5]) for row in rows]
     rows += [("rgb/nobody.png", "-1", "", "rgb", "a red coat", "")]
     people_sets.picture(tmp_path / "rgb" / "nobody.png", 99)
     file = people_sets.write_csv(tmp_path / "index.csv", rows)
-    (tmp_path / "nir" / "a" / "0.png").write_bytes(b"no image")
     found = verify.verify(file, against=[file])
-    assert [said.startswith("warning: ") for said in found] == [False, True, True, True, True]
+    assert all(said.startswith("warning: ") for said in found)
     parts = (
-        "nir/a/0.png",
         "captions of distractors",
         "4 of 4 captions are one token",
         "in no mean",
         "2 of its 2 people",
     )
     assert all(part in said for part, said in zip(parts, found, strict=True))
-    assert "1 problem, 4 to look at" in ask("verify", tmp_path, "--against", tmp_path, code=2)
+    assert "0 problems, 4 to look at" in ask("verify", tmp_path, "--against", tmp_path)
 
 
 def test_a_set_of_one_camera_is_to_be_looked_at(tmp_path):
