@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import fake_hub
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from table_sets import lines, parquet, png, samples, shard, squares
 
 from trainkit.data import hub
 from trainkit.errors import UserError
 
 
-def png(seed: int) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
-
-
 def _parquet(file: Path, rows: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"img": [png(k) for k in range(rows)], "fine": [k % 2 for k in range(rows)]}), file)
+    parquet(file, img=[png(k) for k in range(rows)], fine=[k % 2 for k in range(rows)])
 
 
 def _sets(root: Path) -> None:
@@ -37,20 +25,9 @@ def _sets(root: Path) -> None:
     configs = "".join(f"- config_name: {c}\n  data_files:\n  - split: train\n    path: {c}/train*\n" for c in "ab")
     (root / "o" / "card" / "README.md").write_text(f"---\nconfigs:\n{configs}---\nSome images.\n")
     folder = root / "o" / "folder"
-    (folder / "img").mkdir(parents=True)
-    lines = ["file_name,label"]
-    for k in range(4):
-        (folder / "img" / f"{k}.png").write_bytes(png(k))
-        lines.append(f"img/{k}.png,{k % 2}")
-    (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
-    (root / "o" / "shards").mkdir()
-    for shard, first in (("train-0.tar", 0), ("train-1.tar", 3)):
-        with tarfile.open(root / "o" / "shards" / shard, "w") as tar:
-            for k in range(first, first + 3):
-                for ending, data in (("png", png(k)), ("cls", str(k % 2).encode())):
-                    entry = tarfile.TarInfo(f"s{k}.{ending}")
-                    entry.size = len(data)
-                    tar.addfile(entry, io.BytesIO(data))
+    lines(folder / "metadata.csv", "file_name,label", *(f"{path},{k % 2}" for k, path in enumerate(squares(folder))))
+    for name, first in (("train-0.tar", 0), ("train-1.tar", 3)):
+        shard(root / "o" / "shards" / name, *samples(first, 3))
     (root / "o" / "code").mkdir()
     (root / "o" / "code" / "code.py").write_text("raise SystemExit('this ran')\n")
     (root / "o" / "text").mkdir()

@@ -5,39 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from table_sets import noise, parquet, png, put
 
 from trainkit.data import hub, sources
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
-
-
-def noise(seed: int, height: int = 6, width: int = 10) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def put(root: Path, *names: str) -> Path:
-    for seed, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise(seed)).save(root / name)
-    return root
-
-
-def png(seed: int) -> bytes:
-    import io
-
-    stream = io.BytesIO()
-    Image.fromarray(noise(seed)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def table(path: Path, **columns) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
-    return path
 
 
 def ocec(path: Path, **changes) -> Path:
@@ -50,7 +23,7 @@ def ocec(path: Path, **changes) -> Path:
         "source": ["real"] * 5,
         "image_bytes": [png(k) for k in range(5)],
     }
-    return table(path, **(columns | changes))
+    return parquet(path, **(columns | changes))
 
 
 def ids(source) -> list[str]:
@@ -281,48 +254,6 @@ def test_a_column_of_one_split_needs_no_choice(tmp_path):
     assert sources.open_source(file).size == 5 and sources.open_source(f"{file}#all").size == 5
 
 
-@pytest.mark.parametrize("below", ["", "data"])
-def test_files_are_chosen_by_the_split_in_their_names(tmp_path, below):
-    root = tmp_path / "set"
-    for seed, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "test"]):
-        table(root / below / f"{name}.parquet", image=[png(seed)], label=[seed])
-    for split, labels in (("", [0, 1]), ("#train", [0, 1]), ("#validation", [2]), ("#test", [3])):
-        source = sources.open_source(f"{root}{split}")
-        assert [record.label for record in source.records()] == labels and source.size == len(labels)
-    with pytest.raises(UserError, match="#val: no such split; available: test, train, validation"):
-        sources.open_source(f"{root}#val")
-
-
-def test_a_single_file_is_not_taken_for_a_split_that_it_does_not_name(tmp_path):
-    file = table(tmp_path / "set.parquet", image=[png(0)], label=[0])
-    with pytest.raises(UserError, match="#val: no such split"):
-        sources.open_source(f"{file}#val")
-
-
-def test_splits_of_saved_sets_are_chosen(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
-    import datasets
-
-    datasets.disable_progress_bars()
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["shut", "open"])})
-
-    def made(*seeds: int) -> datasets.Dataset:
-        rows = {"image": [{"bytes": png(s), "path": None} for s in seeds], "label": [s % 2 for s in seeds]}
-        return datasets.Dataset.from_dict(rows, features)
-
-    datasets.DatasetDict({"train": made(0, 1, 2), "validation": made(3)}).save_to_disk(tmp_path / "saved")
-    made(5).save_to_disk(tmp_path / "single")
-    for split, seeds in (("", [0, 1, 2]), ("#train", [0, 1, 2]), ("#validation", [3])):
-        import_images.import_pictures(f"{tmp_path / 'saved'}{split}", tmp_path / f"out{split}", size=(6, 10))
-        data = Packed(tmp_path / f"out{split}")
-        assert [data.class_names[label] for label in data.labels] == [["shut", "open"][s % 2] for s in seeds]
-        assert all((data.picture(row) == noise(seed)).all() for row, seed in enumerate(seeds))
-    for path in ("saved#test", "single#test"):
-        with pytest.raises(UserError, match="#test: no such split"):
-            sources.open_source(tmp_path / path)
-    assert sources.open_source(tmp_path / "single").size == 1
-
-
 def test_a_flipped_bit_is_found_where_the_pages_have_checksums(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -360,7 +291,7 @@ def test_damage_of_any_kind_ends_in_a_user_error_or_in_the_rows(tmp_path, seed):
 def in_hub(home: Path, files: dict[str, int]) -> None:
     revision = "0" * 40
     for name, seed in files.items():
-        table(home / "datasets--owner--name" / "snapshots" / revision / name, image=[png(seed)], label=[seed])
+        parquet(home / "datasets--owner--name" / "snapshots" / revision / name, image=[png(seed)], label=[seed])
     (home / "datasets--owner--name" / "refs").mkdir(exist_ok=True)
     (home / "datasets--owner--name" / "refs" / "main").write_text(revision)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
-import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -17,6 +15,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from table_sets import lines, parquet, png, samples, shard
+from table_sets import squares as pictures
 
 from trainkit.cli import main
 from trainkit.data import hub, sources
@@ -34,41 +34,6 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRAINKIT_DATA", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-
-
-def png(seed: int, size: int = 8) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size, size, 3), dtype=np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def pictures(root: Path, count: int = 4) -> list[str]:
-    (root / "img").mkdir(parents=True)
-    for k in range(count):
-        (root / "img" / f"{k}.png").write_bytes(png(k))
-    return [f"img/{k}.png" for k in range(count)]
-
-
-def lines(file: Path, *rows: str) -> Path:
-    file.write_text("\n".join(rows) + "\n")
-    return file
-
-
-def shard(file: Path, *members: tuple[str, bytes]) -> Path:
-    with tarfile.open(file, "w") as tar:
-        for name, data in members:
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return file
-
-
-def samples(first: int = 0, count: int = 4) -> list[tuple[str, bytes]]:
-    found = []
-    for k in range(first, first + count):
-        told = json.dumps({"who": f"p{k % 2}"}).encode()
-        found += [(f"s{k}.png", png(k)), (f"s{k}.cls", str(k % 2).encode()), (f"s{k}.json", told)]
-    return found
 
 
 def laid_out(kind: str, root: Path) -> Path:
@@ -104,7 +69,7 @@ def test_each_form_is_read_and_packed(tmp_path, kind):
     report = import_images.import_pictures(path, tmp_path / "out", size=(8, 8))
     assert (report.rows, report.classes) == (4, 2)
     packed = import_images.Packed(tmp_path / "out")
-    assert all((packed.picture(k) == image_decode.decode(png(k), "")).all() for k in range(4))
+    assert all((packed.picture(k) == image_decode.decode(png(k, 8, 8), "")).all() for k in range(4))
     data = Images(train=str(path), image_size=8).open(0)
     assert data.train.size == 4 and data.meta.classes == 2
 
@@ -140,15 +105,6 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
 def test_a_field_of_json_in_shards_is_a_label(tmp_path):
     source = sources.open_source(shard(tmp_path / "a.tar", *samples()), columns={"label": "json.who"})
     assert [record.label for record in source.records()] == ["p0", "p1", "p0", "p1"]
-
-
-def test_shards_of_splits_in_a_folder(tmp_path):
-    for name, first in (("train-0", 0), ("train-1", 4), ("val-0", 8)):
-        shard(tmp_path / f"{name}.tar", *samples(first))
-    assert [r.id for r in sources.open_source(tmp_path).records()] == [f"s{k}" for k in range(8)]
-    assert [r.id for r in sources.open_source(f"{tmp_path}#validation").records()] == ["s8", "s9", "s10", "s11"]
-    with pytest.raises(UserError, match="#test: no such split; available: train, validation"):
-        sources.open_source(f"{tmp_path}#test")
 
 
 def test_a_card_says_splits_and_names_of_classes(tmp_path, monkeypatch):
@@ -238,13 +194,10 @@ def test_labels_that_are_several_in_one_are_refused(tmp_path, labels, column, sa
 
 
 def test_lists_of_labels_are_refused(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     pictures(tmp_path)
     rows = [{"image": f"img/{k}.png", "label": ["a", "b"][: k + 1]} for k in range(2)]
     (tmp_path / "a.json").write_text(json.dumps(rows))
-    pq.write_table(pa.table({"image": [png(0), png(1)], "label": [["a"], ["a", "b"]]}), tmp_path / "a.parquet")
+    parquet(tmp_path / "a.parquet", image=[png(0), png(1)], label=[["a"], ["a", "b"]])
     for name in ("a.json", "a.parquet"):
         with pytest.raises(UserError, match=r"label: lists; expected one class an image; .*\(multi-label\)"):
             sources.open_source(tmp_path / name)
@@ -352,13 +305,11 @@ def test_tables_of_text_that_cannot_be_used(tmp_path, name, text, said, caplog):
 
 def test_an_image_column_that_holds_no_pictures_and_a_split_that_is_empty(tmp_path):
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({"image": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
+    parquet(tmp_path / "a.parquet", image=[1, 2], label=[0, 1])
     with pytest.raises(UserError, match="image holds int64, which is not an image; expected images in one of"):
         sources.open_source(tmp_path / "a.parquet")
-    empty = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
-    pq.write_table(empty, tmp_path / "b.parquet")
+    parquet(tmp_path / "b.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
     with pytest.raises(UserError, match="no images; expected at least one"):
         import_images.import_pictures(tmp_path / "b.parquet", tmp_path / "out", size=(8, 8))
 

@@ -30,10 +30,12 @@ def _encoded(suffix: str, seed: int, size: tuple[int, int]) -> bytes:
     return stream.getvalue()
 
 
-def write_csv(file: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = COLUMNS) -> Path:
+def write_csv(
+    file: Path, rows: Iterable[Iterable[object]], columns: Iterable[str] = COLUMNS, delimiter: str = ","
+) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="", encoding="utf-8") as stream:
-        csv.writer(stream).writerows([columns, *rows])
+        csv.writer(stream, delimiter=delimiter).writerows([columns, *rows])
     return file
 
 

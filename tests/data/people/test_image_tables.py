@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 
 import datasets
 import fake_hub
-import numpy as np
 import pytest
-from PIL import Image
+import table_sets
 
 from trainkit.data.people import index as people_index
 from trainkit.errors import UserError
@@ -20,9 +17,7 @@ PEOPLE = ("anna", "bert", "carl", "dora", "emil", "fay")
 
 
 def png(seed: int) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 16, 3), dtype=np.uint8)).save(stream, "PNG")
-    return stream.getvalue()
+    return table_sets.png(seed, 32, 16)
 
 
 def table(each: int = 4, first: int = 0) -> datasets.Dataset:
@@ -83,13 +78,9 @@ def test_splits_of_a_folder_of_parquet_files_and_columns_of_other_names(tmp_path
 
 
 def test_shards_of_people(tmp_path):
-    with tarfile.open(tmp_path / "people.tar", "w") as tar:
-        for n in range(4):
-            words = json.dumps({"pid": f"p{n // 2}", "cam": str(n % 2)}).encode()
-            for ending, data in (("png", png(n)), ("json", words)):
-                entry = tarfile.TarInfo(f"{n}.{ending}")
-                entry.size = len(data)
-                tar.addfile(entry, io.BytesIO(data))
+    words = [json.dumps({"pid": f"p{n // 2}", "cam": str(n % 2)}).encode() for n in range(4)]
+    members = [part for n in range(4) for part in ((f"{n}.png", png(n)), (f"{n}.json", words[n]))]
+    table_sets.shard(tmp_path / "people.tar", *members)
     found = people_index.indexed(str(tmp_path / "people.tar"), columns={"person": "json.pid", "camera": "json.cam"})
     assert seen(found) == [("p0", "0", RGB), ("p0", "1", RGB), ("p1", "0", RGB), ("p1", "1", RGB)]
 

@@ -52,53 +52,59 @@ def index(root: Path, *lines: tuple, columns=("path", "person", "camera", "modal
     return people_sets.write_csv(root / "index.csv", lines, columns)
 
 
-def test_a_caption_beside_a_picture_is_a_record_of_its_own(tmp_path):
-    index(tmp_path, ("a.png", "p1", "c1", "rgb", " A red\n coat. "), ("n.png", "p1", "", "IR", ""))
-    rows = read(tmp_path)
-    assert rows.ids == ["a.png", "a.png#text", "n.png"]
-    assert rows.modality == [RGB, TEXT, NIR]
-    assert rows.of == [-1, 0, -1]
-    assert rows.text == ["", "A red coat.", ""]
-    assert rows.camera == ["c1", "c1", ""]
-    assert rows.person == ["p1"] * 3
-    assert rows.role == [EITHER] * 3
+@pytest.mark.parametrize(
+    ("columns", "lines", "expected"),
+    [
+        (
+            ("path", "person", "camera", "modality", "text"),
+            [("a.png", "p1", "c1", "rgb", " A red\n coat. "), ("n.png", "p1", "", "IR", "")],
+            {
+                "ids": ["a.png", "a.png#text", "n.png"],
+                "modality": [RGB, TEXT, NIR],
+                "of": [-1, 0, -1],
+                "text": ["", "A red coat.", ""],
+                "camera": ["c1", "c1", ""],
+                "person": ["p1"] * 3,
+                "role": [EITHER] * 3,
+            },
+        ),
+        (
+            ("path", "person", "camera", "modality", "text", "of"),
+            [
+                ("", "p1", "", "text", "one", "a.png"),
+                ("", "p1", "", "caption", "two", "a.png"),
+                ("", "p2", "", "text", "alone", ""),
+                ("a.png", "p1", "", "visible", "", ""),
+            ],
+            {
+                "ids": ["a.png", "a.png#text", "a.png#text 2", "index.csv, line 4"],
+                "of": [-1, 0, 0, -1],
+                "text": ["", "one", "two", "alone"],
+            },
+        ),
+        (
+            ("path", "person", "modality", "role"),
+            [("a.png", "-1", "rgb", ""), ("b.png", "p", "rgb", "Gallery"), ("n.png", "p", "nir", "query")],
+            {"person": [None, "p", "p"], "role": [GALLERY, GALLERY, QUERY]},
+        ),
+        (
+            ("note", " Modality", "PERSON", "Path"),
+            [("x", "rgb", "p", "a.png")],
+            {"ids": ["a.png"], "person": ["p"], "modality": [RGB]},
+        ),
+    ],
+    ids=["a caption beside its image", "captions in rows of their own", "roles and distractors", "columns in any case"],
+)
+def test_rows_of_an_index_become_records(tmp_path, columns, lines, expected):
+    index(tmp_path, *lines, columns=columns)
+    found = read(tmp_path)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_captions_in_rows_of_their_own_name_pictures_further_down(tmp_path):
-    lines = [
-        ("", "p1", "", "text", "one", "a.png"),
-        ("", "p1", "", "caption", "two", "a.png"),
-        ("", "p2", "", "text", "alone", ""),
-        ("a.png", "p1", "", "visible", "", ""),
-    ]
-    index(tmp_path, *lines, columns=("path", "person", "camera", "modality", "text", "of"))
-    rows = read(tmp_path)
-    assert by_id(rows, rows.of) == {"a.png": -1, "a.png#text": 0, "a.png#text 2": 0, "index.csv, line 4": -1}
-    assert by_id(rows, rows.text)["a.png#text 2"] == "two"
-
-
-def test_roles_and_distractors(tmp_path):
-    columns = ("path", "person", "modality", "role")
-    index(
-        tmp_path,
-        ("a.png", "-1", "rgb", ""),
-        ("b.png", "p", "rgb", "Gallery"),
-        ("n.png", "p", "nir", "query"),
-        columns=columns,
-    )
-    rows = read(tmp_path)
-    assert rows.person == [None, "p", "p"]
-    assert rows.role == [GALLERY, GALLERY, QUERY]
-    index(tmp_path, ("n.png", "-1", "nir", ""), columns=columns)
+@pytest.mark.parametrize("line", [("n.png", "-1", "nir", ""), ("a.png", "-1", "rgb", "query")])
+def test_a_distractor_is_an_image_of_the_gallery(tmp_path, line):
+    index(tmp_path, line, columns=("path", "person", "modality", "role"))
     assert "distractor" in str(refused(tmp_path))
-    index(tmp_path, ("a.png", "-1", "rgb", "query"), columns=columns)
-    assert "distractor" in str(refused(tmp_path))
-
-
-def test_columns_in_any_order_and_case_with_others_beside_them(tmp_path):
-    index(tmp_path, ("x", "rgb", "p", "a.png"), columns=("note", " Modality", "PERSON", "Path"))
-    rows = read(tmp_path)
-    assert (rows.ids, rows.person, rows.modality) == (["a.png"], ["p"], [RGB])
 
 
 def test_a_byte_order_mark_quotes_and_blank_lines(tmp_path):
@@ -122,23 +128,6 @@ def test_splits_of_an_index(tmp_path):
     assert "1 rows whose split is empty" in str(refused(tmp_path))
     index(tmp_path, ("a.png", "p", "", "rgb", ""))
     assert "no column `split`" in str(refused(f"{tmp_path}#val"))
-
-
-def test_parquet_says_what_a_csv_says(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    people_sets.index(tmp_path, 3)
-    plain = read(tmp_path / "index.csv")
-    with (tmp_path / "index.csv").open(newline="") as stream:
-        lines = list(csv.DictReader(stream))
-    columns = {name: [line[name] or None for line in lines] for name in people_sets.COLUMNS}
-    columns["modality"] = pa.array(columns["modality"]).dictionary_encode()
-    pq.write_table(pa.table(columns), tmp_path / "other.parquet")
-    found = read(tmp_path / "other.parquet")
-    for column in ("ids", "person", "camera", "modality", "role", "of", "text"):
-        assert getattr(found, column) == getattr(plain, column), column
-    assert found.where[0] == f"{tmp_path / 'other.parquet'}, row 0"
 
 
 def test_whole_numbers_in_parquet_are_names_and_fractions_are_refused(tmp_path):
@@ -602,26 +591,29 @@ ROWS = [
 NAMES = {"path": "file", "person": "pid", "camera": "cam", "modality": "kind"}
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".json", ".jsonl"])
-def test_columns_are_named_by_the_recipe_in_every_form(tmp_path, suffix):
-    index(tmp_path)
-    (tmp_path / "index.csv").unlink()
-    file = tmp_path / f"index{suffix}"
+@pytest.mark.parametrize(
+    ("suffix", "first"),
+    [(".csv", "line 2"), (".tsv", "line 2"), (".parquet", "row 0"), (".json", "entry 0"), (".jsonl", "line 1")],
+)
+def test_an_index_says_the_same_in_every_form_and_with_columns_of_other_names(tmp_path, suffix, first):
+    people_sets.index(tmp_path, 3)
+    plain = read(tmp_path / "index.csv")
+    with (tmp_path / "index.csv").open(newline="") as stream:
+        lines = [{NAMES.get(key, key): cell or None for key, cell in line.items()} for line in csv.DictReader(stream)]
+    lines = [line | {"person": "not this"} for line in lines]
+    file = tmp_path / f"other{suffix}"
     if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
-    elif suffix == ".json":
-        file.write_text(json.dumps(ROWS))
-    elif suffix == ".jsonl":
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+        table = pyarrow.Table.from_pylist(lines)
+        kinds = table["kind"].dictionary_encode()
+        pyarrow.parquet.write_table(table.set_column(table.column_names.index("kind"), "kind", kinds), file)
+    elif suffix.startswith(".json"):
+        file.write_text(json.dumps(lines) if suffix == ".json" else "\n".join(map(json.dumps, lines)))
     else:
-        with file.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, ROWS[0], delimiter="\t" if suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(ROWS)
-    rows = sources.find(str(tmp_path), columns=NAMES).records()
-    assert rows.ids == ["a.png", "a.png#text", "n.png"]
-    assert rows.person == ["007"] * 3 and rows.camera == ["1", "1", ""]
-    assert rows.modality == [RGB, TEXT, NIR] and rows.text == ["", "A red coat.", ""]
+        people_sets.write_csv(file, [line.values() for line in lines], lines[0], "\t" if suffix == ".tsv" else ",")
+    found = sources.find(str(file), columns=NAMES).records()
+    for column in ("ids", "person", "camera", "modality", "role", "of", "text"):
+        assert getattr(found, column) == getattr(plain, column), column
+    assert found.where[0] == f"{file}, {first}"
     with pytest.raises(UserError, match=r"no column 'fil'; expected one of its columns: file, pid"):
         sources.find(str(file), columns={"path": "fil"}).records()
 
