@@ -182,19 +182,6 @@ def test_cocos_json_without_splits_is_divided_by_lists_that_name_it(here):
         assert lines[0].endswith(".png,labels.json") and lines[0].startswith("images/p")
 
 
-def test_a_file_for_each_class_without_splits_is_divided_by_lists_with_a_column_for_each(here):
-    for n in range(10):
-        scene_sets.put(here / "set" / "images" / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
-        covered = np.zeros(SIZE, np.uint8)
-        covered[:40] = 255
-        scene_sets.put(here / "set" / "masks" / ("cat" if n % 2 else "dog") / f"p{n}.png", covered)
-    made, text, _ = copied("set")
-    assert Path("mine_train.txt").read_text().startswith("image,class:cat,class:dog\n") and "names:" not in text
-    opened = made.data.open(0)
-    assert (opened.train.size, opened.evaluations["val"].size) == (8, 2)
-    assert opened.meta.class_names == ("background", "cat", "dog")
-
-
 def test_a_set_laid_out_as_voc_has_names_to_decide(here):
     lists = here / "set" / "ImageSets" / "Segmentation"
     lists.mkdir(parents=True)

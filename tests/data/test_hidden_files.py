@@ -41,14 +41,6 @@ def masks(root: Path) -> Path:
     return root
 
 
-def masks_of_classes(root: Path) -> Path:
-    for k in range(2):
-        picture(root / "images" / f"{k}.jpg")
-        picture(root / "masks" / "cat" / f"{k}.png", k, "L")
-        picture(root / "masks" / "dog" / f"{k}.png", k, "L")
-    return root
-
-
 def parquet(root: Path) -> Path:
     root.mkdir()
     data = picture(root.parent / "one.png").read_bytes()
@@ -76,7 +68,6 @@ KINDS = {
         lambda root: [file.name for file in scenes._below(root)],
     ),
     "masks": (masks, lambda root: [(s.id, s.mask) for s in open_scenes(f"{root}#train").scenes]),
-    "masks of classes": (masks_of_classes, lambda root: open_scenes(str(root)).labels),
     "parquet": (parquet, lambda root: [r.id for r in sources.open_source(root).records()]),
     "people": (people_sets.market, lambda root: people_sources.find(str(root)).records().ids),
     "people of ORBench": (people_sets.orbench, lambda root: people_sources.find(str(root)).records().ids),

@@ -21,12 +21,9 @@ from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.class_files import ClassFilesMask
 from trainkit.data.scenes.coco import CocoMask
-from trainkit.data.scenes.composed import ComposedMask
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.files import Scene
-from trainkit.data.scenes.image_lists import CLASS
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
@@ -75,7 +72,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if not sets:
         train, sets, count = _divided(fitted, source)
     fitted.put("data.train", train)
-    if source.labels is None or (fitted.files and not _says_classes(source)):
+    if source.labels is None or (fitted.files and not source.is_painted):
         _say_labels(fitted, labels, source)
     pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
@@ -137,11 +134,6 @@ def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:
     return pixels.mean(0), (pixels**2).mean(0), pretrained.colours(picture)
 
 
-def _says_classes(source: SceneSource) -> bool:
-    """Return whether lists of a set name its classes by themselves: those of COCO's JSON, and of files by class."""
-    return any(isinstance(scene.mask, CocoMask | ClassFilesMask) for scene in source.scenes[:1])
-
-
 def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
     """Name the values or colours of masks in the recipe: as the layout names them, else by names to be changed."""
     known = source.labels is not None
@@ -170,38 +162,28 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
 
 def _divided(fitted: Fitted, source: SceneSource) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many images are trained on."""
-    pairs = [(s.image, s.mask) for s in source.scenes if isinstance(s.image, Path) and not isinstance(s.mask, bytes)]
+    pairs = [
+        (scene.image, scene.mask)
+        for scene in source.scenes
+        if isinstance(scene.image, Path) and isinstance(scene.mask, Path | CocoMask)
+    ]
     if len(pairs) < len(source.scenes):
         raise UserError(source.where, "one split", "a second split, for evaluation", "select them with #train and #val")
     if len(pairs) < 2:
         raise UserError(
             source.where, number_of(len(pairs), "images"), "2 or more: one for training, one for evaluation"
         )
-    numbers = sorted({number for _, mask in pairs if isinstance(mask, ClassFilesMask) for number, _ in mask.classes})
-    lines = [(image, *_cells(mask, numbers)) for image, mask in pairs]
-    folders = {path.parent for line in lines for path in line if path is not None}
-    root = Path(os.path.commonpath(folders))
+    lines = [(image, mask.file if isinstance(mask, CocoMask) else mask) for image, mask in pairs]
+    root = Path(os.path.commonpath({path.parent for line in lines for path in line}))
     held = set(Holdout(SCORED, "image", "images").choose(source.ids(), _SEED).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}
     writers = {part: csv.writer(stream, lineterminator="\n") for part, stream in lists.items()}
-    if numbers and source.labels is not None:
-        for writer in writers.values():
-            writer.writerow(["image", *(f"{CLASS}{source.labels.names[number]}" for number in numbers)])
     for row, line in enumerate(lines):
-        cells = ("" if path is None else path.relative_to(root).as_posix() for path in line)
-        writers["val" if row in held else "train"].writerow(cells)
+        writers["val" if row in held else "train"].writerow(path.relative_to(root).as_posix() for path in line)
     named = {part: fitted.keep(part, stream.getvalue()) for part, stream in lists.items()}
     fitted.put("data.root", fit.as_named(root), "folder where the paths in the lists begin")
     fitted.decide("data.evaluate", "a random fifth; keep images that belong together, such as a video, in one list")
     return named["train"], {"val": named["val"]}, len(lines) - len(held)
-
-
-def _cells(mask: Path | ComposedMask | None, numbers: Sequence[int]) -> list[Path | None]:
-    """The files of a mask as a line of a list has them: one, or one for each class of `numbers`, None where absent."""
-    if isinstance(mask, ClassFilesMask):
-        of = dict(mask.classes)
-        return [of.get(number) for number in numbers]
-    return [mask.file if isinstance(mask, CocoMask) else mask if isinstance(mask, Path) else None]
 
 
 def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:

@@ -89,19 +89,12 @@ class CocoMask:
     """The objects of an image, painted when they are read."""
 
     file: Path
+    """The JSON file, which all masks of a set share."""
     where: str
     size: tuple[int, int]
+    """Height and width as the file says them."""
     outlines: tuple[Outline, ...]
     empty: int
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The JSON file, which all masks of a set share."""
-        return (self.file,)
-
-    def shape(self) -> tuple[int, int]:
-        """Return height and width as the file says them."""
-        return self.size
 
     def painted(self) -> Painted:
         """Return classes and objects. Raises UserError for run lengths that do not fit the image."""

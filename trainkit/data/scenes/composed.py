@@ -1,4 +1,4 @@
-"""Masks that no single file holds: painted from outlines (`coco`), or from a file for each class (`class_files`).
+"""Masks that are painted from the outlines of objects (`coco`).
 
 Regions that stand for no class lie lowest. The others are painted by their area, the largest first, so that the smaller
 of two that overlap is on top; of two of one area the later one. Pixels that no region covers are background, or where
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -26,28 +24,6 @@ _CALLED_BACKGROUND = frozenset({BACKGROUND, "_background_", "bg"})
 
 MEMORY = 1 << 30
 """Most bytes of the regions of one image, a bit for each pixel of their rectangles."""
-
-
-class ComposedMask(Protocol):
-    """A mask that is put together when it is read."""
-
-    @property
-    def where(self) -> str:
-        """Its place in words."""
-        ...
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Files that it is made of."""
-        ...
-
-    def shape(self) -> tuple[int, int]:
-        """Return height and width. Raises UserError where the first of its files has no header."""
-        ...
-
-    def painted(self) -> Painted:
-        """Return classes and objects. Raises UserError for what cannot be read or painted."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

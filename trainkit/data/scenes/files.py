@@ -21,7 +21,8 @@ from trainkit.data.scenes.label_maps import Labels
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
-    from trainkit.data.scenes.composed import ComposedMask, Painted
+    from trainkit.data.scenes.coco import CocoMask
+    from trainkit.data.scenes.composed import Painted
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
@@ -36,8 +37,8 @@ class Scene:
     """Its name in the source: the path of the image below its folder, or a row. No two of a source are alike."""
     image: Path | bytes
     """A file, or the bytes of one."""
-    mask: Path | bytes | ComposedMask | None
-    """Likewise, or put together of several; None where there is none."""
+    mask: Path | bytes | CocoMask | None
+    """Likewise, or the outlines of objects; None where there is none."""
     where: str
     """Its place in words, for messages."""
 
@@ -80,7 +81,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
 
 
 def read_objects(scene: Scene, coloured: bool = False) -> tuple[np.ndarray, Painted | None]:
-    """Read a mask as `read_mask` does, and with it what it was painted from, where it is put together of several."""
+    """Read a mask as `read_mask` does, and with it what it was painted from, where it is of outlines."""
     if scene.mask is None or isinstance(scene.mask, Path | bytes):
         return read_mask(scene, coloured), None
     painted = scene.mask.painted()
@@ -112,7 +113,7 @@ def mask_shape(scene: Scene) -> tuple[int, int]:
     if scene.mask is None:
         raise UserError(where, "no mask", "one for each image")
     if not isinstance(scene.mask, Path | bytes):
-        return scene.mask.shape()
+        return scene.mask.size
     return picture_shape(replace(scene, image=scene.mask, where=where))
 
 

@@ -1,6 +1,6 @@
 """Objects and classes of masks that are lost: drawn where no pixel is, covered by others, gone when masks are resized.
 
-Of masks that are painted from outlines or files of classes objects are counted; of others the images in which a class
+Of masks that are painted from outlines objects are counted; of others the images in which a class
 is, before and after masks are resized.
 """
 

@@ -16,7 +16,7 @@
 | `sample:scenes`                                                   | `#train`, `#val`          | the set              |
 
 A file beside the folders that names the classes (`label_files`) comes before what names of files say of a published
-set. Masks may be a file for each class (`class_files`).
+set.
 
 Only names of files are looked at here, and nothing is decoded. What is there and not used is said in `left_out`.
 """
@@ -33,7 +33,8 @@ from pathlib import Path, PurePosixPath
 from trainkit.data import folders, hub, source_splits, sources
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.scenes import class_files, coco, composed, image_lists, label_files, label_maps, table_scenes
+from trainkit.data.scenes import coco, image_lists, label_files, label_maps, table_scenes
+from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.table_scenes import TableScenes
@@ -91,7 +92,7 @@ class SceneSource:
 
     @property
     def is_painted(self) -> bool:
-        """True where masks are put together of several outlines or files."""
+        """True where masks are painted from outlines."""
         if isinstance(self.scenes, TableScenes):
             return False
         return any(not isinstance(scene.mask, Path | bytes | None) for scene in self.scenes)
@@ -195,36 +196,19 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
         said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
         remedy = "move the others away, or write a list of `image,label` a line"
         raise UserError(str(root), f"several folders of images and masks: {said}", "one of each", remedy)
-    return _of_pair(root, name, pairs[0], [pair for some in splits.values() for pair in some])
+    return _of_pair(root, name, *pairs[0])
 
 
-def _of_pair(root: Path, name: str, pair: tuple[Path, Path], every: Sequence[tuple[Path, Path]]) -> SceneSource:
-    """Return the scenes of a folder of images and one of masks; `every` are those of all splits."""
-    images, masks = pair
+def _of_pair(root: Path, name: str, images: Path, masks: Path) -> SceneSource:
+    """Return the scenes of a folder of images and one of masks."""
     where = f"{root}#{name}" if name else str(root)
     there, of_mask = _files(images), _files(masks)
     # Of Cityscapes there are numbers, colours and instances of each; its tool writes the train ids as well.
     kinds = [{name: file for name, file in of_mask.items() if name.endswith(end)} for end in _CITYSCAPES_ENDS]
     of_mask = max(kinds, key=len) or of_mask
-    if (by_class := _by_class(there, of_mask)) is not None:
-        own, lonely = by_class
-        others = [found[0] for i, m in every if (i, m) != pair and (found := _by_class(_files(i), _files(m)))]
-        names = sorted({name for some in (own, *others) for classes in some.values() for name in classes})
-        numbers, empty, labels = composed.numbering(names)
-        scenes, bare = class_files.scenes(there, own, numbers, empty)
-        left_out = (*_lonely("images without a mask", bare), *_lonely("masks without an image", lonely))
-        return _made("folders with a mask for each class", where, scenes, (), left_out, labels)
     scenes, left_out = _matched(there, of_mask, where)
     named = label_files.find((images.parent, masks.parent, root))
     return _made("folders", where, scenes, left_out=left_out, named=named)
-
-
-def _by_class(images: Mapping[str, Path], masks: Mapping[str, Path]) -> tuple[class_files.ByClass, list[str]] | None:
-    """Return the masks of each class and those of no image, where there are such and none is called as an image."""
-    stems = {os.path.splitext(name)[0] for name in images}
-    if any(os.path.splitext(name)[0] in stems for name in masks):
-        return None
-    return class_files.recognise(images, masks, _MASK_TAIL, source_splits.WORDS)
 
 
 def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -375,8 +359,8 @@ def _made(
 ) -> SceneSource:
     """Return a source of files. `named` are a file and the classes it names; without it and `labels` the names of all
     mask files may say of which published set they are."""
-    of_each = [(scene.mask,) if isinstance(scene.mask, Path) else _parts_of(scene) for scene in scenes]
-    masks = list(dict.fromkeys(file for some in of_each for file in some))
+    of_each = (scene.mask.file if isinstance(scene.mask, CocoMask) else scene.mask for scene in scenes)
+    masks = list(dict.fromkeys(file for file in of_each if isinstance(file, Path)))
     images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
     if named is not None:
         also, labels = (*also, named[0]), named[1]
@@ -388,10 +372,6 @@ def _made(
         kind = "folders in the layout of Pascal VOC"
     kind = "folders of images and masks" if kind == "folders" else kind
     return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
-
-
-def _parts_of(scene: Scene) -> tuple[Path, ...]:
-    return () if scene.mask is None or isinstance(scene.mask, bytes | Path) else scene.mask.files
 
 
 _CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
