@@ -92,6 +92,7 @@ def test_a_name_is_divided_into_its_parts():
     name = hub.parse("hf:/o/n/config@refs/convert/parquet#test")  # as a Path writes it
     assert name == hub.HubName("o/n", "config", "refs/convert/parquet", "test")
     assert hub.parse("hf://o/n") == hub.HubName("o/n", None, None, None)
-    for text in ("hf://o/n/a/b", "hf://o/n@../x", "hf://o/n@a//b", "hf://o/n@/a"):
+    wrong = ("hf://owner", "hf://../x", "hf://owner/name#", "hf://owner/name#a/b", "hf://o/n@#x")
+    for text in (*wrong, "hf://o/n/a/b", "hf://o/n@../x", "hf://o/n@a//b", "hf://o/n@/a"):
         with pytest.raises(UserError, match="not the name of a data set"):
             hub.parse(text)

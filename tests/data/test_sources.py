@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from table_sets import noise, parquet, png, put
 
-from trainkit.data import hub, sources
+from trainkit.data import sources
 from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -309,12 +309,6 @@ def test_a_split_of_a_set_of_the_hub_is_its_files(tmp_path, monkeypatch):
     in_hub(tmp_path, {"other/train-00000-of-00001.parquet": 6})
     with pytest.raises(UserError, match="several configurations: other, plain_text"):
         sources.named("hf://owner/name")
-
-
-@pytest.mark.parametrize("text", ["hf://owner", "hf://../x", "hf://owner/name#", "hf://owner/name#a/b", "hf://o/n@#x"])
-def test_what_is_no_name_of_the_hub_is_refused(text):
-    with pytest.raises(UserError, match="not the name of a data set"):
-        hub.parse(text)
 
 
 # Packing once

@@ -30,21 +30,21 @@ _HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("lab
 
 
 @dataclass
-class _Mistakes:
+class Mistakes:
     """Lines that cannot be used, by what is wrong with them."""
 
     lines: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, what: str, number: int, said: str) -> None:
+        """Note a line, by its number and what it says."""
         self.lines.setdefault(what, []).append(f"line {number} ({said})")
 
-    def check(self, file: Path, root: Path, lines: int) -> None:
-        """Raise UserError that counts them, where there are some."""
+    def check(self, file: Path, lines: int, remedy: str) -> None:
+        """Raise UserError that counts them among the `lines` of a file, where there are some."""
         if not self.lines:
             return
         bad = sum(map(len, self.lines.values()))
         listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in self.lines.items())
-        remedy = f"correct them; paths begin at {root} (data.root changes that)"
         found = f"{number_of(bad, 'errors')} in {number_of(lines, 'lines')}:{listing}\n"
         raise UserError(str(file), found, remedy=remedy)
 
@@ -57,7 +57,7 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
     """
     if not root.is_dir():
         raise UserError(str(root), "no folder", "the folder where the paths of the list begin", "set data.root")
-    there, outlines, mistakes = Listing(root), _Outlines(root), _Mistakes()
+    there, outlines, mistakes = Listing(root), _Outlines(root), Mistakes()
     scenes: list[Scene] = []
     first: dict[str, int] = {}
     lines = 0
@@ -81,13 +81,13 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
             mistakes.add("lines with an image that is not in its JSON", number, image[:200])
         else:
             scenes.append(Scene(image, root / image, mask, f"{file}, line {number} ({image[:200]})"))
-    mistakes.check(file, root, lines)
+    mistakes.check(file, lines, f"correct them; paths begin at {root} (data.root changes that)")
     if not scenes:
         raise UserError(str(file), "no lines", "an image and its mask per line: image,label")
     return scenes, outlines.labels
 
 
-def _names(cells: list[str], number: int, there: Listing, mistakes: _Mistakes) -> tuple[str, str] | None:
+def _names(cells: list[str], number: int, there: Listing, mistakes: Mistakes) -> tuple[str, str] | None:
     """Return the paths of image and mask of a line below the root; None, and a note, where they cannot be used."""
     if len(cells) != 2:
         mistakes.add("lines not of the form image,label", number, ",".join(cells)[:100])
@@ -111,7 +111,7 @@ def _names(cells: list[str], number: int, there: Listing, mistakes: _Mistakes) -
     return None
 
 
-def _all_there(names: tuple[str, str], number: int, there: Listing, mistakes: _Mistakes) -> bool:
+def _all_there(names: tuple[str, str], number: int, there: Listing, mistakes: Mistakes) -> bool:
     """Return whether image and mask of a line are there; those that are not are noted."""
     gone = [(name, what) for name, what in zip(names, ("an image", "a mask"), strict=True) if not there.has_file(name)]
     for name, what in gone:

@@ -324,25 +324,20 @@ def _voc(root: Path, split: str | None, part: str) -> SceneSource:
         else {}
         for place in (root / "JPEGImages", folder)
     )
-    scenes, gone = [], {"missing images": [], "missing masks": []}
-    seen: set[str] = set()
+    scenes, mistakes, seen = [], image_lists.Mistakes(), set()
     for number, cells in image_lists.lines_of(file):
         stem = cells[0] if len(cells) == 1 else ""
         if not stem or PurePosixPath(stem).name != stem or stem in seen:
             found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
             raise UserError(f"{file}, line {number}", found, "the name of an image without suffix, each once")
         seen.add(stem)
-        for what, there, place in zip(
-            gone, (images, masks), (f"JPEGImages/{stem}.jpg", f"{folder.name}/{stem}.png"), strict=True
-        ):
-            if stem not in there:
-                gone[what].append(f"line {number} ({place})")
+        if stem not in images:
+            mistakes.add("missing images", number, f"JPEGImages/{stem}.jpg")
+        if stem not in masks:
+            mistakes.add("missing masks", number, f"{folder.name}/{stem}.png")
         if stem in images and stem in masks:
             scenes.append(Scene(stem, images[stem], masks[stem], f"{file}, line {number} ({stem})"))
-    if any(gone.values()):
-        listing = "".join(f"\n  {number_of(len(some), what)}: {few(some)}" for what, some in gone.items() if some)
-        found = f"of {number_of(len(seen), 'lines')}{listing}\n"
-        raise UserError(str(file), found, remedy="unpack the whole set")
+    mistakes.check(file, len(seen), "unpack the whole set")
     if not scenes:
         raise UserError(str(file), "no lines", "names of images")
     return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), named=label_files.find((root,)))
