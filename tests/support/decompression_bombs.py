@@ -21,7 +21,6 @@ from trainkit.data import sources
 from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
-from trainkit.data.people.records import Rows
 from trainkit.data.scenes.files import Scene, header, read_mask
 
 MB = 1 << 20
@@ -176,8 +175,7 @@ def _records(path: Path) -> None:
 
 
 def _people(path: Path) -> None:
-    layout = people_sources.find(str(path))
-    layout.read(Rows(layout.root))
+    people_sources.find(str(path)).records()
 
 
 def _unpacked(path: Path) -> None:
