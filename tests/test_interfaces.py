@@ -35,10 +35,8 @@ from trainkit.interfaces import (
     NormalisesBatch,
     ThreadSafeFetch,
 )
-from trainkit.models.face_backbones import MobileFaceNetSpec
-from trainkit.models.reid import ReidSpec
-from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
-from trainkit.models.segmentation_3d import UNetSpec
+from trainkit.models.network_specs import MobileFaceNetSpec, ReidSpec
+from trainkit.models.segmentation_specs import BiSeNetV2Spec, Norm, UNetSpec
 from trainkit.tasks.adadistill import AdaDistill, Teacher
 from trainkit.tasks.reid import Reid
 from trainkit.tasks.segment2d import Segment2d

@@ -33,17 +33,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from torch import Tensor, nn
+
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 IGNORED = 255
 """Value of unlabelled pixels in a `mask`; they count in no loss and no metric. Classes are 0 .. 254."""
+FEATURES = "features"
+"""Key of a batch with the cached input of the last layer of a frozen network, float32 (B, D)."""
 
 T = TypeVar("T")
-Batch = dict[str, Tensor]
-Rows = dict[str, Tensor]
+Batch = dict[str, "Tensor"]
+Rows = dict[str, "Tensor"]
 Columns = dict[str, Any]
 """Arrays or lists by name: the columns of a table, or the data of a figure."""
 
@@ -345,8 +351,8 @@ class StepContext:
         """
         if self.in_parts is None:
             return net(*inputs)
-        count = next(len(x) for x in inputs if isinstance(x, Tensor))
-        return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, Tensor) else x for x in inputs)), count)
+        count = next(len(x) for x in inputs if isinstance(x, torch.Tensor))
+        return self.in_parts(lambda rows: net(*(x[rows] if isinstance(x, torch.Tensor) else x for x in inputs)), count)
 
     def recompute(self, loss: Callable[..., T], *inputs: Any) -> T:
         """Return `loss(*inputs)`; after running out of memory, it is recomputed in the backward pass."""

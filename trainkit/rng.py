@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Iterable
 
 import numpy as np
-import torch
+
+from trainkit.lazy_torch import torch
 
 _WORD, _GOLDEN_INT = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(_GOLDEN_INT)

@@ -24,7 +24,7 @@ from benchmarks.gpu.report import Check, Row, Scale, Skipped, run
 from trainkit.config.run_request import RunRequest
 from trainkit.diagnostics.stepped_process import SteppedProcess, in_turns, ratio
 from trainkit.models import face_backbones
-from trainkit.models.face_backbones import IResNetSpec
+from trainkit.models.network_specs import IResNetSpec
 
 TITLE = "Speed, side by side"
 AS_FAST = 0.99

@@ -17,7 +17,7 @@ from benchmarks.claims.table import Switch
 from benchmarks.gpu import several, speed
 from benchmarks.gpu.report import Row, Scale
 from trainkit.config.run_request import RunRequest
-from trainkit.models.face_backbones import IResNetSpec
+from trainkit.models.network_specs import IResNetSpec
 from trainkit.tracking.store import Store
 
 TINY = Scale(device=torch.device("cpu"), tiny=True)

@@ -16,14 +16,8 @@ from torch.overrides import TorchFunctionMode
 from trainkit.config.validation import validate
 from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
 from trainkit.losses.margin import (
-    AdaFace,
-    ArcFace,
-    CosFace,
     LinearHead,
-    Margin,
     MarginHead,
-    MarginOrNone,
-    NoMargin,
     NormStatistics,
     arcface,
     class_head,
@@ -32,6 +26,7 @@ from trainkit.losses.margin import (
     margin_logits,
     margin_ramp,
 )
+from trainkit.losses.margin_specs import AdaFace, ArcFace, CosFace, Margin, MarginOrNone, NoMargin
 
 PRECISIONS = pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-9), (torch.float32, 2e-4)])
 

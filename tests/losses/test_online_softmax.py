@@ -21,10 +21,11 @@ from trainkit.losses import online_softmax
 from trainkit.losses.distillation import Centres
 from trainkit.losses.margin import AdaFace, ArcFace, CosFace, MarginHead, NoMargin, class_head, margin_loss
 from trainkit.losses.online_softmax import MarginTerms, margin_terms
-from trainkit.models import face_backbones
+from trainkit.models.face_backbones import WithHead
+from trainkit.models.network_specs import IResNetSpec
 from trainkit.speed.flops import Counter
 from trainkit.tasks.adadistill import AdaDistill, Teacher
-from trainkit.tasks.embed import Embed, WithHead, batch_accuracy
+from trainkit.tasks.embed import Embed, batch_accuracy
 
 B, C, D = 12, 101, 16
 MARGINS = [ArcFace(m=0.45), CosFace(m=0.35), AdaFace(m=0.4), ArcFace(m=0.2, scale=3.0), CosFace(scale=300.0)]
@@ -284,7 +285,7 @@ def at() -> StepContext:
 
 
 META = DatasetInfo(7, (3, 16, 16), "toy")
-NET = face_backbones.IResNetSpec(name="iresnet18", embedding=8, width=0.0625)
+NET = IResNetSpec(name="iresnet18", embedding=8, width=0.0625)
 
 
 def pictures() -> dict[str, Tensor]:

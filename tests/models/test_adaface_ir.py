@@ -14,7 +14,8 @@ from trainkit.checkpoint import safe_load
 from trainkit.config import loader
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
-from trainkit.models.face_backbones import IR, IResNet, IResNetSpec, IRSpec, MobileFaceNetSpec, Net, build
+from trainkit.models.face_backbones import IR, IResNet, build
+from trainkit.models.network_specs import IResNetSpec, IRSpec, MobileFaceNetSpec, Net
 from trainkit.tasks.adadistill import AdaDistill, Teacher
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,8 @@ from trainkit.models.eye import (
     TokenGrid,
     Transformer,
 )
-from trainkit.models.face_backbones import EyeSpec, Net, TimmSpec, build
+from trainkit.models.face_backbones import build
+from trainkit.models.network_specs import EyeSpec, Net, TimmSpec
 
 EYE = (3, 32, 64)
 BACKBONES = ("eye_convnext", "eye_baseline")

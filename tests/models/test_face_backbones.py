@@ -11,11 +11,11 @@ from torch import nn
 from trainkit.config import run_request
 from trainkit.config.loader import RECIPES
 from trainkit.errors import UserError
-from trainkit.experiments import recipe_check
-from trainkit.models import timm_names
-from trainkit.models.face_backbones import IResNetSpec, MobileFaceNetSpec, Net, TimmSpec, build
+from trainkit.experiments import recipe_check, timm_names
+from trainkit.models.face_backbones import build
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
+from trainkit.models.network_specs import IResNetSpec, MobileFaceNetSpec, Net, TimmSpec
 
 FACE = (3, 112, 112)
 

@@ -13,9 +13,10 @@ from trainkit.checkpoint import safe_load
 from trainkit.config.validation import to_tree, validate
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, DatasetInfo
-from trainkit.models.lora import BatchModalities, Lora, LoraLinear
-from trainkit.models.reid import Fusion, MeanFusion, ReidSpec, TransformerFusion, build, required_weights
-from trainkit.models.text_encoder import TextEncoder, TextSpec, last_token
+from trainkit.models.lora import BatchModalities, LoraLinear
+from trainkit.models.network_specs import Fusion, Lora, ReidSpec, TextSpec, required_weights
+from trainkit.models.reid import MeanFusion, TransformerFusion, build
+from trainkit.models.text_encoder import TextEncoder, last_token
 
 SHAPE = (3, 32, 16)
 VIT = {"model": "vit_tiny_patch16_224", "args": {"depth": 2, "embed_dim": 24, "num_heads": 2, "patch_size": 8}}

@@ -17,8 +17,8 @@ from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import bisenet, segmentation_2d
 from trainkit.models import pointrend as pointwise
-from trainkit.models.pointrend import PointSpec
-from trainkit.models.segmentation_2d import BiSeNetV1Spec, BiSeNetV2Spec, Norm, SceneNet, SmpSpec
+from trainkit.models.segmentation_2d import SceneNet
+from trainkit.models.segmentation_specs import BiSeNetV1Spec, BiSeNetV2Spec, Norm, PointSpec, SmpSpec, source_of
 
 META = DatasetInfo(5, (3, 64, 96), "x", tuple("abcde"))
 V1 = BiSeNetV1Spec(name="bisenetv1", encoder="test_resnet", width=0.125)
@@ -261,11 +261,11 @@ def test_a_network_starts_from_a_run_or_from_its_body_alone(tmp_path):
 
 
 def test_weights_are_found_where_the_recipe_says():
-    assert segmentation_2d.source_of(V1) is None and segmentation_2d.source_of(V2) is None
-    assert segmentation_2d.source_of(BiSeNetV1Spec(name="bisenetv1", weights="pretrained")) == "timm:resnet18.tv_in1k"
-    assert segmentation_2d.source_of(BiSeNetV2Spec(name="bisenetv2", weights="run:abc")) == "run:abc"
+    assert source_of(V1) is None and source_of(V2) is None
+    assert source_of(BiSeNetV1Spec(name="bisenetv1", weights="pretrained")) == "timm:resnet18.tv_in1k"
+    assert source_of(BiSeNetV2Spec(name="bisenetv2", weights="run:abc")) == "run:abc"
     spec = SmpSpec(name="smp", encoder="tu-resnet18.a1_in1k", decoder="fpn", weights="pretrained")
-    assert segmentation_2d.source_of(spec) == "timm:resnet18.a1_in1k"
+    assert source_of(spec) == "timm:resnet18.a1_in1k"
 
 
 @pytest.mark.parametrize(

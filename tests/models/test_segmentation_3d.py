@@ -18,7 +18,7 @@ from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, patch_geometry, segmentation_2_5d, segmentation_3d
-from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, SlicesSpec, UNetSpec
+from trainkit.models.segmentation_specs import DynUNetSpec, EmcadSpec, SlicesSpec, UNetSpec, source_of
 
 CUBE = DatasetInfo(3, (1, 16, 16, 24), "x", spacing=(1.0, 1.0, 1.0))
 CORONAL = DatasetInfo(10, (1, 16, 64, 32), "x", spacing=(3.85, 1.25, 1.25))
@@ -137,12 +137,12 @@ def test_what_no_network_is_made_of_is_refused(cls, given, words):
 
 
 def test_weights_are_found_where_the_recipe_says():
-    assert segmentation_3d.source_of(UNET) is None
-    assert segmentation_3d.source_of(UNetSpec(name="unet", filters=[4, 8], weights="run:abc")) == "run:abc"
+    assert source_of(UNET) is None
+    assert source_of(UNetSpec(name="unet", filters=[4, 8], weights="run:abc")) == "run:abc"
     given = {"name": "slices", "decoder": "fpn", "weights": "pretrained"}
-    assert segmentation_3d.source_of(SlicesSpec(encoder="tu-resnet18.a1_in1k", **given)) == "timm:resnet18.a1_in1k"
+    assert source_of(SlicesSpec(encoder="tu-resnet18.a1_in1k", **given)) == "timm:resnet18.a1_in1k"
     spec = EmcadSpec(name="emcad", encoder="pvt_v2_b2.in1k", weights="pretrained")
-    assert segmentation_3d.source_of(spec) == "timm:pvt_v2_b2.in1k"
+    assert source_of(spec) == "timm:pvt_v2_b2.in1k"
 
 
 # Slices

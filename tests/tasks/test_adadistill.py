@@ -15,16 +15,17 @@ from trainkit.config import schema
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs
 from trainkit.interfaces import DatasetInfo, StepContext
-from trainkit.losses.margin import AdaFace, ArcFace, CosFace, NoMargin
-from trainkit.models import face_backbones
+from trainkit.losses.margin_specs import AdaFace, ArcFace, CosFace, NoMargin
+from trainkit.models.face_backbones import Pixels
+from trainkit.models.network_specs import IResNetSpec, MobileFaceNetSpec
 from trainkit.tasks.adadistill import AdaDistill, GeometryMargin, Teacher
-from trainkit.tasks.embed import Embed, Pixels
+from trainkit.tasks.embed import Embed
 from trainkit.training import optimizer as optim
 
 CLASSES, SIDE, DIM = 4, 16, 8
 META = DatasetInfo(CLASSES, (3, SIDE, SIDE), "toy")
-STUDENT = face_backbones.MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
-NET = face_backbones.IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
+STUDENT = MobileFaceNetSpec(name="mobilefacenet", embedding=DIM, width=0.125)
+NET = IResNetSpec(name="iresnet18", embedding=DIM, width=0.0625)
 MARGINS = [ArcFace(m=0.45, scale=16.0), CosFace(m=0.35, scale=16.0), AdaFace(m=0.4, scale=16.0)]
 
 
@@ -426,7 +427,7 @@ def test_raw_pixels_are_the_reference_and_score_like_any_network(teacher_file):
 
 
 def test_student_and_teacher_must_give_embeddings_of_one_length():
-    other = face_backbones.MobileFaceNetSpec(name="mobilefacenet", embedding=2 * DIM)
+    other = MobileFaceNetSpec(name="mobilefacenet", embedding=2 * DIM)
     with pytest.raises(ValueError, match=r"embedding is 16, teacher\.net\.embedding 8"):
         AdaDistill(student=other, teacher=Teacher(net=NET, weights="x"))
 
@@ -444,10 +445,10 @@ def test_a_teacher_has_weights_or_a_recipe(given):
 
 
 def test_a_teacher_of_another_shape_is_refused_with_the_names_that_do_not_fit(teacher_file, tmp_path):
-    wider = face_backbones.IResNetSpec(name="iresnet18", embedding=DIM, width=0.125)
+    wider = IResNetSpec(name="iresnet18", embedding=DIM, width=0.125)
     with pytest.raises(UserError, match=r"model\.safetensors: does not fit IResNet; .* of another shape: .*conv1"):
         distil(teacher_file, teacher=Teacher(net=wider, weights=str(teacher_file)))
-    deeper = face_backbones.IResNetSpec(name="iresnet34", embedding=DIM, width=0.0625)
+    deeper = IResNetSpec(name="iresnet34", embedding=DIM, width=0.0625)
     with pytest.raises(UserError, match=r"\d+ missing: layer"):
         distil(teacher_file, teacher=Teacher(net=deeper, weights=str(teacher_file)))
     broken = safe_load.read_tensors(teacher_file)

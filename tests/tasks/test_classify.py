@@ -16,7 +16,7 @@ from trainkit.config.schema import Group, LrRule, Optim
 from trainkit.config.validation import validate
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo, StepContext
-from trainkit.models.timm_classifier import Network
+from trainkit.models.network_specs import Network
 from trainkit.tasks.classify import Classify, Mix
 from trainkit.training import optimizer
 

@@ -15,11 +15,11 @@ from tests.tasks import test_segment2d as scenes
 from tests.tasks import test_segment3d as volumes
 from tests.tasks.test_adadistill import teacher_file
 from trainkit.interfaces import StepContext
-from trainkit.losses.margin import AdaFace
+from trainkit.losses.margin_specs import AdaFace
 from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
 from trainkit.losses.segmentation_3d import SegmentationLoss
 from trainkit.models.gradient_cache import forward_in_parts
-from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
+from trainkit.models.segmentation_specs import BiSeNetV2Spec, Norm
 from trainkit.tasks.embed import Embed
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d

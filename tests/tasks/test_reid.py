@@ -30,8 +30,9 @@ from trainkit.evaluation_protocols import Classes, Search
 from trainkit.interfaces import MODALITIES, DatasetInfo, Loss, StepContext
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
-from trainkit.models.reid import ReidSpec
-from trainkit.tasks.reid import Pixels, Reid
+from trainkit.models.network_specs import ReidSpec
+from trainkit.models.reid import Pixels
+from trainkit.tasks.reid import Reid
 from trainkit.training import optimizer
 from trainkit.training.loss_meter import LossMeter
 

@@ -25,8 +25,7 @@ from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
 from trainkit.metrics import boundary_f_score
 from trainkit.metrics import segmentation_2d as scenes
 from trainkit.models import segmentation_2d as segmenter
-from trainkit.models.pointrend import PointSpec
-from trainkit.models.segmentation_2d import BiSeNetV2Spec, Norm
+from trainkit.models.segmentation_specs import BiSeNetV2Spec, Norm, PointSpec
 from trainkit.tasks.segment2d import Segment2d, point_loss
 
 CROP, NAMES = (64, 96), ("road", "car", "pole", "sky")

@@ -18,7 +18,7 @@ from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
 from trainkit.models import segmentation_3d
-from trainkit.models.segmentation_3d import DynUNetSpec, EmcadSpec, UNetSpec
+from trainkit.models.segmentation_specs import DynUNetSpec, EmcadSpec, UNetSpec
 from trainkit.tasks.segment3d import Segment3d, Window
 
 PATCH = (4, 8, 6)

@@ -24,6 +24,7 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed import launch_settings
 from trainkit.distributed.runtime import Runtime
 from trainkit.models import face_backbones
+from trainkit.models.network_specs import IResNetSpec
 from trainkit.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -120,7 +121,7 @@ def graphs(monkeypatch) -> Iterator[Graphs]:
 @pytest.fixture
 def weights(tmp_path) -> dict[str, object]:
     torch.manual_seed(3)
-    net = face_backbones.build(face_backbones.IResNetSpec(name="iresnet18", embedding=16, width=0.0625), (3, 16, 16))
+    net = face_backbones.build(IResNetSpec(name="iresnet18", embedding=16, width=0.0625), (3, 16, 16))
     file = tmp_path / "teacher.safetensors"
     safe_load.write_tensors(file, net.state_dict())
     return {"teacher": file}

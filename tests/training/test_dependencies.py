@@ -9,7 +9,8 @@ from runs import PLUGIN, ROOT, own_store, run
 from trainkit.checkpoint import safe_load
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
-from trainkit.models.timm_classifier import Network, timm_network
+from trainkit.models.network_specs import Network
+from trainkit.models.timm_classifier import timm_network
 from trainkit.tasks.classify import Classify
 from trainkit.tracking.store import Store
 from trainkit.training import dependencies

@@ -32,6 +32,7 @@ from tests.whole_runs.test_segmentation_3d import words as of_bodies
 from trainkit.losses import online_softmax
 from trainkit.models import face_backbones
 from trainkit.models.compilation import compile_in_place
+from trainkit.models.network_specs import IResNetSpec
 
 pytestmark = pytest.mark.usefixtures("store")
 ADADISTILL, TEACHER = (ROOT / "recipes" / name for name in ("adadistill.yaml", "face_teacher.yaml"))
@@ -63,7 +64,7 @@ def faces(tmp_path_factory):
     pairs = [(a, b, int(a[0] == b[0])) for a, b in zip(names[::2], names[5::2], strict=False)]
     people_sets.write_csv(root / "val" / "pairs.csv", pairs, ("path_a", "path_b", "same"))
     torch.manual_seed(0)
-    spec = face_backbones.IResNetSpec(name="iresnet18", embedding=16, width=0.0625)
+    spec = IResNetSpec(name="iresnet18", embedding=16, width=0.0625)
     teacher = face_backbones.build(spec, (3, 32, 32))
     save_file(teacher.state_dict(), root / "teacher.safetensors")
     with environment(TRAINKIT_CACHE=tmp_path_factory.mktemp("cache")):
@@ -246,7 +247,7 @@ def test_inductor_trains_as_without(name, request):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_inductor_compiles_the_frozen_teacher(faces):
-    spec = face_backbones.IResNetSpec(name="iresnet18", embedding=16, width=0.0625)
+    spec = IResNetSpec(name="iresnet18", embedding=16, width=0.0625)
     teacher = face_backbones.build(spec, (3, 32, 32))
     teacher.load_state_dict(load_file(faces / "teacher.safetensors"))
     teacher.eval().requires_grad_(False)

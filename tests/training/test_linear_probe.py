@@ -17,9 +17,9 @@ from trainkit.checkpoint import safe_load
 from trainkit.config import loader
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run
-from trainkit.interfaces import DatasetInfo, StepContext
-from trainkit.models.frozen_features import FEATURES, without_layer
-from trainkit.models.timm_classifier import Network, timm_network
+from trainkit.interfaces import FEATURES, DatasetInfo, StepContext
+from trainkit.models.network_specs import Network
+from trainkit.models.timm_classifier import timm_network, without_layer
 from trainkit.tasks.classify import Classify
 from trainkit.training import teacher_cache
 

@@ -213,7 +213,7 @@ def distil(file: Path | str, more: str = "") -> str:
 def teacher(tmp_path):
     def make(width: float = 0.125, classes: int = 3) -> Path:
         net = {"name": "iresnet18", "embedding": 8, "width": width}
-        from trainkit.models.face_backbones import IResNetSpec
+        from trainkit.models.network_specs import IResNetSpec
 
         torch.manual_seed(0)
         networks = Embed(net=IResNetSpec(**net)).build(DatasetInfo(classes, (3, SIDE, SIDE), ""), {}, 0)

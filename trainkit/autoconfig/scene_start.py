@@ -17,7 +17,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.data.scenes import size_checks
 from trainkit.errors import UserError
-from trainkit.models.segmentation_2d import SMP
+from trainkit.models.segmentation_specs import SMP
 
 DECODER = "fpn"
 

@@ -18,7 +18,7 @@ from trainkit.autoconfig.fit import Fitted, Start
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
-from trainkit.models.face_backbones import TimmSpec
+from trainkit.models.network_specs import TimmSpec
 from trainkit.speed.eta import duration
 from trainkit.tasks.classify import Classify
 from trainkit.tasks.embed import Embed

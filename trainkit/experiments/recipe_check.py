@@ -18,8 +18,8 @@ from trainkit.environment.process import asked_processes
 from trainkit.errors import UserError
 from trainkit.experiments import validation
 from trainkit.experiments.launch import children_of
+from trainkit.experiments.timm_names import refuse_unknown
 from trainkit.interfaces import Dataset
-from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import locate, recipe_word
 from trainkit.tracking.store import Store
 from trainkit.training import dependencies

@@ -21,9 +21,9 @@ from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
 from trainkit.errors import UserError
+from trainkit.experiments.timm_names import refuse_unknown
 from trainkit.interfaces import ChecksMicroBatch, Dataset, DeclaresMetrics, Networks, Source, Split
 from trainkit.models import activation_checkpointing
-from trainkit.models.timm_names import refuse_unknown
 from trainkit.paths import recipe_word
 from trainkit.tracking.store import Store
 from trainkit.training import best, dependencies, optimizer, plan, teacher_cache

@@ -35,10 +35,11 @@ from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import Json, write_aside
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
+from trainkit.models.face_backbones import WithHead
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
 from trainkit.tasks.classify import Classify
-from trainkit.tasks.embed import Embed, WithHead
+from trainkit.tasks.embed import Embed
 
 if TYPE_CHECKING:
     from trainkit.data.people.dataset import PeopleSplit

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def class_weights(

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.losses.margin import at_least_float32, cosines, margin_terms_of
+from trainkit.losses.margin import NormStatistics, margin_terms_of
 from trainkit.losses.online_softmax import MarginTerms, large
+from trainkit.tensors import at_least_float32, cosines
 
 SMALLEST = 1e-6
 """Lower end of alpha and of the hardness, as published."""
@@ -146,3 +147,11 @@ class Centres(nn.Module):
         # centre moves faster.
         moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
         return moved_BD, alpha_B
+
+
+class Memory(nn.Module):
+    """State of AdaDistill: class centres and, for AdaFace, norm statistics. None of it is trained."""
+
+    def __init__(self, centres: Centres, norms: NormStatistics | None):
+        super().__init__()
+        self.centres, self.norms = centres, norms

@@ -7,88 +7,19 @@ The three take the cosine between an embedding and the centre of its class, lowe
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import FractionAboveZero, Positive, Whole
+from trainkit.losses.margin_specs import AnyMargin, ArcFace, CosFace, NoMargin
 from trainkit.losses.online_softmax import MarginTerms, large, margin_terms
+from trainkit.tensors import at_least_float32, cosines
 
 NORM_EPS = 1e-3
 """AdaFace: added to the standard deviation of the norms; also the least distance of angles from 0 and pi."""
 NORM_RANGE = (1e-3, 100.0)
 """AdaFace: norms are clamped to this range."""
-
-
-@dataclass(kw_only=True)
-class ArcFace:
-    """Additive angular margin: cos(theta + m) (Deng et al., CVPR 2019, equation 3)."""
-
-    name: Literal["arcface"] = "arcface"
-    """Selects ArcFace."""
-    m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.5
-    """Margin that is added to the angle, in radians."""
-    scale: Positive = 64.0
-    """Factor of the cosines before the softmax."""
-    ramp_epochs: Whole = 0
-    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
-    scale_eval: Positive | None = None
-    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
-
-
-@dataclass(kw_only=True)
-class CosFace:
-    """Additive cosine margin: cos(theta) - m (Wang et al., CVPR 2018, equation 4)."""
-
-    name: Literal["cosface"] = "cosface"
-    """Selects CosFace."""
-    m: Annotated[float, Field(ge=0, lt=2)] = 0.35
-    """Margin that is subtracted from the cosine."""
-    scale: Positive = 64.0
-    """Factor of the cosines before the softmax."""
-    ramp_epochs: Whole = 0
-    """Number of epochs over which the margin grows linearly from 0. 0: the full margin from the start."""
-    scale_eval: Positive | None = None
-    """Factor of the cosines where classes are predicted. None: the value of `scale`."""
-
-
-@dataclass(kw_only=True)
-class AdaFace:
-    """Margin that adapts to image quality, estimated from the embedding's norm (Kim et al., CVPR 2022, equations 14,
-    15)."""
-
-    name: Literal["adaface"] = "adaface"
-    """Selects AdaFace."""
-    m: Annotated[float, Field(ge=0, lt=math.pi)] = 0.4
-    """Margin; in radians for the part that changes the angle, plain for the part that lowers the cosine."""
-    h: Annotated[float, Field(ge=0, le=100)] = 0.333
-    """Share of the quality range [-1, 1] that one standard deviation of the embedding norms covers."""
-    t_alpha: FractionAboveZero = 0.01
-    """Weight of the newest micro-batch in the running mean and standard deviation of the norms."""
-    scale: Positive = 64.0
-    """Factor of the cosines before the softmax."""
-
-
-@dataclass(kw_only=True)
-class NoMargin:
-    """A linear classifier with bias over the embedding, without a margin: the baseline of margin softmax."""
-
-    name: Literal["none"] = "none"
-    """Selects a plain classifier."""
-    loss: Literal["ce", "bce"] = "ce"
-    """`ce`: softmax cross-entropy. `bce`: the sum of binary cross-entropies; with two classes the same function as
-    `ce`."""
-
-
-AnyMargin = ArcFace | CosFace | AdaFace
-Margin = Annotated[AnyMargin, Field(discriminator="name")]
-"""The block of a recipe that chooses a margin."""
-MarginOrNone = Annotated[ArcFace | CosFace | AdaFace | NoMargin, Field(discriminator="name")]
-"""The same, with a plain classifier as a further choice."""
 
 
 def arcface(cos_B: Tensor, m: float) -> Tensor:
@@ -282,21 +213,9 @@ class MarginHead(nn.Module):
         return cosines(x_BD, self.weight)
 
 
-def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
-    """Cosines (B, C) within [-1, 1], in float32 or wider, also under autocast."""
-    # At scale 64 the eight bits of bfloat16 would move a logit by a quarter.
-    with torch.autocast(x_BD.device.type, enabled=False):
-        return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
-
-
 def margin_terms_of(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
     """`margin_terms` of embeddings of any length, in float32 or wider, also under autocast."""
     with torch.autocast(x_BD.device.type, enabled=False):
         if not unit:  # those of length 1 are in bfloat16 on purpose
             centre_CD = at_least_float32(centre_CD)
         return margin_terms(F.normalize(at_least_float32(x_BD)), centre_CD, label_B, scale, unit)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision to float32; float32 and float64 as they are."""
-    return x if x.dtype == torch.float64 else x.float()

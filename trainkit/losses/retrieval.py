@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from trainkit.config.ranges import FractionBelowOne, Positive
 from trainkit.interfaces import MODALITIES
-from trainkit.losses.margin import at_least_float32, cosines
+from trainkit.lazy_torch import F, torch
+from trainkit.tensors import at_least_float32, cosines
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SDM_EPS = 1e-8
 """SDM: added to the labels' probabilities before their logarithm, as published."""

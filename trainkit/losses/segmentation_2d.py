@@ -17,18 +17,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from trainkit.config.ranges import FractionAboveZero, FractionBetween, NotNegative, Positive
 from trainkit.interfaces import IGNORED
+from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
-from trainkit.losses.margin import at_least_float32
-from trainkit.tensors import wide
+from trainkit.tensors import at_least_float32, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TERMS = ("ce", "dice", "lovasz", "boundary")
 """Terms of a `PixelLoss`, by the names of their weights."""
@@ -172,7 +172,6 @@ def resized(logits: Tensor, size: Sequence[int], align_corners: bool = False) ->
     return F.interpolate(logits, tuple(size), mode="bilinear", align_corners=align_corners)
 
 
-@torch.no_grad()
 def ohem_weights(ce: Tensor, valid: Tensor, probability: float = 0.7, least: float = 1 / 16) -> Tensor:
     """How much each pixel counts under OHEM, 0 to 1, of the shape and type of `ce`.
 
@@ -180,16 +179,17 @@ def ohem_weights(ce: Tensor, valid: Tensor, probability: float = 0.7, least: flo
     floor(`least` * valid pixels), or none, the so many hardest count instead, one at least: those above the last of
     them 1, and those that are as hard as it is share alike in what is left, so that ties favour none.
     """
-    beyond = valid & (ce > -math.log(probability))
-    # One, also where none is valid: then none is as hard as the last either.
-    wanted = (valid.sum().to(wide(valid.device)) * least).floor().long().clamp_min(1)
-    # As many as there could be at most, whatever is labelled: a shape that no value decides.
-    bound = max(1, int(ce.numel() * least))
-    hardest = torch.where(valid, ce, -1).flatten().topk(bound).values
-    last = hardest.gather(0, (wanted - 1).clamp(0, bound - 1).view(1))
-    above, as_hard = valid & (ce > last), valid & (ce == last)
-    share = (wanted - above.sum()).to(ce.dtype) / as_hard.sum().clamp_min(1)
-    return torch.where(beyond.sum() >= wanted, beyond.to(ce.dtype), above.to(ce.dtype) + share * as_hard)
+    with torch.no_grad():
+        beyond = valid & (ce > -math.log(probability))
+        # One, also where none is valid: then none is as hard as the last either.
+        wanted = (valid.sum().to(wide(valid.device)) * least).floor().long().clamp_min(1)
+        # As many as there could be at most, whatever is labelled: a shape that no value decides.
+        bound = max(1, int(ce.numel() * least))
+        hardest = torch.where(valid, ce, -1).flatten().topk(bound).values
+        last = hardest.gather(0, (wanted - 1).clamp(0, bound - 1).view(1))
+        above, as_hard = valid & (ce > last), valid & (ce == last)
+        share = (wanted - above.sum()).to(ce.dtype) / as_hard.sum().clamp_min(1)
+        return torch.where(beyond.sum() >= wanted, beyond.to(ce.dtype), above.to(ce.dtype) + share * as_hard)
 
 
 def dice(p: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from trainkit.config.ranges import NotNegative, Positive
 from trainkit.interfaces import IGNORED
+from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
-from trainkit.losses.margin import at_least_float32
+from trainkit.tensors import at_least_float32
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -113,7 +113,7 @@ class SegmentationLoss:
         return (loss_BC * weight_BC).sum(1) / weight_BC.sum(1).clamp(min=torch.finfo(loss_BC.dtype).tiny)
 
 
-Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Loss = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
 """Logits (B, C, *S), mask (B, *S) and weights (C,) to the loss of each sample, (B,)."""
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from trainkit.evaluation_protocols import Classes, Inspection, Separation
 from trainkit.interfaces import Baseline, Batch, Rows, Split
+from trainkit.lazy_torch import F, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_PIXELS = 64 * 64
 """Pixels up to which images are compared unchanged; larger ones are averaged over areas first."""
@@ -31,7 +32,7 @@ MOST_VOXELS = 1 << 28
 """Limit: voxels of the label maps that are averaged."""
 
 Predict = Callable[[Batch], Rows]
-Count = Callable[[Tensor, Batch], Rows]
+Count = Callable[["Tensor", Batch], Rows]
 """Score label maps (B, ...) against a batch: the rows that `Task.predict` returns."""
 
 

@@ -11,11 +11,13 @@ PAMI 26, 2004). Its one-to-one matching is not used, as in the paper.
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainkit.interfaces import IGNORED, Rows
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARE = 0.0075
 """Tolerance as a share of the diagonal of an image."""

@@ -7,9 +7,9 @@ an eye-state project. Plain NumPy in float64, whatever the type of the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.errors import UserError
@@ -18,6 +18,9 @@ from trainkit.interfaces import Scores
 from trainkit.metrics.calibration import reliability
 from trainkit.metrics.classification import decide, difference, labels
 from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HISTOGRAM_BINS = 200
 """Bins of probability, 0 to 1, for the densities behind hellinger, js and bayes_error."""

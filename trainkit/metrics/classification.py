@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes
@@ -16,6 +16,9 @@ from trainkit.metrics import significance
 from trainkit.metrics.calibration import BINS, reliability
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, nan_to_none, operating_points, resampled_auc
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VALUES_AT_ONCE = 4_000_000
 

@@ -15,16 +15,18 @@ Three lists, each by a rule that needs no tuning for a network's temperature or 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.evaluation_protocols import Inspection
 from trainkit.interfaces import Columns, Scores, Split
 from trainkit.metrics.classification import Decisions, confusion, decide, difference, labels
 from trainkit.metrics.verification import as_array, normalised, operating_points
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HARD_MARGIN = 0.3
 """A sample is hard if its two most probable classes differ by less."""

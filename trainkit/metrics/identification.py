@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification
 from trainkit.interfaces import Scores
+from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, refuse_nonfinite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RANKS = (1, 5, 20)
 SCORES_AT_ONCE = 16_000_000

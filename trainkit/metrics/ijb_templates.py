@@ -7,14 +7,18 @@ normalised, templates are compared by cosine. Published results mostly use "norm
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Templates
 from trainkit.interfaces import Scores
+from trainkit.lazy_torch import torch
 from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 IMAGES_AT_ONCE = 16384
 PAIRS_AT_ONCE = 1024

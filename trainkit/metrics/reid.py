@@ -7,16 +7,15 @@ the precisions; mINP as in Ye et al., "Deep Learning for Person Re-identificatio
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Columns, ImageSplit, Scores, Split
+from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.ranking import (
@@ -35,6 +34,9 @@ from trainkit.metrics.ranking import (
 from trainkit.metrics.significance import Units, nan_mean
 from trainkit.metrics.verification import as_array, refuse_nonfinite
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 RANKS = (1, 5, 10)
 FINISHED_AT_ONCE = 2048
 FAILURES, LEAST = 60, 4
@@ -47,7 +49,7 @@ TALL = 128
 OF_A_LIST = ("map", "rank_1")
 """Scores of each list that become metrics: all five of 32 lists would be 160 charts. The table has them all."""
 
-Finish = Callable[[Tensor, Tensor], Tensor]
+Finish = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 @runtime_checkable

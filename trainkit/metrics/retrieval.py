@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Retrieval
@@ -18,6 +18,9 @@ from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import normalised
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RANKS = (1, 5)
 MANY = 20

@@ -9,19 +9,22 @@ the score of small classes; this one does not. Pixels without a label count nowh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
 from trainkit.interfaces import IGNORED, Columns, ImageSplit, Rows, Scores, Split
+from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
 from trainkit.metrics.segmentation_3d import metric_words
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.verification import as_array, nan_to_none
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHOLE = 45
 """Number of classes up to which each image keeps its whole confusion matrix: 2,025 numbers."""

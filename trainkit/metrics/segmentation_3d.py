@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
@@ -21,6 +21,9 @@ from trainkit.metrics import significance
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.surface_distance import SCORES, annotated
 from trainkit.metrics.verification import as_array, nan_to_none
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 3
 """Number of worst cases, and of best cases, in the figure."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs
 from trainkit.interfaces import Scores
+from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.significance import Units
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDS = 10
 ACCURACY_GRID = np.arange(0, 400) / 100
@@ -304,7 +308,7 @@ def refuse_nonfinite(length: np.ndarray, where: str) -> None:
 
 def as_array(values: np.ndarray | Tensor) -> np.ndarray:
     """A NumPy view or copy on the host; half-precision tensors become float32, which NumPy can hold."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         return (values.float() if values.is_floating_point() and values.itemsize < 4 else values).numpy()
     return np.asarray(values)

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainkit.models.segmentation_specs import FusionKind
 from trainkit.models.timm_classifier import feature_info
 
 
@@ -90,11 +90,6 @@ class Attention(nn.Module):
         """(B, before, h, w) to (B, after, h, w)."""
         x = self.conv(x)
         return x * self.bn(self.share(_mean(x))).sigmoid()
-
-
-FusionKind = Literal["squeeze", "conv"]
-"""Computation of the channel weights from the channel means: two 1x1 convolutions with a quarter of the channels
-between them, as in the paper; or one 1x1 convolution and batch norm, as in today's public implementation."""
 
 
 class Fusion(nn.Module):

@@ -11,61 +11,23 @@ of it are in `Form`. Before September 2024 it also had ReLU6 where maps are enla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models.patch_geometry import check_patch, format_sides
-from trainkit.models.segmentation_2_5d import Slices, about_slices, probe, timm_name
-from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
+from trainkit.models.segmentation_2_5d import Slices, about_slices, probe
+from trainkit.models.segmentation_specs import EmcadSpec, Form, timm_name
+from trainkit.models.timm_classifier import feature_info, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
 """Strides of the four maps of the encoder, finest first."""
-Form = Literal["paper", "code"]
-"""The decoder as the paper describes it: a spatial attention at each level, and PyTorch's first weights. Or as the
-published code trains it: one spatial attention for all levels, and all convolutions with first weights from a normal
-distribution of deviation 0.02 and biases 0. Both have ReLU where maps are enlarged and gated, ReLU6 in blocks."""
-
-
-@dataclass(kw_only=True)
-class EmcadSpec:
-    """EMCAD (CVPR 2024, arXiv 2405.06880): a decoder over a network of timm, applied to each slice of a volume."""
-
-    name: Literal["emcad"]
-    """Selects EMCAD."""
-    encoder: str = field(default="pvt_v2_b2", metadata={"timm": ""})
-    """Name of a network in `timm.list_models()` with maps at strides 4, 8, 16 and 32, with the tag of its weights if
-    `weights` is `pretrained`."""
-    drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the encoder (Huang et al., ECCV 2016): largest share of slices that skip a block."""
-    kernels: list[Annotated[int, Field(ge=1, le=31)]] = field(default_factory=lambda: [1, 3, 5])
-    """Sides, all odd, of the parallel depth-wise convolutions."""
-    expansion: Annotated[int, Field(ge=1, le=32)] = 2
-    """Factor on the channels between the two 1x1 convolutions of a block."""
-    form: Form = "paper"
-    """`paper`: the decoder of the paper. `code`: that of the published code, with one spatial attention for all levels
-    and initial weights with standard deviation 0.02."""
-    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Number of slices on either side that are given as further channels. At the ends of a patch its last slice is
-    repeated."""
-    weights: str | None = None
-    """Initial weights: `pretrained` (for the encoder, downloaded by `trainkit download`), or those of a whole network
-    from a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "subsets"
-
-    def __post_init__(self) -> None:
-        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
-        if not self.kernels or any(k % 2 == 0 for k in self.kernels):
-            raise ValueError(f"kernels is {self.kernels}; expected one or more odd numbers")
 
 
 class ChannelAttention(nn.Module):

@@ -13,72 +13,21 @@ baseline's blocks follow from its published costs: its multiply-accumulates are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import Channels, FractionAboveZero, FractionBelowOne
 from trainkit.errors import UserError
+from trainkit.models.network_specs import EyeSpec, channels_of
 
 NORM_EPS = 1e-6
 HEAD_LAYERS = 2
 MOST_HEADS = 8
 """Of the attention; fewer where they do not divide the channels."""
 
-Backbone = Literal["eye_convnext", "eye_baseline"]
-Head = Literal["avg", "avgmax_mlp", "transformer", "mlp_mixer"]
 STEM_STRIDE = {"eye_convnext": 4, "eye_baseline": 2}
-MOST_CHANNELS = 4096
-"""Of a map, which doubles them as the network gets deeper."""
-
-
-@dataclass(kw_only=True)
-class EyeSpec:
-    """A small network for eye crops or other small images: 12 thousand to 2 million parameters."""
-
-    name: Backbone
-    """Backbone: ConvNeXt blocks (`eye_convnext`) or depthwise-separable convolutions (`eye_baseline`)."""
-    base_channels: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Channels of the first two blocks. They double, and the map is halved, at the third block, the fifth, and so
-    on."""
-    num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
-    """Number of blocks."""
-    head: Head = "transformer"
-    """Layers between the last map and the embedding: mean (`avg`), mean and maximum with an MLP (`avgmax_mlp`), or a
-    transformer or MLP-mixer over a grid of tokens."""
-    grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
-    """Rows and columns of tokens, for the heads `transformer` and `mlp_mixer`."""
-    embedding: Channels | None = None
-    """Length of the embedding. None: the channels of the last map. Any other length adds a linear layer."""
-    drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): share of samples that skip the last block; earlier blocks have
-    smaller shares."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the head's input that is set to zero in training."""
-    layer_scale: FractionAboveZero = 1e-6
-    """Initial factor on each block of `eye_convnext`. The default is the published one; a training of a few minutes
-    needs a larger one."""
-
-    def __post_init__(self) -> None:
-        last = channels_of(self.base_channels, self.num_blocks)[-1]
-        if last > MOST_CHANNELS:
-            raise ValueError(
-                f"base_channels {self.base_channels} with num_blocks {self.num_blocks} gives {last} channels in the "
-                f"last block; expected at most {MOST_CHANNELS}"
-            )
-        if self.embedding is None:
-            # Tasks size their heads by it, and the resolved recipe shows it.
-            self.embedding = last
-
-
-def channels_of(base_channels: int, num_blocks: int) -> list[int]:
-    """Channels of each block: doubled at every even block after the first, where the map is halved."""
-    return [base_channels * 2 ** (i // 2) for i in range(num_blocks)]
 
 
 class EyeNet(nn.Module):

@@ -1,4 +1,4 @@
-"""Networks for embeddings: the recipe blocks that select one, and `build`.
+"""Networks for embeddings, built by the blocks of `network_specs`.
 
 Every network maps float images (B, C, H, W), normalised to [-1, 1], to embeddings (B, embedding) that are not
 normalised.
@@ -7,128 +7,23 @@ normalised.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import Channels, FractionBelowOne
 from trainkit.errors import UserError
+from trainkit.losses.online_softmax import MarginTerms
 from trainkit.models import adaface_ir, iresnet
 from trainkit.models.adaface_ir import IR
-from trainkit.models.eye import EyeNet, EyeSpec
+from trainkit.models.eye import EyeNet
 from trainkit.models.iresnet import IResNet
 from trainkit.models.mobilefacenet import MobileFaceNet
-from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, keep_statistics, load, timm_network
+from trainkit.models.network_specs import AnyNet, EyeSpec, IResNetSpec, IRSpec, TimmSpec
+from trainkit.models.timm_classifier import keep_statistics, load, timm_network
 
 SMALLEST_SIDE = 16
 """Pixels; the face networks halve the image four times."""
-
-
-@dataclass(kw_only=True)
-class MobileFaceNetSpec:
-    """MobileFaceNet in AdaDistill's layout (Chen et al., CCBR 2018, arXiv 1804.07573): 1.2 M parameters at width 1."""
-
-    name: Literal["mobilefacenet"]
-    """Selects MobileFaceNet."""
-    embedding: Channels = 512
-    """Length of the embedding."""
-    width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on all channel counts."""
-
-
-@dataclass(kw_only=True)
-class IResNetSpec:
-    """iResNet, the residual network of face recognition (Duta et al., ICPR 2020; Deng et al., CVPR 2019)."""
-
-    name: Literal["iresnet18", "iresnet34", "iresnet50", "iresnet100"]
-    """Selects iResNet with 18, 34, 50 or 100 layers."""
-    embedding: Channels = 512
-    """Length of the embedding."""
-    width: Annotated[float, Field(gt=0, le=4)] = 1.0
-    """Factor on all channel counts."""
-    dropout: FractionBelowOne = 0.0
-    """Dropout: share of the last feature map that is set to zero in training."""
-
-
-@dataclass(kw_only=True)
-class IRSpec:
-    """IR, the network of AdaFace (Kim et al., CVPR 2022) and of CVLface's teachers: iResNet with plain shortcuts."""
-
-    name: Literal["ir18", "ir50", "ir101"]
-    """Selects IR with 18, 50 or 101 layers."""
-    embedding: Channels = 512
-    """Length of the embedding."""
-    width: Annotated[float, Field(gt=0, le=4)] = 1.0
-    """Factor on all channel counts."""
-    dropout: FractionBelowOne = 0.4
-    """Dropout: share of the last feature map that is set to zero in training."""
-    bgr: bool = False
-    """Set it for weights that were trained on images in the channel order blue, green, red, such as AdaFace's own
-    release. CVLface's weights use red, green, blue."""
-
-
-@dataclass(kw_only=True)
-class TimmSpec:
-    """Any classification network of timm, followed by a neck: batch norm, linear layer, batch norm."""
-
-    name: Literal["timm"]
-    """Selects a network of timm."""
-    model: str = field(metadata={"timm": ""})
-    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
-    `pretrained`."""
-    embedding: Channels = 512
-    """Length of the embedding."""
-    args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of the network's constructor: `drop_path_rate`, `depths`, `dims`, `patch_size`, ..."""
-    weights: str | None = field(default=None, metadata={"hash": "set"})
-    """Initial weights of the network without its neck, with the values of `task.net.weights` of task `classify`; only
-    for task `embed`. None: random."""
-    frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Train only the neck and the class centres, on features of the pretrained network that are computed once before
-    the first step; only for task `embed`. Image augmentation is limited to mirroring."""
-    freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of the pretrained batch norms below the neck fixed."""
-
-    def __post_init__(self) -> None:
-        check_arguments(self.args)
-        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
-        if self.frozen and self.weights is None:
-            raise ValueError(
-                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
-            )
-        if self.freeze_bn and self.weights is None:
-            raise ValueError(
-                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
-            )
-
-
-AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
-Net = Annotated[AnyNet, Field(discriminator="name")]
-"""The block of a recipe that selects a network."""
-
-
-def embedding_of(spec: AnyNet) -> int:
-    """Return the length of the embedding of a network."""
-    if spec.embedding is None:
-        raise ValueError(f"net {spec.name}: the length of its embedding is not known")
-    return spec.embedding
-
-
-def weights_of(spec: AnyNet) -> str | None:
-    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
-    if not isinstance(spec, TimmSpec):
-        return None
-    return f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights
-
-
-def refuse_weights(spec: AnyNet, key: str) -> None:
-    """Raise ValueError if a network has initial weights, or is frozen, in a task that does not support it."""
-    if isinstance(spec, TimmSpec) and spec.weights is not None:
-        raise ValueError(f"{key}.weights is set, which only task embed supports; leave it out")
 
 
 def build(spec: AnyNet, shape: Sequence[int], weights: Path | None = None) -> nn.Module:
@@ -191,3 +86,34 @@ class TimmEmbedding(nn.Module):
         if self.freeze_bn:
             keep_statistics(self.backbone)
         return self
+
+
+class WithHead(nn.Module):
+    """A network and its class centres in one module, so that they are wrapped, compiled and saved together."""
+
+    def __init__(self, net: nn.Module, head: nn.Module):
+        super().__init__()
+        self.net, self.head = net, head
+
+    def forward(
+        self,
+        image: Tensor | None = None,
+        with_scores: bool = False,
+        label: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
+        """Embeddings (B, D), and on request the head's scores: cosines with every centre (B, C).
+
+        With labels and many classes the head returns only the `MarginTerms` that the loss needs. A frozen network of
+        timm takes cached `features` instead of images.
+        """
+        embedding = self.net(image) if features is None else self.net(features=features)
+        return (embedding, self.head(embedding, label)) if with_scores else embedding
+
+
+class Pixels(nn.Module):
+    """The image itself as an embedding: a baseline."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C * H * W)."""
+        return image.flatten(1)

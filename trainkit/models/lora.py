@@ -11,35 +11,13 @@ import fnmatch
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
-from trainkit.config.ranges import Layers, Positive
 from trainkit.errors import UserError
-
-
-@dataclass(kw_only=True)
-class Lora:
-    """Low-rank corrections (LoRA) of the linear layers of a transformer, one per modality (ICLR 2022, arXiv
-    2106.09685)."""
-
-    rank: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Rank of the correction."""
-    alpha: Positive = 4.0
-    """The correction is multiplied by alpha / rank."""
-    layers: Layers | None = None
-    """Number of blocks, counted from the last one, that get corrections. None: all blocks."""
-    match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
-    """Patterns of the names of the linear layers that get corrections."""
-
-    def __post_init__(self) -> None:
-        if not self.match:
-            raise ValueError("match is empty; give a pattern such as '*.attn.qkv'")
+from trainkit.models.network_specs import Lora
 
 
 class BatchModalities:

@@ -11,62 +11,17 @@ static, so the host never waits for the device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainkit.config.ranges import Fraction, NotNegative
-from trainkit.losses.margin import at_least_float32
-from trainkit.tensors import wide
+from trainkit.models.segmentation_specs import PointSpec
+from trainkit.tensors import at_least_float32, wide
 
 COARSE_STRIDE = 4
 """Logits finer than this are pooled to it, so that there is something to refine."""
 _UNIT = 1 << 16
 """Weights of pixels are integers in units of 1 over this: integer sums do not depend on the order of addition."""
-
-
-@dataclass(kw_only=True)
-class PointSpec:
-    """Point head of PointRend (Kirillov et al., CVPR 2020, arXiv 1912.08193): refines a segmentation at uncertain
-    points."""
-
-    points: Annotated[int, Field(ge=1, le=1 << 20)] = 2048
-    """Number of points per image in training."""
-    oversample: Annotated[float, Field(ge=1, le=100)] = 3.0
-    """Number of candidate points per point that is selected as uncertain."""
-    importance: Fraction = 0.75
-    """Share of the points, without those of `near`, that are the least certain candidates; the rest are drawn
-    uniformly."""
-    near: Fraction = 0.0
-    """Share of the points that are drawn near class boundaries; needs `data.distance`."""
-    sigma: Annotated[float, Field(gt=0, le=10000)] = 4.0
-    """Range in pixels of the draw near boundaries: a pixel at distance d from the nearest boundary is drawn in
-    proportion to exp(-d^2 / (2 sigma^2))."""
-    steps: Annotated[int, Field(ge=0, le=8)] | None = None
-    """Number of doublings of the map at inference, followed by bilinear resizing to the size of the image. None: until
-    that size is reached. Published: 2 from stride 4, which reach it."""
-    subdivide: Annotated[int, Field(ge=1, le=1 << 22)] = 8192
-    """Number of points that are predicted again after each doubling."""
-    channels: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Channels of the head's hidden layers."""
-    layers: Annotated[int, Field(ge=1, le=64)] = 3
-    """Number of hidden layers of the head."""
-    coarse_each_layer: bool = False
-    """Give the coarse logits to every layer of the head. Published for instance segmentation, not for semantic
-    segmentation."""
-    weight: NotNegative = 1.0
-    """Weight of the loss at the points; the loss of the coarse map has weight 1."""
-
-    @property
-    def parts(self) -> tuple[int, int, int]:
-        """Numbers of points near boundaries, of uncertain points, and of uniform points."""
-        near = round(self.near * self.points)
-        unsure = int(self.importance * (self.points - near))
-        return near, unsure, self.points - near - unsure
 
 
 class PointHead(nn.Module):

@@ -10,92 +10,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config as shape_settings
+from torch.nn import functional as F
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import Channels, FractionBelowOne, Layers
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo
 from trainkit.models import lora
 from trainkit.models import text_encoder as captions
 from trainkit.models.compilation import by_mode
-from trainkit.models.lora import BatchModalities, Lora
-from trainkit.models.text_encoder import TextEncoder, TextSpec
-from trainkit.models.timm_classifier import Argument, check_arguments, check_tag, timm_network
+from trainkit.models.lora import BatchModalities
+from trainkit.models.network_specs import Fusion, Lora, ReidSpec
+from trainkit.models.text_encoder import TextEncoder
+from trainkit.models.timm_classifier import timm_network
 
 WHERE = "task.net"
 InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
 """Computes features of rows a few at a time: `StepContext.in_parts`."""
-
-
-@dataclass(kw_only=True)
-class Fusion:
-    """Combines the features of a query's records into one vector."""
-
-    name: Literal["mean", "transformer"] = "mean"
-    """`mean`: the mean of the records' features. `transformer`: the mean plus a trained correction, which is 0 at the
-    start."""
-    layers: Layers = 2
-    """Number of transformer blocks."""
-    heads: Layers = 4
-    """Number of attention heads per block; it must divide the length of the embedding."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block that is set to zero in training."""
-
-
-@dataclass(kw_only=True)
-class ReidSpec:
-    """A network for records of people: a backbone of timm for images and, if the data has captions, a text encoder."""
-
-    model: str = field(metadata={"timm": ""})
-    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
-    `pretrained`."""
-    args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of the network's constructor: `depth`, `patch_size`, `output_stride`, ..."""
-    weights: str | None = None
-    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`), a file of the backbone or of a CLIP,
-    or a file, `run:NAME` or `models:/ID` of a re-identification network. None: random."""
-    embedding: Channels | None = 512
-    """Length of a feature, the same for all modalities. None: the length that the backbone outputs, without a
-    projection."""
-    stems: Literal["own", "shared"] = "own"
-    """`own`: images of each modality have their own first convolution and norm, with equal initial weights. `shared`:
-    one for all modalities."""
-    lora: Lora | None = None
-    """Low-rank corrections of the backbone's linear layers, one per modality. None: no corrections."""
-    tune: Literal["all", "lora"] = "all"
-    """Trained part of the backbone. `all`: every parameter. `lora`: only the corrections and the first layers."""
-    drop_path: FractionBelowOne = 0.0
-    """Stochastic depth of the backbone (Huang et al., ECCV 2016): largest share of samples that skip a block."""
-    text: TextSpec = field(default_factory=TextSpec)
-    """Encoder of captions; used if the data has captions."""
-    fusion: Fusion = field(default_factory=Fusion)
-    """Combines the features of a query's records into one vector."""
-    neck: Literal["bn", "none"] = "bn"
-    """Layer between a feature and the vector that is compared and classified: `bn`, a batch norm without trained bias,
-    or `none`."""
-
-    def __post_init__(self) -> None:
-        check_arguments(self.args)
-        if "drop_path_rate" in self.args:
-            raise ValueError("args has drop_path_rate; use drop_path instead")
-        check_tag(self.model, self.weights, "resnet50.a1_in1k", "model")
-        if self.tune == "lora" and (self.lora is None or self.weights is None):
-            raise ValueError("tune is 'lora', but lora or weights is not set; set both")
-        if self.text.tune == "lora" and self.weights is None and self.text.weights is None:
-            raise ValueError("text.tune is 'lora', but neither weights nor text.weights is set; set one")
-
-
-def required_weights(spec: ReidSpec) -> dict[str, str]:
-    """Sources of the initial weights by name, in the form of `required_weights` of a task."""
-    net = {"net": f"timm:{spec.model}" if spec.weights == "pretrained" else spec.weights}
-    return {name: word for name, word in (net | {"text": spec.text.weights}).items() if word is not None}
 
 
 class Handed(nn.Module):
@@ -535,3 +471,26 @@ def _fill_whole(net: ReidNet, tensors: dict[str, Tensor], where: str) -> None:
         net.about.append(f"classifier of {len(tensors[name])} identities in {where} not used")
         tensors = {**tensors, name: own.clone()}
     safe_load.load_into(net, tensors, where)
+
+
+class Pixels(nn.Module):
+    """Small copies of images of any modality as features: a baseline.
+
+    Each is averaged over a grid of 16 x 8 areas and compared by correlation. Captions become zeros.
+    """
+
+    GRID = (16, 8)
+
+    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
+        """Images (b, C, H, W) of each modality and captions (b, L) to features (B, C x 128) of length 1 or 0."""
+        pictures = torch.cat([F.adaptive_avg_pool2d(x.float(), self.GRID).flatten(1) for x in images.values()])
+        features = F.normalize(pictures - pictures.mean(1, keepdim=True))
+        return features if text is None else torch.cat([features, features.new_zeros(len(text), features.shape[1])])
+
+    def fuse(self, features: Tensor, present: Tensor) -> Tensor:
+        """Features (N, 5, D), of which some are `present` (N, 5), to the sum of these, (N, D)."""
+        return torch.where(present[:, :, None], features, 0).sum(1)
+
+    def neck(self, x: Tensor) -> Tensor:
+        """Features as they are."""
+        return x

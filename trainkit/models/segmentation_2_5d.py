@@ -7,63 +7,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import Channels
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models.patch_geometry import check_patch, format_sides, require
-from trainkit.models.timm_classifier import check_tag, feature_info, refuse_unknown
-
-TIMM = "tu-"
-"""Prefix of segmentation_models_pytorch for encoders of timm."""
-
-
-@dataclass(kw_only=True)
-class SlicesSpec:
-    """A 2-D network of segmentation_models_pytorch that is applied to each slice of a volume."""
-
-    name: Literal["slices"]
-    """Selects a 2-D network of segmentation_models_pytorch."""
-    encoder: str = field(metadata={"timm": TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
-    of segmentation_models_pytorch, such as `resnet18`."""
-    decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """Decoder, by its name in segmentation_models_pytorch."""
-    filters: list[Channels] | None = None
-    """Channels of the decoder's levels, coarsest first; their number, 3 to 5, is also how often the encoder halves the
-    image. For `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
-    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Number of slices on either side that are given as further channels. At the ends of a patch its last slice is
-    repeated."""
-    weights: str | None = None
-    """Initial weights: `pretrained` (for a `tu-` encoder, downloaded by `trainkit download`), or those of a whole
-    network from a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "none"
-
-    def __post_init__(self) -> None:
-        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
-        if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
-            raise ValueError(
-                f"encoder is {self.encoder!r}; pretrained weights need an encoder of timm, such as tu-resnet18.a1_in1k"
-            )
-        if self.filters is not None:
-            if self.decoder not in ("unet", "unetplusplus", "manet"):
-                raise ValueError(f"filters is set, but decoder {self.decoder} has no such option; leave it out")
-            if not 3 <= len(self.filters) <= 5:
-                raise ValueError(f"filters is {self.filters}; expected 3 to 5 levels")
-            # Other encoders keep unused levels, which then get no gradient.
-            if len(self.filters) < 5 and not self.encoder.startswith(TIMM):
-                raise ValueError(
-                    f"filters has {len(self.filters)} levels, which needs a `tu-` encoder; use one, or give 5 levels"
-                )
+from trainkit.models.segmentation_specs import TIMM, SlicesSpec, timm_name
+from trainkit.models.timm_classifier import feature_info, refuse_unknown
 
 
 class Slices(nn.Module):
@@ -135,11 +90,6 @@ def probe(net: nn.Module, meta: DatasetInfo, encoder: str) -> None:
         expected = f"one per voxel and class, {(1, meta.classes, 1, *meta.shape[2:])}"
         raise UserError("task.net", found, expected, "use another encoder or decoder")
     net.train()
-
-
-def timm_name(encoder: str) -> str:
-    """`tu-resnet18.a1_in1k` -> `resnet18.a1_in1k`."""
-    return encoder.removeprefix(TIMM)
 
 
 def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:

@@ -8,118 +8,35 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from trainkit.checkpoint import safe_load, timm_weights
-from trainkit.config.ranges import Channels
+from trainkit.checkpoint import safe_load
 from trainkit.errors import UserError, few
 from trainkit.interfaces import DatasetInfo
-from trainkit.models import bisenet, segmentation_2_5d
+from trainkit.models import bisenet, multi_scale, segmentation_2_5d
 from trainkit.models import pointrend as pointwise
 from trainkit.models.patch_geometry import check_patch, require
-from trainkit.models.pointrend import PointHead, PointSpec
-from trainkit.models.timm_classifier import check_tag, refuse_unknown
+from trainkit.models.pointrend import PointHead
+from trainkit.models.segmentation_specs import (
+    GIVEN,
+    SMP,
+    TIMM,
+    AnySceneNet,
+    BiSeNetV1Spec,
+    BiSeNetV2Spec,
+    Norm,
+    PointSpec,
+    SmpSpec,
+)
+from trainkit.models.timm_classifier import refuse_unknown
 
-SMP = "segmentation_models_pytorch"
 _MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
 """Errors that the libraries raise if encoder and decoder do not fit together."""
-_GIVEN = {"self", "encoder_name", "encoder_weights", "in_channels", "classes", "activation", "aux_params", "upsampling"}
-"""Arguments of smp's decoders that a recipe cannot set: they are set here or not used."""
-
-
-@dataclass(kw_only=True)
-class BiSeNetV1Spec:
-    """BiSeNet (Yu et al., ECCV 2018, arXiv 1808.00897): a spatial path beside the context path of an encoder."""
-
-    name: Literal["bisenetv1"]
-    """Selects BiSeNet V1."""
-    width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on the channels of everything but the encoder."""
-    fusion: bisenet.FusionKind = "squeeze"
-    """Feature fusion module. `squeeze`: two 1x1 convolutions, as in the paper and in older weights of the public
-    implementation. `conv`: one 1x1 convolution and batch norm, as in its current weights."""
-    encoder: str = field(default="resnet18.tv_in1k", metadata={"timm": ""})
-    """A network of timm with maps at strides 4, 16 and 32; the tag selects the `pretrained` weights. Published:
-    ResNet-18 with torchvision's weights."""
-    weights: str | None = None
-    """Initial weights. For the encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a file of
-    timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
-
-    def __post_init__(self) -> None:
-        check_tag(self.encoder, self.weights, "resnet18.tv_in1k")
-
-
-@dataclass(kw_only=True)
-class BiSeNetV2Spec:
-    """BiSeNet V2 (Yu et al., IJCV 2021, arXiv 2004.02147): a detail branch beside a deep, narrow one."""
-
-    name: Literal["bisenetv2"]
-    """Selects BiSeNet V2."""
-    width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on all channel counts."""
-    weights: str | None = None
-    """Initial weights of the whole network: a file, `run:NAME` or `models:/ID`; files of the public implementation are
-    supported. None: random."""
-
-    def __post_init__(self) -> None:
-        if _of_timm(self.weights):
-            raise ValueError(
-                f"weights is {self.weights!r}, but bisenetv2 has no encoder of timm; use a file, run:NAME or models:/ID"
-            )
-
-
-@dataclass(kw_only=True)
-class SmpSpec:
-    """A network of segmentation_models_pytorch: an encoder, usually of timm, and a decoder."""
-
-    name: Literal["smp"]
-    """Selects a network of segmentation_models_pytorch."""
-    encoder: str = field(metadata={"timm": segmentation_2_5d.TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
-    of segmentation_models_pytorch, such as `resnet18`."""
-    decoder: Literal[
-        "unet", "unetplusplus", "fpn", "linknet", "manet", "pspnet", "pan", "deeplabv3", "deeplabv3plus", "segformer",
-        "upernet",
-    ]  # fmt: skip
-    """Decoder, by its name in segmentation_models_pytorch."""
-    args: dict[str, int | float | str | bool | list[int] | None] = field(default_factory=dict)
-    """Further arguments of the decoder, by the library's names: `decoder_channels`, `encoder_output_stride`, ..."""
-    weights: str | None = None
-    """Initial weights. For a `tu-` encoder: `pretrained` (downloaded by `trainkit download`), `timm:NAME.TAG`, or a
-    file of timm's classifier. For the whole network: a file, `run:NAME` or `models:/ID`. None: random."""
-
-    def __post_init__(self) -> None:
-        if _of_timm(self.weights) and not self.encoder.startswith(segmentation_2_5d.TIMM):
-            raise ValueError(
-                f"encoder is {self.encoder!r}; pretrained weights need an encoder of timm, such as tu-resnet18.a1_in1k"
-            )
-        check_tag(self.encoder, self.weights, "tu-resnet18.a1_in1k")
-        reserved = sorted(_GIVEN & set(self.args))
-        if reserved:
-            raise ValueError(f"args has {', '.join(reserved)}, which trainkit sets or does not use; leave them out")
-
-
-AnySceneNet = BiSeNetV1Spec | BiSeNetV2Spec | SmpSpec
-SceneNetSpec = Annotated[AnySceneNet, Field(discriminator="name")]
-"""The block of a recipe that selects a network for semantic segmentation."""
-
-
-@dataclass(kw_only=True)
-class Norm:
-    """Replacement of the batch norms of a network."""
-
-    name: Literal["batch", "sync", "group"] = "batch"
-    """`batch`: batch norm over the micro-batch of a process. `sync`: batch norm over the micro-batches of all
-    processes. `group`: group norm, each image alone (Wu and He, ECCV 2018, arXiv 1803.08494)."""
-    groups: Channels = 32
-    """Largest number of groups of group norm. The number used is the largest one up to this that divides the channels
-    and leaves 4 or more channels per group."""
 
 
 class SmpBody(nn.Module):
@@ -268,20 +185,9 @@ def build(
     return net, said + notes
 
 
-def _of_timm(weights: str | None) -> bool:
-    return weights is not None and (weights == "pretrained" or weights.startswith(timm_weights.PREFIX))
-
-
-def source_of(spec: AnySceneNet) -> str | None:
-    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
-    if isinstance(spec, BiSeNetV2Spec) or spec.weights != "pretrained":
-        return spec.weights
-    return f"{timm_weights.PREFIX}{segmentation_2_5d.timm_name(spec.encoder)}"
-
-
 def _is_of_encoder(spec: BiSeNetV1Spec | SmpSpec, body: Body, tensors: Mapping[str, Tensor]) -> bool:
     """Return True for tensors of the encoder's classifier in timm's names, False for a whole network."""
-    if isinstance(spec, SmpSpec) and not spec.encoder.startswith(segmentation_2_5d.TIMM):
+    if isinstance(spec, SmpSpec) and not spec.encoder.startswith(TIMM):
         return False
     renamed = bisenet.from_published(tensors)
     whole = {"body", "point_head", *(name for name, _ in body.named_children())}
@@ -324,7 +230,7 @@ def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
 
     segmentation_2_5d.check_encoder(spec.encoder, smp.encoders.encoders)
     known = set(inspect.signature(smp.MODEL_ARCHITECTURES_MAPPING[spec.decoder].__init__).parameters)
-    known -= _GIVEN | {"kwargs"}
+    known -= GIVEN | {"kwargs"}
     unknown = [name for name in spec.args if name not in known]
     if unknown:
         found = f"{few(unknown)}, which {spec.decoder} does not have"
@@ -344,3 +250,28 @@ def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
         raise segmentation_2_5d.misfit(what, error) from error
     unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not use are frozen"
     return body, what, [unread] if body.idle else []
+
+
+class Deployable(nn.Module):
+    """Pixels to class scores: normalises, rounds the sides up, and resizes the scores back to the image."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int, align_corners: bool = False
+    ):
+        super().__init__()
+        self.net, self.multiple, self.align_corners = net, multiple, align_corners
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """RGB (B, 3, H, W), 0 .. 255, to logits (B, classes, H, W), float32."""
+        height, width = pixels.shape[2:]
+        image = (pixels / 255 - self.mean) / self.std
+        # Only non-negative numbers: an exported division of negative ones rounds towards 0.
+        size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
+        if size != [height, width]:
+            image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
+        return multi_scale.resize_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)

@@ -8,19 +8,15 @@ to import, so it is imported only when a network is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
-from pydantic import Field
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import DatasetInfo
 from trainkit.models import emcad, segmentation_2_5d
-from trainkit.models.emcad import EmcadSpec
 from trainkit.models.patch_geometry import (
     SMALLEST_SIDE,
     Levels,
@@ -29,68 +25,7 @@ from trainkit.models.patch_geometry import (
     levels_for,
     require,
 )
-from trainkit.models.segmentation_2_5d import SlicesSpec
-
-Filters = Annotated[int, Field(ge=1, le=4096)]
-"""Channels of a level."""
-
-
-@dataclass(kw_only=True)
-class UNetSpec:
-    """MONAI's 3-D U-Net (Kerfoot et al., STACOM 2018) with residual units, strided convolutions and instance norm."""
-
-    name: Literal["unet"]
-    """Selects MONAI's U-Net."""
-    filters: list[Filters]
-    """Channels of each level, finest first. Levels are dropped if the patch is too small for them."""
-    res_units: Annotated[int, Field(ge=0, le=16)] = 2
-    """Number of convolutions in a residual unit. 0: one plain convolution per level."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the values that is set to zero after each convolution."""
-    weights: str | None = None
-    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "none"
-
-    def __post_init__(self) -> None:
-        _check(self.filters, 2, self.weights)
-
-
-@dataclass(kw_only=True)
-class DynUNetSpec:
-    """nnU-Net's network (Isensee et al., arXiv 1809.10486), from MONAI: two convolutions per level."""
-
-    name: Literal["dynunet"]
-    """Selects nnU-Net's network."""
-    filters: list[Filters]
-    """Channels of each level, finest first. Levels are dropped if the patch is too small for them. nnU-Net uses 32, 64,
-    128, 256, 320, 320."""
-    deep_supervision: bool = True
-    """Compute the loss at every level but the two coarsest, with weights 1, 1/2, 1/4 ... by nnU-Net's rule. The last
-    level but one also has an output, with weight 0."""
-    res_block: bool = False
-    """Use residual blocks instead of plain ones."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the values that is set to zero after each convolution."""
-    weights: str | None = None
-    """Initial weights: a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "nnunet"
-
-    def __post_init__(self) -> None:
-        _check(self.filters, 3, self.weights)
-
-
-AnyVolumeNet = UNetSpec | DynUNetSpec | SlicesSpec | EmcadSpec
-VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
-"""The block of a recipe that selects a network for volumes."""
-
-
-def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
-    if len(filters) < levels:
-        raise ValueError(f"filters is {list(filters)}; expected {levels} levels or more")
-    if word == "pretrained":
-        raise ValueError(
-            "weights is 'pretrained', which only slices and emcad have; use a file, run:NAME or models:/ID"
-        )
+from trainkit.models.segmentation_specs import AnyVolumeNet, DynUNetSpec, EmcadSpec, SlicesSpec, UNetSpec
 
 
 def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> tuple[nn.Module, list[str]]:
@@ -107,13 +42,6 @@ def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> t
             safe_load.load_into(net, safe_load.read_tensors(found["net"]), str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
     return net, [f"{spec.name}: {about}, {count:,} parameters"]
-
-
-def source_of(spec: AnyVolumeNet) -> str | None:
-    """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
-    if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
-        return f"timm:{segmentation_2_5d.timm_name(spec.encoder)}"
-    return spec.weights
 
 
 def _levels(spec: AnyVolumeNet, patch: Sequence[int], spacing: Sequence[float], wanted: int, least: int) -> Levels:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Weight = Literal["gaussian", "constant"]
+from trainkit.models.segmentation_specs import WindowWeight
 
 LEAST_WEIGHT = 1e-3
 """Smallest weight of a voxel, relative to the centre of a window; avoids a division by zero at corners."""
@@ -27,7 +26,7 @@ def window_starts(length: int, window: int, overlap: float) -> list[int]:
     return [min(i * step, length - window) for i in range(-(-(length - window) // step) + 1)]
 
 
-def window_weights(window: Sequence[int], kind: Weight, device: torch.device | str = "cpu") -> Tensor:
+def window_weights(window: Sequence[int], kind: WindowWeight, device: torch.device | str = "cpu") -> Tensor:
     """Weight of each voxel of a window, float32 with the window's sides, at most 1.
 
     `gaussian` has a standard deviation of an eighth of the window (nnU-Net): predictions are worst at its border.
@@ -48,7 +47,7 @@ def sliding_probabilities(
     window: Sequence[int],
     *,
     overlap: float = 0.5,
-    weight: Weight = "gaussian",
+    weight: WindowWeight = "gaussian",
     batch_size: int = 4,
     mirrors: Sequence[bool] = (False, False, False),
     fill: float | None = None,

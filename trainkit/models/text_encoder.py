@@ -8,50 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import Channels, FractionBelowOne, Layers
 from trainkit.errors import UserError
-from trainkit.models.lora import Lora
-
-
-@dataclass(kw_only=True)
-class TextSpec:
-    """A transformer for captions. CLIP's has 12 layers, width 512, 8 heads, pool end, causal, activation quick_gelu."""
-
-    layers: Layers = 4
-    """Number of transformer blocks."""
-    width: Channels = 256
-    """Length of a token's vector; a multiple of `heads`."""
-    heads: Layers = 4
-    """Number of attention heads per block."""
-    pool: Literal["mean", "end"] = "mean"
-    """Vector of a caption: the mean of its tokens (`mean`), or its last token (`end`, as in CLIP)."""
-    causal: bool = False
-    """Let a token attend only to itself and earlier tokens, as in CLIP."""
-    activation: Literal["gelu", "quick_gelu"] = "gelu"
-    """`gelu`, or `quick_gelu`: x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block that is set to zero in training."""
-    weights: str | None = None
-    """Initial weights: a file with CLIP's text tower (names of OpenAI or OpenCLIP), `run:NAME` or `models:/ID`. None:
-    random."""
-    lora: Lora | None = None
-    """Low-rank corrections of the linear layers. None: no corrections."""
-    tune: Literal["all", "lora"] = "all"
-    """Trained parameters. `all`: every parameter. `lora`: only the corrections and the last projection."""
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"width is {self.width}; expected a multiple of heads ({self.heads})")
-        if self.tune == "lora" and self.lora is None:
-            raise ValueError("tune is 'lora', but lora is not set; add a block `lora`")
+from trainkit.models.network_specs import TextSpec
 
 
 class QuickGELU(nn.Module):

@@ -1,96 +1,26 @@
-"""Classifiers: any network of timm with its own head, trained in whole or in part."""
+"""Classifiers: any network of timm with its own head, trained in whole or in part.
+
+Linear probe: Alain and Bengio, "Understanding intermediate layers using linear classifier probes", arXiv 1610.01644.
+"""
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
-from trainkit.config.ranges import FractionBelowOne
 from trainkit.errors import UserError
+from trainkit.models.network_specs import Network
 
 if TYPE_CHECKING:
     from timm.models import FeatureInfo
-
-_RESERVED = {
-    "num_classes", "in_chans", "features_only", "out_indices", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay",
-    "checkpoint_path", "cache_dir", "scriptable", "exportable", "no_jit",
-}  # fmt: skip
-"""Arguments of timm that a recipe cannot set: they change the output, download, or unpickle a file."""
-
-Argument = bool | int | float | str | list[int] | list[float]
-
-
-@dataclass(kw_only=True)
-class Network:
-    """A network of timm, its initial weights, and the parameters that are trained."""
-
-    model: str = field(metadata={"timm": ""})
-    """Name of the network in `timm.list_models()`, with the tag of its weights (`NAME.TAG`) if `weights` is
-    `pretrained`."""
-    args: dict[str, Argument] = field(default_factory=dict)
-    """Further arguments of the network's constructor: `depths`, `dims`, `patch_size`, `ls_init_value`, ..."""
-    drop_path: FractionBelowOne = 0.0
-    """Stochastic depth (Huang et al., ECCV 2016): largest share of samples that skip a block."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the features that is set to zero before the classifier."""
-    weights: str | None = None
-    """Initial weights: `pretrained` (timm's, downloaded by `trainkit download`), `timm:NAME.TAG`, a file, `run:NAME`, a
-    folder written by `trainkit export`, or `models:/NAME@ALIAS`. None: random. A classifier for other classes is
-    replaced."""
-    tune: Literal["all", "head", "linear"] = "all"
-    """Parameters that are trained. `all`: the whole network. `head`: the head with its norm, above a frozen backbone.
-    `linear`: only the last layer."""
-    frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
-    first step. Image augmentation is limited to mirroring."""
-    freeze_bn: bool = field(default=False, metadata={"hash": "set"})
-    """Keep the running statistics of batch norms fixed; their weights and biases are still trained."""
-
-    def __post_init__(self) -> None:
-        check_arguments(self.args)
-        if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
-            raise ValueError(f"args has {', '.join(sorted(taken))}; use drop_path and dropout instead")
-        if self.tune != "all" and self.weights is None:
-            raise ValueError(
-                f"tune is {self.tune!r}, but weights is not set, so the rest would stay random; set weights"
-            )
-        if self.freeze_bn and self.weights is None:
-            raise ValueError(
-                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
-            )
-        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
-        if self.frozen:
-            self._check_frozen()
-
-    def _check_frozen(self) -> None:
-        if self.weights is None:
-            raise ValueError(
-                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
-            )
-        if self.tune == "head":
-            raise ValueError("tune is 'head', but frozen trains only the last layer; leave tune out")
-        for key in ("drop_path", "dropout"):
-            if getattr(self, key):
-                raise ValueError(f"{key} is {getattr(self, key)}, which has no effect with frozen; leave it out")
-
-
-def check_tag(model: str, weights: str | None, example: str, key: str = "encoder") -> None:
-    """Raise ValueError for `pretrained` weights if the name of the network has no tag."""
-    if weights == "pretrained" and "." not in model:
-        raise ValueError(f"{key} is {model!r}; pretrained weights need a tag, such as {example}")
-
-
-def check_arguments(args: Mapping[str, Argument]) -> None:
-    """Raise ValueError for arguments that a recipe may not set, such as a file that would be unpickled."""
-    if taken := _RESERVED & args.keys():
-        raise ValueError(f"args has {', '.join(sorted(taken))}, which other keys or the data decide; leave them out")
 
 
 class Classifier(nn.Module):
@@ -269,3 +199,26 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
         found = f"{model} outputs maps of shape {tuple(out.shape)}"
         raise UserError(where, found, "one vector per image", "use another model")
     return net.train()
+
+
+def without_layer(net: nn.Module, path: str) -> nn.Module:
+    """Copy a network without the layer at `path`: its output is the input of that layer, (B, D).
+
+    Parameters and buffers are shared with the network, so the copy takes no memory and follows weights loaded later.
+    Raises UserError if the layer is not linear.
+    """
+    layer = net.get_submodule(path)
+    if not isinstance(layer, nn.Linear):
+        found = f"a network whose last layer is {type(layer).__name__}"
+        raise UserError("task.net.frozen", found, "a linear last layer", "use another model, or `tune: linear`")
+    shared = {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())}
+    features = copy.deepcopy(net, shared)
+    features.set_submodule(path, nn.Identity())
+    return features
+
+
+def probe_note(net: nn.Module) -> str:
+    """Describe how many parameters of a network are trained and how many are frozen."""
+    sizes = [(p.numel(), p.requires_grad) for p in net.parameters()]
+    trained, frozen = (sum(size for size, grad in sizes if grad is wanted) for wanted in (True, False))
+    return f"linear probe: {trained:,} parameters are trained, {frozen:,} are frozen"

@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal
 
 from trainkit import rng
-from trainkit.checkpoint import safe_load
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
 from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
-from trainkit.losses.distillation import Centres, agreement, feature_mse, geometry
-from trainkit.losses.margin import AdaFace, ArcFace, Margin, NormStatistics, margin_loss, margin_ramp
+from trainkit.losses.margin_specs import AdaFace, ArcFace, Margin
 from trainkit.metrics import measured
 from trainkit.metrics import score as metrics
-from trainkit.models import face_backbones
-from trainkit.tasks.embed import Pixels, batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
+from trainkit.models.network_specs import Net, embedding_of, refuse_weights
+from trainkit.tasks.embed import batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainkit.losses.distillation import Memory
 
 
 @dataclass(kw_only=True)
 class Teacher:
     """The frozen teacher network, with either its weights or the recipe that trains it first."""
 
-    net: face_backbones.Net
+    net: Net
     """Architecture of the teacher. Its embedding must be as long as the student's."""
     weights: str | None = None
     """Weights of the teacher: a file (.safetensors, .pth, .pt), a logged model `models:/ID`, or a run `run:NAME`. Set
@@ -62,7 +63,7 @@ class GeometryMargin:
 class AdaDistill:
     """Distil a face teacher into a smaller student (Boutros et al., ECCV 2024, arXiv 2407.01332)."""
 
-    student: face_backbones.Net
+    student: Net
     """Architecture of the network that is trained."""
     teacher: Teacher
     """Frozen network whose embeddings the student is trained to reproduce."""
@@ -85,8 +86,8 @@ class AdaDistill:
     teacher runs in every step."""
 
     def __post_init__(self) -> None:
-        face_backbones.refuse_weights(self.student, "student")
-        face_backbones.refuse_weights(self.teacher.net, "teacher.net")
+        refuse_weights(self.student, "student")
+        refuse_weights(self.teacher.net, "teacher.net")
         if self.student.embedding != self.teacher.net.embedding:
             raise ValueError(
                 f"student.embedding is {self.student.embedding}, teacher.net.embedding {self.teacher.net.embedding}; "
@@ -103,6 +104,9 @@ class AdaDistill:
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """Build the student, the frozen teacher and the class centres; without teacher weights only the student."""
+        from trainkit.checkpoint import safe_load
+        from trainkit.models import face_backbones
+
         if "teacher" not in found:  # a trained network is rebuilt
             return Networks(face_backbones.build(self.student, meta.shape))
         teacher = face_backbones.build(self.teacher.net, meta.shape)
@@ -112,7 +116,7 @@ class AdaDistill:
         safe_load.load_into(teacher, backbone, str(found["teacher"]))
         return Networks(
             face_backbones.build(self.student, meta.shape),
-            frozen={"pixels": Pixels(), "teacher": teacher},
+            frozen={"pixels": face_backbones.Pixels(), "teacher": teacher},
             trusted=("teacher",),
             cached={"teacher": teacher} if self.cache_teacher else {},
             cache_on_disk=self.cache_teacher == "disk",
@@ -122,7 +126,11 @@ class AdaDistill:
 
     def _memory(self, meta: DatasetInfo, found: dict[str, Tensor] | None, seed: int) -> Memory:
         """Make the initial centres: random, or those of the teacher."""
-        embedding = face_backbones.embedding_of(self.teacher.net)
+        from trainkit.checkpoint import safe_load
+        from trainkit.losses.distillation import Centres, Memory
+        from trainkit.losses.margin import NormStatistics
+
+        embedding = embedding_of(self.teacher.net)
         centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
         if self.method == "aml":
             if self.teacher.centres is not None:
@@ -146,6 +154,9 @@ class AdaDistill:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """The loss of the method; only the student gets a gradient."""
+        from trainkit.losses.distillation import Memory, agreement, feature_mse
+        from trainkit.losses.margin import margin_loss, margin_ramp
+
         student = at.forward(net, batch["image"])
         if self.cache_teacher:
             teacher = batch["teacher"]
@@ -179,6 +190,8 @@ class AdaDistill:
         """
         if (margin := self.geometry) is None:
             return 0.0
+        from trainkit.losses.distillation import geometry
+
         grown = min(1.0, at.progress / margin.ramp) if margin.ramp > 0 else 1.0
         return margin.weight * grown * geometry(memory.centres.hardness(label, teacher), cosine, margin.gain)
 
@@ -197,11 +210,3 @@ class AdaDistill:
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """Raw pixels as an embedding."""
         return [pixels_baseline(mirror=True)]
-
-
-class Memory(nn.Module):
-    """State of AdaDistill: class centres and, for AdaFace, norm statistics. None of it is trained."""
-
-    def __init__(self, centres: Centres, norms: NormStatistics | None):
-        super().__init__()
-        self.centres, self.norms = centres, norms

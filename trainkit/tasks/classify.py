@@ -9,23 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
 
 from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Retrieval
-from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.interfaces import (
+    FEATURES,
+    Baseline,
+    Batch,
+    DatasetInfo,
+    Loss,
+    Networks,
+    Rows,
+    Scores,
+    Source,
+    Split,
+    StepContext,
+)
+from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
 from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
-from trainkit.models import timm_classifier
-from trainkit.models.frozen_features import FEATURES, probe_note, without_layer
+from trainkit.models.network_specs import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True)
@@ -55,7 +67,7 @@ class Mix:
 class Classify:
     """Image classification: train a network of timm on class labels."""
 
-    net: timm_classifier.Network
+    net: Network
     """The network, its initial weights, and which parameters are trained."""
     smoothing: FractionBelowOne = 0.0
     """Label smoothing: share of the target that is spread evenly over all classes (Szegedy et al., CVPR 2016)."""
@@ -84,13 +96,15 @@ class Classify:
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """The classifier."""
+        from trainkit.models import timm_classifier
+
         self._weights = class_weights(self.class_weights, meta.class_names)
         self._mix = self._mixer(meta.classes)
         model, notes = timm_classifier.build(self.net, meta.shape, meta.classes, found)
         if not self.net.frozen:
             return Networks(model, notes=tuple(notes))
-        features = without_layer(model.net, timm_classifier.last_layer(model.net))
-        notes.append(probe_note(model))
+        features = timm_classifier.without_layer(model.net, timm_classifier.last_layer(model.net))
+        notes.append(timm_classifier.probe_note(model))
         cached: dict[str, nn.Module] = {FEATURES: features}
         return Networks(model, cached=cached, cached_alone=True, cached_in_evaluation=True, notes=tuple(notes))
 

@@ -9,36 +9,41 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from trainkit.config.ranges import Positive
 from trainkit.evaluation_protocols import Classes
-from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
-from trainkit.losses.class_weights import class_weights
-from trainkit.losses.margin import (
-    AdaFace,
-    ArcFace,
-    MarginOrNone,
-    NormStatistics,
-    class_head,
-    class_logits,
-    margin_loss,
-    margin_ramp,
+from trainkit.interfaces import (
+    FEATURES,
+    Baseline,
+    Batch,
+    DatasetInfo,
+    Loss,
+    Networks,
+    Rows,
+    Scores,
+    Source,
+    Split,
+    StepContext,
 )
-from trainkit.losses.online_softmax import MarginTerms
+from trainkit.lazy_torch import torch
+from trainkit.losses.class_weights import class_weights
+from trainkit.losses.margin_specs import AdaFace, ArcFace, MarginOrNone
 from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
-from trainkit.models import face_backbones
-from trainkit.models.frozen_features import FEATURES, probe_note
+from trainkit.models.network_specs import Net, TimmSpec, embedding_of, weights_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainkit.losses.online_softmax import MarginTerms
 
 
 @dataclass(kw_only=True)
 class Embed:
     """Train embeddings from class labels, so that images of one class lie close together."""
 
-    net: face_backbones.Net
+    net: Net
     """The network that computes the embedding."""
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
     """Margin softmax over the classes, or a plain classifier (`name: none`). Default: ArcFace with m 0.5 and scale
@@ -54,20 +59,24 @@ class Embed:
     @property
     def cached_features(self) -> bool:
         """True if the task trains on cached features of a frozen network."""
-        return isinstance(self.net, face_backbones.TimmSpec) and self.net.frozen
+        return isinstance(self.net, TimmSpec) and self.net.frozen
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
-        word = face_backbones.weights_of(self.net)
+        word = weights_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """Build the network and its class centres, and raw pixels as a baseline."""
+        from trainkit.losses.margin import NormStatistics, class_head
+        from trainkit.models import face_backbones
+        from trainkit.models.timm_classifier import probe_note
+
         self._weights = class_weights(self.class_weights, meta.class_names)
-        head = class_head(self.margin, meta.classes, face_backbones.embedding_of(self.net))
-        net = WithHead(face_backbones.build(self.net, meta.shape, found.get("net")), head)
+        head = class_head(self.margin, meta.classes, embedding_of(self.net))
+        net = face_backbones.WithHead(face_backbones.build(self.net, meta.shape, found.get("net")), head)
         # Pixels are an embedding, not a classifier.
-        references: dict[str, nn.Module] = {} if self.classify else {"pixels": Pixels()}
+        references: dict[str, nn.Module] = {} if self.classify else {"pixels": face_backbones.Pixels()}
         memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
         networks = Networks(net, frozen=references, memory=memory, in_parts=True)
         if isinstance(net.net, face_backbones.TimmEmbedding) and net.net.frozen:
@@ -78,6 +87,8 @@ class Embed:
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the class centres, with the margin on the true class."""
+        from trainkit.losses.margin import margin_loss, margin_ramp
+
         label = batch["label"]
         embedding, scores = at.forward(net, batch.get("image"), True, label, batch.get(FEATURES))
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
@@ -90,6 +101,8 @@ class Embed:
         """Embedding of each image and its norm; with `mirror` summed over both views, with `classify` class scores."""
         if not self.classify:
             return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch)
+        from trainkit.losses.margin import class_logits
+
         embedding, scores = net(batch.get("image"), with_scores=True, features=batch.get(FEATURES))
         logits = class_logits(scores, self.margin)
         if self.mirror:
@@ -112,39 +125,9 @@ class Embed:
         return [pixels_baseline(self.mirror)]
 
 
-class WithHead(nn.Module):
-    """A network and its class centres in one module, so that they are wrapped, compiled and saved together."""
-
-    def __init__(self, net: nn.Module, head: nn.Module):
-        super().__init__()
-        self.net, self.head = net, head
-
-    def forward(
-        self,
-        image: Tensor | None = None,
-        with_scores: bool = False,
-        label: Tensor | None = None,
-        features: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
-        """Embeddings (B, D), and on request the head's scores: cosines with every centre (B, C).
-
-        With labels and many classes the head returns only the `MarginTerms` that the loss needs. A frozen network of
-        timm takes cached `features` instead of images.
-        """
-        embedding = self.net(image) if features is None else self.net(features=features)
-        return (embedding, self.head(embedding, label)) if with_scores else embedding
-
-
-class Pixels(nn.Module):
-    """The image itself as an embedding: a baseline."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C * H * W)."""
-        return image.flatten(1)
-
-
 def pixels_baseline(mirror: bool) -> Baseline:
     """Compare images by their pixels; with `mirror` by both views, as a network is evaluated."""
+    from trainkit.models.face_backbones import Pixels
 
     def predict(batch: Batch) -> Rows:
         image = batch["image"]
@@ -169,6 +152,8 @@ def embed_view(net: nn.Module, batch: Batch) -> Rows:
 
 def batch_accuracy(scores: Tensor | MarginTerms, label: Tensor) -> Tensor:
     """Share of samples whose class has the highest score."""
+    from trainkit.losses.online_softmax import MarginTerms
+
     if isinstance(scores, MarginTerms):
         return (scores.target.detach() >= scores.nearest).float().mean()
     return (scores.detach().argmax(1) == label).float().mean()
@@ -180,6 +165,8 @@ def embedding_quality(
     """AdaFace's quality of each sample plus `plus`; the statistics are updated with the norms of all ranks in order."""
     if not isinstance(margin, AdaFace):
         return None
+    from trainkit.losses.margin import NormStatistics
+
     if not isinstance(statistics, NormStatistics):
         raise TypeError(f"AdaFace needs NormStatistics, not {type(statistics).__name__}")
     norm = embedding.detach().float().norm(dim=1)

@@ -10,11 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Literal, cast
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal, cast
 
 from trainkit.config.units import Span, TrainingSpan
 from trainkit.data.people.modalities import subsets
@@ -34,12 +30,18 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
+from trainkit.lazy_torch import F, torch
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
 from trainkit.metrics import measured
 from trainkit.metrics.reid import score_search
-from trainkit.models import reid
+from trainkit.models.network_specs import ReidSpec, required_weights
 from trainkit.tasks.embed import batch_accuracy
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from trainkit.models.reid import Pixels, ReidNet
 
 
 @dataclass(kw_only=True)
@@ -47,7 +49,7 @@ class Reid:
     """Cross-modal person re-identification: train features of single records and of fused queries on identity
     labels."""
 
-    net: reid.ReidSpec
+    net: ReidSpec
     """The network for images and captions."""
     identity: Identity | None = field(default_factory=Identity)
     """Cross-entropy over the identities of the training set, for records and for fused queries. Null: no classifier is
@@ -79,13 +81,15 @@ class Reid:
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
-        return {name: Source(weights=word) for name, word in reid.required_weights(self.net).items()}
+        return {name: Source(weights=word) for name, word in required_weights(self.net).items()}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """Build the network, and small copies of the images as a baseline.
 
         Raises UserError if the data has no modalities, or only RGB although the recipe sets `sdm`.
         """
+        from trainkit.models import reid
+
         if not meta.modalities:
             raise UserError("data", "images without modalities", "records of people", "use the data block `people`")
         kinds = subsets(meta.modalities)
@@ -99,15 +103,15 @@ class Reid:
             )
         self._kinds = torch.tensor([[m in some for m in range(len(MODALITIES))] for some in kinds])
         self._several = sum(len(some) > 1 for some in kinds)
-        self._net: reid.ReidNet | Pixels | None = None
+        self._net: ReidNet | Pixels | None = None
         net = reid.build(self.net, meta, found)
         notes, together = (
             (*net.about, *self._left(net), self._note()),
             "its losses compare the records of a micro-batch",
         )
-        return Networks(net, frozen={"pixels": Pixels()}, notes=notes, indivisible=together, in_parts=True)
+        return Networks(net, frozen={"pixels": reid.Pixels()}, notes=notes, indivisible=together, in_parts=True)
 
-    def _left(self, net: reid.ReidNet) -> list[str]:
+    def _left(self, net: ReidNet) -> list[str]:
         """Freeze the parts that no loss depends on; return notes about them."""
         asked = self._terms().keys()
         seen_by = {
@@ -240,7 +244,7 @@ class Reid:
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Feature of each record before the neck; `score` fuses them into queries."""
         _refuse_sharded(net)
-        self._net = cast("reid.ReidNet | Pixels", net)  # the two that `build` makes, or the EMA of the first
+        self._net = cast("ReidNet | Pixels", net)  # the two that `build` makes, or the EMA of the first
         return {"feature": self._net.encode(*_inputs(batch))}
 
     def measures(self, split: Split) -> Collection[str] | None:
@@ -256,9 +260,9 @@ class Reid:
         net = self._net
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
 
-        @torch.no_grad()
         def finish(features: Tensor, present: Tensor) -> Tensor:
-            return net.neck(net.fuse(features.to(device).float(), present.to(device))).float().cpu()
+            with torch.no_grad():
+                return net.neck(net.fuse(features.to(device).float(), present.to(device))).float().cpu()
 
         was_training = net.training
         net.eval()
@@ -269,30 +273,9 @@ class Reid:
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """Small copies of the images, compared by correlation."""
+        from trainkit.models.reid import Pixels
+
         return [Baseline("pixels", lambda _: lambda batch: self.predict(Pixels(), batch))]
-
-
-class Pixels(nn.Module):
-    """Small copies of images of any modality as features: a baseline.
-
-    Each is averaged over a grid of 16 x 8 areas and compared by correlation. Captions become zeros.
-    """
-
-    GRID = (16, 8)
-
-    def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
-        """Images (b, C, H, W) of each modality and captions (b, L) to features (B, C x 128) of length 1 or 0."""
-        pictures = torch.cat([F.adaptive_avg_pool2d(x.float(), self.GRID).flatten(1) for x in images.values()])
-        features = F.normalize(pictures - pictures.mean(1, keepdim=True))
-        return features if text is None else torch.cat([features, features.new_zeros(len(text), features.shape[1])])
-
-    def fuse(self, features: Tensor, present: Tensor) -> Tensor:
-        """Features (N, 5, D), of which some are `present` (N, 5), to the sum of these, (N, D)."""
-        return torch.where(present[:, :, None], features, 0).sum(1)
-
-    def neck(self, x: Tensor) -> Tensor:
-        """Features as they are."""
-        return x
 
 
 def _inputs(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
@@ -301,9 +284,9 @@ def _inputs(batch: Batch) -> tuple[dict[str, Tensor], Tensor | None]:
     return {name: batch[key] for name, key in keys.items() if key in batch}, batch.get("text")
 
 
-@torch.no_grad()
 def _mean_length(x: Tensor) -> Tensor:
-    return x.float().norm(dim=1).sum() / max(1, len(x))
+    with torch.no_grad():
+        return x.float().norm(dim=1).sum() / max(1, len(x))
 
 
 def _refuse_sharded(net: nn.Module) -> None:

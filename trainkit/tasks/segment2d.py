@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
 
 from trainkit.config.ranges import NotNegative
 from trainkit.errors import UserError
@@ -31,15 +28,16 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
+from trainkit.lazy_torch import F, torch
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
 from trainkit.metrics import baselines, boundary_f_score, measured
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_2d as scenes
-from trainkit.models import multi_scale
-from trainkit.models import segmentation_2d as segmenter
-from trainkit.models.pointrend import PointSpec
-from trainkit.models.segmentation_2d import Norm, SceneNetSpec
+from trainkit.models.segmentation_specs import Norm, PointSpec, SceneNetSpec, source_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 @dataclass(kw_only=True)
@@ -81,11 +79,13 @@ class Segment2d:
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
-        word = segmenter.source_of(self.net)
+        word = source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """Build the network for crops of the data. Raises UserError if they do not fit, or a class name is unknown."""
+        from trainkit.models import segmentation_2d as segmenter
+
         if not meta.distances:
             self._refuse_near()
         names = meta.class_names or [str(c) for c in range(meta.classes)]
@@ -169,6 +169,8 @@ class Segment2d:
 
         `size` is h and w, None: those of the images. `net` is in evaluation mode; `build` has been called.
         """
+        from trainkit.models import multi_scale
+
         return multi_scale.probabilities(
             lambda seen: net(seen)["logits"][0],
             image,
@@ -201,32 +203,9 @@ class Segment2d:
         It maps RGB pixels 0 .. 255, float (B, 3, H, W), to logits (B, classes, H, W): what `probabilities` of one
         scale takes the softmax of. `mean` and `std` are those of the data, of pixels 0 to 1.
         """
+        from trainkit.models.segmentation_2d import Deployable
+
         return Deployable(net, mean, std, self._multiple, self.align_corners).eval()
-
-
-class Deployable(nn.Module):
-    """Pixels to class scores: normalises, rounds the sides up, and resizes the scores back to the image."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(
-        self, net: nn.Module, mean: Sequence[float], std: Sequence[float], multiple: int, align_corners: bool = False
-    ):
-        super().__init__()
-        self.net, self.multiple, self.align_corners = net, multiple, align_corners
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """RGB (B, 3, H, W), 0 .. 255, to logits (B, classes, H, W), float32."""
-        height, width = pixels.shape[2:]
-        image = (pixels / 255 - self.mean) / self.std
-        # Only non-negative numbers: an exported division of negative ones rounds towards 0.
-        size = [(side + self.multiple - 1) // self.multiple * self.multiple for side in (height, width)]
-        if size != [height, width]:
-            image = F.interpolate(image, size, mode="bilinear", align_corners=self.align_corners)
-        return multi_scale.resize_back(self.net(image)["logits"][0], size, (height, width), self.align_corners)
 
 
 def point_loss(logits: Tensor, points: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:

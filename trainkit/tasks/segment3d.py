@@ -9,11 +9,9 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from trainkit.data.volumes import preprocess
 from trainkit.errors import UserError
@@ -31,14 +29,16 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
+from trainkit.lazy_torch import torch
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
 from trainkit.metrics import baselines, measured, surface_distance
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_3d as segmentation
-from trainkit.models import segmentation_3d as volumetric
-from trainkit.models.segmentation_3d import VolumeNet
-from trainkit.models.sliding_window import Weight, sliding_probabilities
+from trainkit.models.segmentation_specs import VolumeNet, WindowWeight, source_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 TOLERANCE = 1.0
 """mm, for organs without a tolerance of their own."""
@@ -56,7 +56,7 @@ class Window:
 
     overlap: Annotated[float, Field(ge=0, le=0.95)] = 0.5
     """Share of a window that overlaps with the next one."""
-    weight: Weight = "gaussian"
+    weight: WindowWeight = "gaussian"
     """Weight of the voxels of a window where windows overlap: `gaussian` weighs its border less, `constant` weighs
     all equally."""
     batch_size: Annotated[int, Field(ge=1, le=4096)] = 4
@@ -79,11 +79,13 @@ class Segment3d:
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
-        word = volumetric.source_of(self.net)
+        word = source_of(self.net)
         return {} if word is None else {"net": Source(weights=word)}
 
     def build(self, meta: DatasetInfo, found: Mapping[str, Path], seed: int) -> Networks:
         """Build the network for patches of the data. Raises UserError if they do not fit or a class is unknown."""
+        from trainkit.models import segmentation_3d as volumetric
+
         self._weights = self.objective.weights(meta.class_names)
         self._tolerance = self._tolerances(meta.class_names or [str(c) for c in range(meta.classes)])
         self._patch, self._classes, self._axes = tuple(meta.shape[1:]), meta.classes, meta.axes
@@ -106,7 +108,7 @@ class Segment3d:
         mask = batch["mask"]
         weights = None if self._weights is None else self._weights.to(mask.device)
         out = at.forward(net, batch["image"])
-        if isinstance(out, Tensor):
+        if isinstance(out, torch.Tensor):
             finest, loss_B = out, self.objective(out, mask, weights)
         else:
             finest, loss_B = out[0], _COMBINED[self.net.supervision](self.objective, out, mask, weights)
@@ -147,7 +149,6 @@ class Segment3d:
             rows["planes"] = torch.as_tensor(segmentation.planes(seen, true, predicted, spacing, axes=self._axes))
         return {name: values[None].to(image.device) for name, values in rows.items()}
 
-    @torch.no_grad()
     def label_map(
         self, net: nn.Module, image: Tensor, shape: Sequence[int], mirrors: Sequence[bool] = (False, False, False)
     ) -> Tensor:
@@ -156,17 +157,20 @@ class Segment3d:
         `image` (1, C, D, H, W) is seen through windows of the size of a training patch, and mirrored along `mirrors`.
         `net` is in evaluation mode; `build` has been called.
         """
+        from trainkit.models.sliding_window import sliding_probabilities
+
         window = self.window
-        probabilities = sliding_probabilities(
-            net,
-            image,
-            self._patch,
-            overlap=window.overlap,
-            weight=window.weight,
-            batch_size=window.batch_size,
-            mirrors=mirrors,
-        )
-        return preprocess.to_original(probabilities, tuple(shape))
+        with torch.no_grad():
+            probabilities = sliding_probabilities(
+                net,
+                image,
+                self._patch,
+                overlap=window.overlap,
+                weight=window.weight,
+                batch_size=window.batch_size,
+                mirrors=mirrors,
+            )
+            return preprocess.to_original(probabilities, tuple(shape))
 
     def measures(self, split: Split) -> Collection[str] | None:
         """Names of the metrics of a split."""

@@ -22,7 +22,7 @@ from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
 from trainkit.metrics import baselines, surface_distance
 from trainkit.metrics.segmentation_3d import planes
 from trainkit.models import segmentation_3d
-from trainkit.models.segmentation_3d import UNetSpec
+from trainkit.models.segmentation_specs import UNetSpec
 from trainkit.tasks.segment3d import Segment3d
 
 SHAPE = (16, 14, 8)

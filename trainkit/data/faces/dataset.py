@@ -7,12 +7,10 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.data import evaluation_sets, hub, leakage, sources
@@ -28,7 +26,11 @@ from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs, Protocol
 from trainkit.interfaces import Batch, Dataset, DatasetInfo
+from trainkit.lazy_torch import torch
 from trainkit.paths import locate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLE = "sample"
 """In place of a path: the built-in sample set, drawn on first use."""

@@ -11,17 +11,19 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.ranges import MANY, Factor, Fraction, FractionAboveZero, Ratio
 from trainkit.data.images import clahe
+from trainkit.lazy_torch import torch
 from trainkit.tensors import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STREAM = "augment"
 

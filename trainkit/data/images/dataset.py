@@ -9,12 +9,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, Positive, Side
@@ -38,7 +36,11 @@ from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
 from trainkit.interfaces import Batch, Dataset, DatasetInfo, RowOrder
+from trainkit.lazy_torch import torch
 from trainkit.paths import locate
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from trainkit.data.faces.align import LANDMARKS
 from trainkit.data.faces.dataset import Faces
@@ -16,6 +16,9 @@ from trainkit.data.images import augment
 from trainkit.data.images.augment import Timm
 from trainkit.data.images.dataset import Images
 from trainkit.data.people.dataset import People
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

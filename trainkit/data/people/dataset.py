@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 
 from trainkit import rng
@@ -34,6 +33,7 @@ from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Dataset, DatasetInfo
+from trainkit.lazy_torch import torch
 
 _log = logging.getLogger(__name__)
 

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction, Ratio
 from trainkit.data.images import augment
 from trainkit.data.images.augment import Distort, Light
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STREAM = "scene"
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import torch
 
 from trainkit.data import leakage
 from trainkit.data.images import augment
@@ -23,6 +22,7 @@ from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes as ScenesProtocol
 from trainkit.interfaces import IGNORED, Batch
+from trainkit.lazy_torch import torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,17 +16,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit.data.volumes import augment_intensity, augment_spatial
 from trainkit.data.volumes.augment_intensity import BiasField, Blur, Brightness, Contrast, Gamma, LowResolution, Noise
 from trainkit.data.volumes.augment_spatial import Draws, Elastic, Rotate, Scale
 from trainkit.errors import UserError
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ANATOMY = {"left_right": "x", "back_front": "y", "down_up": "z"}
 """The world axis along which a flip goes."""

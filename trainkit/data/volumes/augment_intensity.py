@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit.config.ranges import Factor, Fraction
 from trainkit.data.images.augment import check_order
 from trainkit.data.volumes import augment_spatial
 from trainkit.data.volumes.augment_spatial import ControlSpacing, Draws, spread
+from trainkit.lazy_torch import torch
 from trainkit.tensors import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(kw_only=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction
 from trainkit.data.images.augment import check_order
+from trainkit.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STREAM = "augment-volume"
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional
 
 from trainkit.data.formats import nifti_header, volume_grid
 from trainkit.errors import UserError
+from trainkit.lazy_torch import F, torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainkit.data.formats.nifti_header import Header
     from trainkit.data.formats.volume_grid import Orientation
 
@@ -236,7 +236,7 @@ def to_original(scores: Tensor, shape: Sequence[int]) -> Tensor:
         else:
             slab = torch.lerp(scores[:, lower[part]].float(), scores[:, upper[part]].float(), share[part, None, None])
         if (height, width) != tuple(plane):
-            slab = functional.interpolate(slab, size=tuple(plane), mode="bilinear", align_corners=False)
+            slab = F.interpolate(slab, size=tuple(plane), mode="bilinear", align_corners=False)
         labels[part] = slab.argmax(0).to(torch.uint8)
     return labels
 

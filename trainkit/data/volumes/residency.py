@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import psutil
-import torch
-from torch import Tensor
 
 from trainkit.errors import UserError
+from trainkit.lazy_torch import torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trainkit.data.storage.volume_store import PackedVolumes
 
 Place = Literal["disk", "device"]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from trainkit import rng
 from trainkit.data.leakage import Held
@@ -19,6 +18,7 @@ from trainkit.data.volumes.residency import Shelf
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import Batch, Split
+from trainkit.lazy_torch import torch
 
 
 @dataclass(frozen=True, eq=False)
