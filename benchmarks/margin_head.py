@@ -42,8 +42,10 @@ from contest import Contest, Sample, Target, next_turn
 from torch import Tensor, nn
 
 from trainkit.losses.distillation import Centres
-from trainkit.losses.margin import ArcFace, MarginHead, class_loss, cosines, margin_logits, margin_loss
+from trainkit.losses.margin import MarginHead, class_loss, margin_logits, margin_loss
+from trainkit.losses.margin_specs import ArcFace
 from trainkit.losses.online_softmax import MarginTerms
+from trainkit.tensors import cosines
 
 BATCH, EMBEDDING, SCALE, MARGIN = 512, 512, 64.0, 0.45
 CLASSES, MOST = 85_742, 2_000_000

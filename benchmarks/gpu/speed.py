@@ -108,7 +108,8 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> float:
 def head(scale: Scale) -> tuple[bool | None, str]:
     """Loss and gradient over frozen centres, in turns with the chain that keeps the matrix of all cosines."""
     from trainkit.losses.distillation import Centres
-    from trainkit.losses.margin import ArcFace, margin_loss
+    from trainkit.losses.margin import margin_loss
+    from trainkit.losses.margin_specs import ArcFace
 
     batch, classes, width = (64, 32_768, 64) if scale.tiny else (512, 85_742, 512)
     device, draw = scale.device, torch.Generator().manual_seed(0)

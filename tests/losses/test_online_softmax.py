@@ -19,7 +19,8 @@ from trainkit.checkpoint import safe_load
 from trainkit.interfaces import DatasetInfo, StepContext
 from trainkit.losses import online_softmax
 from trainkit.losses.distillation import Centres
-from trainkit.losses.margin import AdaFace, ArcFace, CosFace, MarginHead, NoMargin, class_head, margin_loss
+from trainkit.losses.margin import MarginHead, class_head, margin_loss
+from trainkit.losses.margin_specs import AdaFace, ArcFace, CosFace, NoMargin
 from trainkit.losses.online_softmax import MarginTerms, margin_terms
 from trainkit.models.face_backbones import WithHead
 from trainkit.models.network_specs import IResNetSpec

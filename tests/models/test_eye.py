@@ -13,7 +13,8 @@ from torch import nn
 
 from trainkit.config.validation import to_tree, validate
 from trainkit.errors import UserError
-from trainkit.losses.margin import ArcFace, CosFace, NoMargin, class_head, class_loss, margin_logits, margin_ramp
+from trainkit.losses.margin import class_head, class_loss, margin_logits, margin_ramp
+from trainkit.losses.margin_specs import ArcFace, CosFace, NoMargin
 from trainkit.models.eye import (
     AverageMaxMLP,
     Block,

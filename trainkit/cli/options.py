@@ -197,6 +197,17 @@ def announced_order(recipe: str, overrides: tuple[str, ...], plugins: tuple[str,
     return RunRequest(recipe_file(recipe), overrides, plugins)
 
 
+def refuse_errors(request: RunRequest) -> None:
+    """Raise ConfigError with every error in keys and values of a recipe: before torch is imported, which takes seconds.
+
+    Those of a sweep, whose overrides have several values, and of a run that is continued are found later.
+    """
+    from trainkit.config import run_request
+
+    if request.sweep is None and request.resume is None and os.path.isfile(request.path):
+        run_request.load(request)
+
+
 def announce(recipe: str) -> None:
     """Print on rank 0 that work on a recipe starts: importing torch takes seconds.
 
@@ -217,6 +228,7 @@ def say_valid(request: RunRequest) -> int:
 
     Raises UserError, after the recipe is printed, where a run of it would not start.
     """
+    refuse_errors(request)
     from trainkit.experiments import recipe_check
 
     echo(recipe_check.check(request), nl=False)

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from trainkit.cli.options import announced_order, echo, next_step, plugin_words, recipe_command, recipe_words, run_words
+from trainkit.cli.options import (
+    announced_order,
+    echo,
+    next_step,
+    plugin_words,
+    recipe_command,
+    recipe_words,
+    refuse_errors,
+    run_words,
+)
 
 
 @recipe_command(click.option("--steps", default=10, show_default=True, help="Number of optimizer steps to watch."))
@@ -19,6 +28,7 @@ def syncs(steps: int, **asked: Any) -> None:
     Example: trainkit syncs convnext --steps 20
     """
     order = announced_order(**asked)
+    refuse_errors(order)
     from trainkit.diagnostics import sync_audit
 
     for line in sync_audit.command(order, steps):
@@ -65,6 +75,7 @@ def preflight(**asked: Any) -> int:
     Example: trainkit preflight convnext
     """
     order = announced_order(**asked)
+    refuse_errors(order)
     from trainkit.diagnostics import preflight
     from trainkit.experiments import recipe_check
 

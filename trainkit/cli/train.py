@@ -16,6 +16,7 @@ from trainkit.cli.options import (
     echo,
     recipe_command,
     recipe_file,
+    refuse_errors,
     say_valid,
 )
 
@@ -126,6 +127,7 @@ def run(
     request = RunRequest(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
     if check:
         return say_valid(request)
+    refuse_errors(request)
     if score is not None:
         from trainkit.inference import evaluate_run
 
@@ -193,10 +195,14 @@ def _launch(recipe: str, check: bool, **asked: Any) -> int:
     """Run a request, of which `asked` are fields of `RunRequest`; with `check` validate it."""
     stopping = _prepare_process(None if check else recipe)
     from trainkit.config.run_request import RunRequest
-    from trainkit.experiments import launch
 
     request = RunRequest(recipe_file(recipe), **asked)
-    return say_valid(request) if check else launch.launch(request, stopping, _began())
+    if check:
+        return say_valid(request)
+    refuse_errors(request)
+    from trainkit.experiments import launch
+
+    return launch.launch(request, stopping, _began())
 
 
 def _prepare_process(recipe: str | None) -> Stop:

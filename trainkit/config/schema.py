@@ -31,7 +31,7 @@ from trainkit.config.validation import Named
 
 if TYPE_CHECKING:
     from trainkit.interfaces import Data, Task
-else:  # a recipe is read without torch, which the protocols import; `Named` alone validates the blocks
+else:  # a recipe is read without numpy, which the protocols import; `Named` alone validates the blocks
     Data = Task = Any
 
 TABLES: dict[str, dict[str, str]] = {
@@ -438,7 +438,7 @@ class Recipe:
             # It begins the names of metrics, of which MLflow refuses others, and those of files.
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
-        # Imports torch, as blocks of tasks and data do.
+        # Imports numpy, as blocks of tasks and data do.
         from trainkit.interfaces import CountsViews, DrawsBlocks, TrainsOnFeatures
 
         if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:

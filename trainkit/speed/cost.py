@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trainkit.distributed.runtime import Runtime
 from trainkit.tracking.system.cgroup import Groups
+
+if TYPE_CHECKING:
+    from trainkit.distributed.runtime import Runtime
 
 PREFIX = "cost/"
 
