@@ -36,7 +36,7 @@ def advised(*args: str) -> str:
 def test_each_name_stands_once_as_it_is_looked_up():
     assert len(FIELD_NAMES) == sum(len(names.split()) for names in field_names._NAMES.values())
     assert all(re.fullmatch("[a-z0-9_]+", name) and find(name) for name in FIELD_NAMES)
-    assert find("--max-epochs") == find("MAX_EPOCHS") == ("train.length",)
+    assert find("--max-epochs") == find("MAX_EPOCHS") == ("train.length",) and len(FIELD_NAMES) <= 60
 
 
 def test_each_counterpart_is_a_key_of_a_recipe():
